@@ -1,8 +1,8 @@
 """From a profile and a cluster to a cluster-strategy instance: what every layer costs on each kind of device.
 
 Times of a layer are those of one device at one tensor-parallel degree, as AMP looks them up (Section 3.4); its all-reduces,
-forward and back, are kept apart, for they depend on where the group lies. Bytes are those of this project's own programs (the
-cost model `executed` of `formulations.work`), so that a strategy that fits here fits when it runs.
+forward and back, are kept apart, because they depend on where the group lies. Bytes are those of this project's own programs
+(the cost model `executed` of `formulations.costs.sequential`), so that a strategy that fits here fits when it runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from trainplan.profiling.profiles import ChainUnit, Profile
 
 
 def shapes_of_strategies(degrees: Sequence[int], devices: int, batch: int) -> list[tuple[int, int]]:
-    """All (tmp, mbs) that strategies on so many devices can meet with a batch of `batch` samples."""
+    """All pairs (tmp, mbs) of tensor-parallel degree and micro-batch size that strategies on `devices` devices can have, with a
+    step of `batch` samples. degrees: the tensor-parallel degrees that the model allows."""
     return [(tmp, mbs) for tmp in degrees if devices % tmp == 0 for mbs in divisors(batch)]
 
 
@@ -41,12 +42,21 @@ def build(
     within_memory: bool = True,
     tied: bool = True,
 ) -> Instance:
-    """The problem of one batch. profile: with the costs of all `shapes_of_strategies`, by kind of device.
+    """The instance of one batch.
 
-    memory_bytes: of every device (default: what is usable of it); margin_bytes: how much less of it there is. recompute: every
-    layer keeps its input only, and repeats its forward pass. tied: the gradients of a table that embedding and head share are
-    added up at the end of the step, as trainplan's programs do it; AMP's own cost model leaves that out. Raises InputError
-    where the profile lacks a kind of device or a shape.
+    Args:
+        profile: the costs of all `shapes_of_strategies`, by kind of device.
+        batch: samples of a step.
+        memory_bytes: memory of every device (default: what is usable of it).
+        margin_bytes: taken off the memory.
+        recompute: whether every layer keeps its input only, and repeats its forward pass.
+        by_unit: whether every sub-layer is a layer of its own.
+        uneven_shares: whether pipelines may take different numbers of micro-batches.
+        within_memory: whether memory counts.
+        tied: whether the gradients of a table that embedding and head share are added up at the end of the step, as trainplan's
+            programs do it; AMP's own cost model leaves that out.
+
+    Raises InputError where the profile lacks a kind of device or a shape.
     """
     kinds = cluster.used_kinds
     for kind in kinds:
@@ -86,13 +96,15 @@ def build(
 
 
 def _reductions(profile: Profile, unit: ChainUnit) -> tuple[int, int]:
-    """All-reduces of a sub-layer's output forward and of its input's gradient back: how many, and bytes of one sample."""
+    """The all-reduces of a sub-layer's output forward and of its input's gradient back: their number, and their bytes for one
+    sample."""
     shape = profile.shapes[unit.sublayer]
     forward, back = reductions(shape)
     return forward + back, forward * shape.output_bytes + back * shape.input_bytes
 
 
 def _shard(profile: Profile, layers: Sequence[Sequence[ChainUnit]], tmp: int) -> Shard:
+    """Gradients and states of every layer on one of tmp devices."""
     shards = [[profile.shapes[unit.sublayer].shard(tmp) for unit in layer] for layer in layers]
     counts = _array(sum(shard.parameters for shard in layer) for layer in shards)
     whole = tuple(index for index, layer in enumerate(shards) if all(shard.whole for shard in layer))
@@ -102,6 +114,7 @@ def _shard(profile: Profile, layers: Sequence[Sequence[ChainUnit]], tmp: int) ->
 def _table(
     profile: Profile, layers: Sequence[Sequence[ChainUnit]], kinds: Sequence[str], tmp: int, mbs: int, recompute: bool
 ) -> LayerTable:
+    """Times and bytes of every layer with mbs samples on one of tmp devices, for each kind of device."""
     strategy = Strategy.of(("tp", tmp), ckpt=recompute)
     costs = COST_MODELS["executed"]
     sublayers = sorted({unit.sublayer for layer in layers for unit in layer})
@@ -115,10 +128,11 @@ def _table(
     return LayerTable(
         layer_ns=_array([sum(time_ns[unit.sublayer, kind] for unit in layer) for layer in layers] for kind in kinds),
         kept_bytes=_array(cost.forward_bytes for cost in of_layer),
-        # The loss is one scalar of every stage: beside whichever layer needs most, it counts once.
+        # The loss is one scalar of every stage: with whichever layer needs most, it counts only once.
         workspace_bytes=_array(LOSS_BYTES + max(0, cost.backward_bytes) for cost in of_layer),
     )
 
 
 def _array(values: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Values as an array of 64-bit integers."""
     return np.array(list(values), np.int64)

@@ -1,32 +1,36 @@
-"""cluster-strategy as an OR-Tools CP-SAT model, on whole nanoseconds and bytes: one Degrees at a time.
+"""cluster-strategy as an OR-Tools CP-SAT model, on whole nanoseconds and bytes: one `Degrees` at a time.
 
-Sets         j < P stages; i < d pipelines; r < tmp ranks; c classes of devices; g makes of tmp groups, f their profiles;
-             h makes of data-parallel groups, q kinds of link (see `makes`); spans [a, b) of layers
+A composition of a group of devices is how many devices it has of each class (see `group_compositions`); its profile is what
+layers take there.
+
+Sets         j < P stages; i < d pipelines; r < tmp ranks; c classes of devices; g compositions of tmp groups, f their profiles;
+             h compositions of data-parallel groups, q kinds of link; spans [a, b) of layers
 Variables    z[j,a,b] bool     stage j holds the layers a .. b-1
              x[j,i,r,c] bool   a device of class c has the rank (j, i, r)
-             y[j,i,g] bool     group (j, i) is of make g; p[j,i,f]: of profile f
-             u[j,r,h] bool     data-parallel group (j, ., r) is of make h
+             y[j,i,g] bool     group (j, i) is of composition g; p[j,i,f]: of profile f
+             u[j,r,h] bool     data-parallel group (j, ., r) is of composition h
              w[j,i,q] bool     a link of kind q lies between the stages j and j+1 of pipeline i
              G[i,n] bool       pipeline i takes n micro-batches
-             l[h] bool         the devices of the first and the last stage are of make h of `ends`, where a table is tied
-             t[j,i], e[j,i], M[i], D, R, T
+             l[h] bool         the devices of the first and the last stage are of composition h of `ends`, where a table is tied
+             t[j,i], e[j,i]    time of stage j in pipeline i, and of its transfer to the next stage
+             M[i], D, R, T     slowest stage of a pipeline, synchronisation, reduction of the tied table, slowest pipeline
 
     minimise   T + D                                                                                     (Eq. 4)
     path       exactly one z[j,.,.] for every j; stage j+1 begins where stage j ends
     take       every rank has one class; every class has as many ranks as devices
-    make       sum_r x[j,i,r,c] = sum_g g_c y[j,i,g],  sum_i x[j,i,r,c] = sum_h h_c u[j,r,h]  for every c
+    compose    sum_r x[j,i,r,c] = sum_g g_c y[j,i,g],  sum_i x[j,i,r,c] = sum_h h_c u[j,r,h]  for every c
     time       t[j,i] >= sum_ab z[j,a,b] (time of a .. b-1 in profile f)   where p[j,i,f]
     move       e[j,i] >= sum_ab z[j,a,b] (transfer after b-1 on link q)    where w[j,i,q]; w[j,i,q] where any x's meet at q
     sync       D >= sum_ab z[j,a,b] (all-reduce of a .. b-1 on link q)     where group (j, ., r) has such a link
-               with R beside the sum for j = 0 and j = P - 1
+               with R added to the sum for j = 0 and j = P - 1
     tied       sum_jir x[j,i,r,c] over these two j = sum_h h_c l[h];  R = sum_h (reduction over h) l[h]
     bottleneck M[i] >= t[j,i]
     pipeline   T >= (n - 1) M[i] + sum_j e[j,i] + sum_j t[j,i]             where G[i,n]                  (Eq. 5)
     share      exactly one G[i,.]; sum_in n G[i,n] = all micro-batches
     memory     not z[j,a,b] with p[j,i,f] where min(n, P - j) micro-batches of a .. b-1 exceed f's memory and G[i,n]
 
-Pipelines may be exchanged, and tmp ranks: of the first stage's classes, those of the first rank ascend with i and those of
-the first pipeline with r. With the least class at (0, 0, 0), sorting one leaves the other as it is.
+Pipelines may be exchanged, and tmp ranks: of the first stage's classes, those of the first rank ascend with i and those of the
+first pipeline with r. With the least class at (0, 0, 0), sorting one leaves the other as it is.
 """
 
 from __future__ import annotations
@@ -42,16 +46,19 @@ from trainplan.formulations.cpsat import weighted_sum
 
 
 @dataclass(frozen=True)
-class Places:
-    """The variables that make up a solution: z, x and G."""
+class SolutionVariables:
+    """The variables that make up a solution, as in the head of this file.
+
+    spans: z by (j, a, b); classes: x by (j, i, r, c); shares: G by (i, n).
+    """
 
     spans: dict[tuple[int, int, int], cp_model.IntVar]
     classes: dict[tuple[int, int, int, int], cp_model.IntVar]
     shares: dict[tuple[int, int], cp_model.IntVar]
 
 
-def build(case: DegreeCase) -> tuple[cp_model.CpModel, Places]:
-    """The model, and its variables that make up a solution."""
+def build(case: DegreeCase) -> tuple[cp_model.CpModel, SolutionVariables]:
+    """The model of a case, and the variables that make up a solution."""
     model = cp_model.CpModel()
     degrees = case.degrees
     stages, pipelines, ranks = range(degrees.pp), range(degrees.dp), range(degrees.tmp)
@@ -86,7 +93,7 @@ def build(case: DegreeCase) -> tuple[cp_model.CpModel, Places]:
     for j in stages:
         for i in pipelines:
             of_class = [sum(x[j, i, r, c] for r in ranks) for c in kinds_of_device]
-            y = _makes(model, case.groups, of_class, f"y[{j},{i}")
+            y = _compositions(model, case.groups, of_class, f"y[{j},{i}")
             for f, variable in _merged(model, case.profile_of, y, f"p[{j},{i}").items():
                 p[j, i, f] = variable
                 time = weighted_sum((z[j, a, b], int(case.times[f, b] - case.times[f, a])) for a, b in spans[j])
@@ -109,7 +116,7 @@ def build(case: DegreeCase) -> tuple[cp_model.CpModel, Places]:
     for j in stages:
         for r in ranks:
             of_class = [sum(x[j, i, r, c] for i in pipelines) for c in kinds_of_device]
-            u = _makes(model, case.replicas, of_class, f"u[{j},{r}")
+            u = _compositions(model, case.replicas, of_class, f"u[{j},{r}")
             for q, variable in _merged(model, case.ring_of, u, f"v[{j},{r}").items():
                 reduced = weighted_sum((z[j, a, b], int(case.sync_ns[q, a, b])) for a, b in spans[j])
                 model.add(sync >= reduced + (tied if j in ends else 0)).only_enforce_if(variable)
@@ -129,15 +136,15 @@ def build(case: DegreeCase) -> tuple[cp_model.CpModel, Places]:
         slowest = model.new_int_var(0, most_t, f"M[{i}]")
         for j in stages:
             model.add(slowest >= t[j, i])
-        once = [(t[j, i], 1) for j in stages] + [(e[j, i], 1) for j in stages[:-1]]
+        first = [(t[j, i], 1) for j in stages] + [(e[j, i], 1) for j in stages[:-1]]
         for n in case.share_choices:
-            model.add(whole >= weighted_sum([(slowest, n - 1), *once])).only_enforce_if(shares[i, n])
+            model.add(whole >= weighted_sum([(slowest, n - 1), *first])).only_enforce_if(shares[i, n])
     model.minimize(whole + sync)
-    return model, Places(z, x, shares)
+    return model, SolutionVariables(z, x, shares)
 
 
 def _order(model: cp_model.CpModel, case: DegreeCase, x: dict[tuple[int, int, int, int], cp_model.IntVar]) -> None:
-    """Of all placements that differ by an exchange of pipelines or of tmp ranks, keep one at least."""
+    """Add constraints that, of all placements that differ by an exchange of pipelines or of tmp ranks, keep at least one."""
     chosen = {(j, i, r): sum(c * x[j, i, r, c] for c in range(len(case.counts))) for j, i, r, _ in x if not j}
     for i in range(1, case.degrees.dp):
         model.add(chosen[0, i - 1, 0] <= chosen[0, i, 0])
@@ -146,25 +153,34 @@ def _order(model: cp_model.CpModel, case: DegreeCase, x: dict[tuple[int, int, in
 
 
 def _tied(model: cp_model.CpModel, case: DegreeCase, of_class: list[Any]) -> Any:
-    """R, of the first and the last stage with so many devices of each class."""
+    """R, the reduction of the tied table. of_class: how many devices of each class the first and the last stage have."""
     if not case.instance.tied_bytes:
         return 0
-    return weighted_sum(zip(_makes(model, case.ends, of_class, "l[ends"), case.tied_ns, strict=True))
+    return weighted_sum(zip(_compositions(model, case.ends, of_class, "l[ends"), case.tied_ns, strict=True))
 
 
-def _makes(model: cp_model.CpModel, listed: list[tuple[int, ...]], of_class: list[Any], name: str) -> list[cp_model.IntVar]:
-    """A variable for every make, true for that of the group with so many devices of each class."""
+def _compositions(
+    model: cp_model.CpModel, listed: list[tuple[int, ...]], of_class: list[Any], name: str
+) -> list[cp_model.IntVar]:
+    """A variable for every composition, true for the one of the group.
+
+    listed: the possible compositions.
+    of_class: how many devices of each class the group has.
+    name: the beginning of the variables' names.
+    """
     variables = [model.new_bool_var(f"{name},{g}]") for g in range(len(listed))]
     model.add_exactly_one(variables)
     for c, taken in enumerate(of_class):
-        model.add(taken == weighted_sum((variable, make[c]) for variable, make in zip(variables, listed, strict=True)))
+        model.add(
+            taken == weighted_sum((variable, composition[c]) for variable, composition in zip(variables, listed, strict=True))
+        )
     return variables
 
 
 def _merged(
     model: cp_model.CpModel, numbers: list[int], variables: list[cp_model.IntVar], name: str
 ) -> dict[int, cp_model.IntVar]:
-    """One variable for all that have one number."""
+    """One variable for each number: true where one of the given variables with that number is. numbers: of each variable."""
     merged = {}
     for number in sorted(set(numbers)):
         same = [variable for variable, other in zip(variables, numbers, strict=True) if other == number]
@@ -176,9 +192,9 @@ def _merged(
     return merged
 
 
-def extract(case: DegreeCase, places: Places, value: Callable[[cp_model.IntVar], bool]) -> Solution:
-    """The solution that the variables stand for, by the value of each."""
-    cuts = sorted(a for (_, a, _), variable in places.spans.items() if a and value(variable))
-    classes = [c for (*_, c), variable in places.classes.items() if value(variable)]
-    shares = [n for (_, n), variable in places.shares.items() if value(variable)]
+def extract(case: DegreeCase, variables: SolutionVariables, value: Callable[[cp_model.IntVar], bool]) -> Solution:
+    """The solution that the variables stand for. value: the solved value of a variable."""
+    cuts = sorted(a for (_, a, _), variable in variables.spans.items() if a and value(variable))
+    classes = [c for (*_, c), variable in variables.classes.items() if value(variable)]
+    shares = [n for (_, n), variable in variables.shares.items() if value(variable)]
     return case.solution(classes, cuts, shares)

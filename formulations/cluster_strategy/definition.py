@@ -22,7 +22,7 @@ TIED = Parameter("tied", bool, "count the reduction of a table that embedding an
 
 
 class ClusterStrategy(Problem):
-    """Degrees, placement, micro-batch size, layer assignment and shares together (AMP, Section 3)."""
+    """The problem of choosing degrees, placement, micro-batch size, layer assignment and shares together (AMP, Section 3)."""
 
     name = NAME
     record = InstanceRecord
@@ -40,23 +40,23 @@ class ClusterStrategy(Problem):
     describe = staticmethod(problem.describe)
 
     def cost_model(self, instance: Instance) -> str:
-        """AMP's costs and its objective, and whether a tied table is reduced, too."""
+        """The name of AMP's costs and objective, and whether the reduction of a tied table is added."""
         return "amp, Eq. 3-5" + (", with the tied table" if instance.tied_bytes else "")
 
     def instance(self, request: Request) -> Instance:
-        """The problem of the whole cluster, with any dp. The request's options are those of `parameters`."""
+        """The instance of the whole cluster, with any dp, by the request's options. Raises InputError."""
         return strategy_instance(request, uneven_shares=bool(request.options.get(UNEVEN_SHARES.name)))
 
     def instances(self, request: Request) -> list[Instance]:
-        """The same problem with powers of two as degrees, for plans have no others."""
+        """The instance with powers of two as degrees, as plans have them. Raises InputError."""
         return [replace(self.instance(request), powers_of_two=True)]
 
     def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
-        """One strategy for all units, on the devices of its placement; see `layout`."""
+        """The plan of a solution: one strategy for all units, on the devices of its placement; see `layout`."""
         return layout(instance, solution, request)
 
     def tables(self, instance: Instance, solution: Solution) -> list[Table]:
-        """The strategy, and a row for every stage."""
+        """Two tables: the strategy, and the stages."""
         return [rows.strategy_table(instance, solution), rows.stage_table(instance, solution)]
 
 
@@ -64,7 +64,7 @@ PROBLEM = ClusterStrategy()
 
 
 def strategy_instance(request: Request, uneven_shares: bool = False) -> Instance:
-    """The cluster-strategy problem of a request: by unit, with recomputation and within memory as its options say.
+    """The cluster-strategy instance of a request: by unit, with recomputation and within memory as its options say.
 
     Raises InputError where the request has no cluster, or neither model nor profile.
     """
@@ -88,8 +88,8 @@ def strategy_instance(request: Request, uneven_shares: bool = False) -> Instance
 
 
 def layout(instance: Instance, solution: Solution, request: Request) -> Plan:
-    """The plan of a strategy: every unit alike, on the devices of its placement. Raises InputError where dp or tmp is no power
-    of two, or the request has no model."""
+    """The plan of a solution: every unit with the same strategy, on the devices of its placement. Raises InputError where dp or
+    tmp is no power of two, or the request has no model."""
     degrees, shares = solution.degrees, shares_of(instance, solution)
     strategy = Strategy.of(("dp", degrees.dp), ("tp", degrees.tmp), ckpt=bool(instance.provenance.get("recompute")))
     even, in_order = len(set(shares)) == 1, list(solution.placement) == list(range(instance.devices))

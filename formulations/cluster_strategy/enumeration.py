@@ -1,7 +1,7 @@
-"""Every strategy of a cluster-strategy instance, for tiny instances.
+"""Every strategy of a tiny cluster-strategy instance, for brute force.
 
-Of placements that differ by an exchange of whole pipelines, or of devices of one class (see `classes`), one is looked at: they
-cost the same. All cuts and shares of one placement are compared at once, in arrays.
+Of placements that differ by an exchange of whole pipelines, or of devices of one class (see `classes`), only one is visited:
+they cost the same. All cuts and shares of one placement are compared in arrays.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from trainplan.formulations.cluster_strategy.problem import Degrees, Instance, S
 
 
 def count(instance: Instance) -> int:
-    """The number of strategies, where devices of one class are not told apart."""
+    """The number of strategies, where devices of one class are not distinguished."""
     placements = factorial(instance.devices) // prod(factorial(int(size)) for size in np.bincount(instance.classes))
     return placements * sum(
-        comb(instance.layers - 1, degrees.pp - 1) * _ways_to_share(instance, degrees) for degrees in instance.degrees()
+        comb(instance.layers - 1, degrees.pp - 1) * _share_count(instance, degrees) for degrees in instance.degrees()
     )
 
 
-def _ways_to_share(instance: Instance, degrees: Degrees) -> int:
+def _share_count(instance: Instance, degrees: Degrees) -> int:
+    """In how many ways a step's micro-batches can be distributed over the pipelines."""
     return comb(instance.batch // degrees.mbs - 1, degrees.dp - 1) if instance.uneven_shares else 1
 
 
@@ -42,15 +43,19 @@ def solutions(instance: Instance) -> Iterator[Solution | None]:
 def _of_degrees(
     instance: Instance, degrees: Degrees, every_cuts: list[tuple[int, ...]], every_shares: list[tuple[int, ...]]
 ) -> Iterator[Solution | None]:
+    """For every placement of given degrees the best strategy that fits; None where none does.
+
+    every_cuts, every_shares: all possible cuts, and all possible micro-batches of each pipeline.
+    """
     in_order = instance.placed(degrees, range(instance.devices))
     peaks = np.array([[in_order.peak_bytes(cuts, shares) for shares in every_shares] for cuts in every_cuts])
     rounds = np.array(every_shares) - 1
     for placement in _placements(instance, degrees):
         placed = instance.placed(degrees, placement)
         stages = np.array([placed.stage_ns(cuts) for cuts in every_cuts])
-        once = stages.sum(axis=1) + np.array([placed.sent_ns(cuts).sum(axis=0) for cuts in every_cuts])
+        first = stages.sum(axis=1) + np.array([placed.sent_ns(cuts).sum(axis=0) for cuts in every_cuts])
         sync = np.array([max(placed.syncs_ns(cuts)) for cuts in every_cuts])
-        times = (rounds * stages.max(axis=1)[:, None] + once[:, None]).max(axis=2) + sync[:, None]
+        times = (rounds * stages.max(axis=1)[:, None] + first[:, None]).max(axis=2) + sync[:, None]
         if instance.within_memory:
             fits = (peaks <= placed.limits_bytes).all(axis=(2, 3))
             if not fits.any():
@@ -62,18 +67,19 @@ def _of_degrees(
 
 
 def _placements(instance: Instance, degrees: Degrees) -> Iterator[tuple[int, ...]]:
+    """Every placement of devices on ranks, one of those that cost the same."""
 
-    def continued(left: tuple[int, ...], taken: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        """Classes of all ranks that begin with `taken`; left: devices of each class that are still free."""
-        if not any(left):
+    def continued(free: tuple[int, ...], taken: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        """Classes of all ranks that begin with `taken`; free: the number of devices of each class that have no rank yet."""
+        if not any(free):
             grid = np.array(taken).reshape(degrees.pp, degrees.dp, degrees.tmp)
             pipelines = [grid[:, i].ravel().tolist() for i in range(degrees.dp)]
             if pipelines == sorted(pipelines):
                 yield taken
             return
-        for c, rest in enumerate(left):
+        for c, rest in enumerate(free):
             if rest:
-                yield from continued((*left[:c], rest - 1, *left[c + 1 :]), (*taken, c))
+                yield from continued((*free[:c], rest - 1, *free[c + 1 :]), (*taken, c))
 
     for classes in continued(tuple(map(len, instance.members)), ()):
         yield instance.placement(classes)

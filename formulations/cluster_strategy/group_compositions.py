@@ -1,7 +1,9 @@
-"""One Degrees of a cluster-strategy instance, and what groups of devices of each make cost there, for the exact methods.
+"""A cluster-strategy instance with its degrees given, and what groups of devices cost there by composition, for the exact
+methods.
 
-The make of a group is how many devices it has of each class (see `classes`); groups of one make cost the same. A profile is
-what layers take in a tmp group, with the memory of its smallest device; several makes may have the same.
+The composition of a group is how many devices it has of each class (see `classes`); groups of one composition cost the same. A
+profile is what layers take in a tensor-parallel group, with the memory of its smallest device; several compositions may have
+the same profile.
 """
 
 from __future__ import annotations
@@ -23,20 +25,24 @@ from trainplan.formulations.schedule.stage_memory import Memory
 from trainplan.profiling.clusters.network import Island, Network, Operation
 
 Composition = tuple[int, ...]
-MOST_MAKES = 20_000
+MOST_COMPOSITIONS = 20_000
 MOST_VARIABLES = 200_000
 
 
 def unlimited() -> None:
-    """A clock that never ends anything; a function by name, for cases to be sent to other processes."""
+    """A clock that never ends anything; a named function, so that cases can be sent to other processes."""
 
 
 @dataclass(frozen=True, eq=False)
 class DegreeCase:
-    """An instance with its degrees given. P stages, d pipelines, tmp devices a group.
+    """An instance with its degrees given: P stages, d pipelines, tmp devices in a group, L layers.
 
-    reduced: of makes that differ by an exchange of whole classes only (see `orbits`), `groups` and `replicas` have one.
-    windows: what `first_layers` has given, by limits. check_time: called often by what takes long; what it raises is passed on.
+    Attributes:
+        instance, degrees: these.
+        reduced: whether, of compositions that differ by an exchange of whole classes only (see `orbits`), `groups` and
+            `replicas` have just one.
+        check_time: called often by whatever takes long; an exception that it raises is passed on.
+        windows: results of `first_layers`, by limits.
     """
 
     instance: Instance
@@ -49,12 +55,12 @@ class DegreeCase:
 
     @cached_property
     def micro_batches(self) -> int:
-        """The micro-batches of a step in all pipelines together."""
+        """The number of micro-batches of a step in all pipelines together."""
         return self.instance.batch // self.degrees.mbs
 
     @property
     def even_share(self) -> int:
-        """The most micro-batches that a pipeline has where shares are as equal as they can be."""
+        """The most micro-batches that a pipeline has where shares are as equal as possible."""
         return -(-self.micro_batches // self.degrees.dp)
 
     @cached_property
@@ -71,48 +77,49 @@ class DegreeCase:
         """The number of devices of every class."""
         return tuple(map(len, self.instance.members))
 
-    def devices(self, make: Composition) -> tuple[int, ...]:
-        """Some group of devices of a make."""
-        taken = compress(zip(self.instance.members, make, strict=True), make)
+    def devices(self, composition: Composition) -> tuple[int, ...]:
+        """Some group of devices with a given composition."""
+        taken = compress(zip(self.instance.members, composition, strict=True), composition)
         return tuple(chain.from_iterable([members[:count] for members, count in taken]))
 
     @property
     def statable(self) -> bool:
-        """Whether a model may state the make of every group: there are few enough, and few enough variables for them and for
-        the shares of pipelines."""
+        """Whether a model may state the composition of every group: compositions are few enough, and so are the variables for
+        them and for the shares of pipelines."""
         degrees = self.degrees
-        groups, replicas = self._makes(degrees.tmp), self._makes(degrees.dp)
-        ends = self._makes(end_ranks(degrees)) if self.instance.tied_bytes else ()
+        groups, replicas = self._compositions(degrees.tmp), self._compositions(degrees.dp)
+        ends = self._compositions(end_ranks(degrees)) if self.instance.tied_bytes else ()
         if groups is None or replicas is None or ends is None:
             return False
         of_groups = degrees.pp * (degrees.dp * len(groups) + degrees.tmp * len(replicas)) + len(ends)
         return of_groups + degrees.dp * len(self.share_choices) <= MOST_VARIABLES
 
-    def _makes(self, size: int) -> tuple[Composition, ...] | None:
+    def _compositions(self, size: int) -> tuple[Composition, ...] | None:
+        """The compositions of groups of `size` devices; None where there are too many."""
         alike = orbits(self.instance) if self.reduced else tuple(range(len(self.counts)))
-        return makes(self.counts, alike, size, MOST_MAKES)
+        return compositions(self.counts, alike, size, MOST_COMPOSITIONS)
 
     @property
     def enumerable(self) -> bool:
-        """Whether `groups` are few enough to list."""
-        return self._makes(self.degrees.tmp) is not None
+        """Whether the compositions of tensor-parallel groups are few enough to list."""
+        return self._compositions(self.degrees.tmp) is not None
 
     @cached_property
     def groups(self) -> list[Composition]:
-        """The makes of tensor-parallel groups."""
-        listed = self._makes(self.degrees.tmp)
+        """The compositions of tensor-parallel groups."""
+        listed = self._compositions(self.degrees.tmp)
         assert listed is not None
         return list(listed)
 
     @cached_property
     def _profiled(self) -> tuple[list[int], Integers, list[int]]:
-        """The profile of every make, and times (profiles, L) and limit of every profile."""
+        """The profile of every composition, and for every profile its times (profiles, L) and its memory limit in bytes."""
         profiles: dict[tuple[bytes, int], tuple[int, Integers]] = {}
         numbers: list[int] = []
         times: dict[tuple[object, ...], Integers] = {}
-        for make in self.groups:
+        for composition in self.groups:
             self.check_time()
-            devices = self.devices(make)
+            devices = self.devices(composition)
             kinds = frozenset(self.instance.device_kinds[device] for device in devices)
             key = (kinds, _link(self.instance, devices))
             if key not in times:
@@ -123,26 +130,27 @@ class DegreeCase:
 
     @property
     def profile_of(self) -> list[int]:
-        """The profile of every make of a tmp group."""
+        """The profile of every composition in `groups`."""
         return self._profiled[0]
 
     @property
     def layer_ns(self) -> Integers:
-        """Time of every layer in a group of each profile: (profiles, L)."""
+        """(profiles, L): time of every layer in a group of each profile."""
         return self._profiled[1]
 
     @property
     def limits_bytes(self) -> list[int]:
-        """Memory of the smallest device of each profile; 0 where memory does not count."""
+        """Memory of the smallest device of each profile, in bytes; 0 where memory does not count."""
         return self._profiled[2]
 
     @cached_property
     def times(self) -> Integers:
-        """Time of all layers before each, in a group of each profile: (profiles, L + 1)."""
+        """(profiles, L + 1): time of all layers before each, in a group of each profile."""
         return np.pad(self.layer_ns.cumsum(axis=1), ((0, 0), (1, 0)))
 
     @cached_property
     def _linked(self) -> tuple[Integers, Integers]:
+        """`link_of` and `transfer_ns`."""
         count = len(self.instance.members)
         number = np.full((count, count), -1, np.int64)
         links: dict[bytes, tuple[int, Integers]] = {}
@@ -163,48 +171,50 @@ class DegreeCase:
 
     @property
     def link_of(self) -> Integers:
-        """The kind of link between devices of two classes; -1 where there are no two such devices: (classes, classes)."""
+        """(classes, classes): the kind of link between devices of two classes; -1 where there are no two such devices."""
         return self._linked[0]
 
     @property
     def transfer_ns(self) -> Integers:
-        """Time of the transfer over each kind of link, for a cut after each layer: (links, L - 1)."""
+        """(links, L - 1): time of the transfer over each kind of link, for a cut after each layer."""
         return self._linked[1]
 
     @cached_property
     def replicas(self) -> list[Composition]:
-        """Makes of data-parallel groups, or parts of them (see `_reducing`)."""
+        """Compositions of data-parallel groups, or parts of them (see `_reducing`)."""
         return self._reducing(self.degrees.dp)
 
     @cached_property
     def ends(self) -> list[Composition]:
-        """Makes of all devices of the first and the last stage together, or parts of them (see `_reducing`)."""
+        """Compositions of all devices of the first and the last stage together, or parts of them (see `_reducing`)."""
         return self._reducing(end_ranks(self.degrees))
 
     def _reducing(self, size: int) -> list[Composition]:
-        """Makes of groups of so many devices that reduce gradients.
+        """Compositions of groups of `size` devices that reduce gradients.
 
-        Of a reduced case with too many, those in one class, and for every class a part of all others: one device of it.
+        In a reduced case with too many of them: the compositions within one class, and for every class one device of it, as a
+        part of all other compositions.
         """
-        if (listed := self._makes(size)) is not None:
+        if (listed := self._compositions(size)) is not None:
             return list(listed)
         assert self.reduced
         alone = np.eye(len(self.counts), dtype=np.int64).tolist()
-        whole = [[size * taken for taken in make] for c, make in enumerate(alone) if self.counts[c] >= size]
-        return [tuple(make) for make in whole + alone]
+        whole = [[size * taken for taken in composition] for c, composition in enumerate(alone) if self.counts[c] >= size]
+        return [tuple(composition) for composition in whole + alone]
 
     def _rings(self, listed: Sequence[Composition], size: int) -> tuple[list[int], list[tuple[Instance, tuple[int, ...]]]]:
-        """The kind of link of every make of a group of so many devices, and an example of each: a group, in an instance.
+        """The kind of link of every composition in `listed`, and an example for each kind: an instance and a group of devices
+        in it.
 
-        Parts of groups have the best link between two classes.
+        Compositions are of groups of `size` devices; parts of groups get the best link between two classes.
         """
         links: dict[object, int] = {}
         numbers: list[int] = []
         examples: list[tuple[Instance, tuple[int, ...]]] = []
-        for make in listed:
+        for composition in listed:
             self.check_time()
-            whole = sum(make) == size
-            devices = self.devices(make) if whole else tuple(range(size))
+            whole = sum(composition) == size
+            devices = self.devices(composition) if whole else tuple(range(size))
             key = _link(self.instance, devices) if whole else "between classes"
             if key not in links:
                 links[key] = len(examples)
@@ -214,7 +224,7 @@ class DegreeCase:
 
     @cached_property
     def tied_ns(self) -> list[int]:
-        """What the reduction of a tied table takes, by make of `ends`; empty where no table is tied."""
+        """Time to reduce the tied table, for each composition of `ends`; empty where no table is tied."""
         size = self.instance.tied_bytes
         if not size:
             return []
@@ -224,39 +234,40 @@ class DegreeCase:
 
     @property
     def least_tied_by_class_ns(self) -> tuple[int | None, int | None]:
-        """The least that the reduction of the tied table takes where its devices are all of one class, and elsewhere; None
-        where there is no such group, or no tied table."""
+        """The least time to reduce the tied table over devices of one class, and over devices of several; None where there is
+        no such group, or no tied table."""
         within, elsewhere = list[int](), list[int]()
-        for make, time in zip(self.ends if self.instance.tied_bytes else (), self.tied_ns, strict=True):
-            (within if max(make) == end_ranks(self.degrees) else elsewhere).append(time)
+        for composition, time in zip(self.ends if self.instance.tied_bytes else (), self.tied_ns, strict=True):
+            (within if max(composition) == end_ranks(self.degrees) else elsewhere).append(time)
         return min(within, default=None), min(elsewhere, default=None)
 
     @property
     def least_tied_ns(self) -> int:
-        """A time that no reduction of the tied table beats."""
+        """A time that no reduction of the tied table is below."""
         return min(self.tied_ns, default=0)
 
     @cached_property
     def _synchronised(self) -> tuple[list[int], Integers]:
-        """The kind of link of every make of a data-parallel group, and D of each kind, without R."""
+        """`ring_of` and `sync_ns`."""
         numbers, examples = self._rings(self.replicas, self.degrees.dp)
         sums = self.instance.shards[self.degrees.tmp].gradient_sums
-        sizes, place = np.unique(np.maximum(0, sums[None, :] - sums[:, None]), return_inverse=True)
+        sizes, index = np.unique(np.maximum(0, sums[None, :] - sums[:, None]), return_inverse=True)
         rows = [[group_sync_ns(instance, devices, int(value)) for value in sizes] for instance, devices in examples]
-        return numbers, np.array(rows, np.int64)[:, place.reshape(len(sums), len(sums))]
+        return numbers, np.array(rows, np.int64)[:, index.reshape(len(sums), len(sums))]
 
     @property
     def ring_of(self) -> list[int]:
-        """The kind of link of every make of a data-parallel group."""
+        """The kind of link of every composition in `replicas`."""
         return self._synchronised[0]
 
     @property
     def sync_ns(self) -> Integers:
-        """D of every kind of link, first layer, and layer after the last: (rings, L + 1, L + 1)."""
+        """(links, L + 1, L + 1): time D to reduce the gradients of a stage, without R, for every kind of link, by its first
+        layer and the layer after its last."""
         return self._synchronised[1]
 
     def spans(self, stage: int) -> list[tuple[int, int]]:
-        """Layers (first, layer after the last) that a stage may hold: every stage has one."""
+        """Pairs of first layer and layer after the last that a stage may hold, so that every stage has a layer."""
         after = self.degrees.pp - 1 - stage
         last = self.instance.layers - after
         firsts = range(stage, last) if stage else range(1)
@@ -264,11 +275,12 @@ class DegreeCase:
         return [(first, end) for first in firsts for end in ends if first < end]
 
     def in_flight(self, share: int, stage: int) -> int:
-        """Micro-batches in flight on a stage of a pipeline that has so many in a step."""
+        """Micro-batches in flight on a stage of a pipeline that has `share` micro-batches in a step."""
         return most_in_flight("1f1b", self.degrees.pp, share, stage)
 
     def first_layers(self, limits_bytes: tuple[int, ...]) -> Integers:
-        """(P, L): the least first layer with which stage j fits its limit when layer l is its last, with an even share."""
+        """(P, L): the least first layer with which stage j fits its limit when layer l is its last, with an even share of
+        micro-batches. limits_bytes: of every stage."""
         if limits_bytes not in self.windows:
             shard, table = self.instance.shards[self.degrees.tmp], self.instance.tables[self.degrees.tmp, self.degrees.mbs]
             limits = np.array(limits_bytes, np.int64)
@@ -277,16 +289,16 @@ class DegreeCase:
             self.windows[limits_bytes] = memory.first_layers(in_flight)
         return self.windows[limits_bytes]
 
-    def peak_bytes(self, ahead: int) -> Integers:
-        """Peak of a stage of layers [first, end) with `ahead` micro-batches in flight: (L + 1, L + 1); 0 where end <= first. By
-        running sums of all stages at once; a test asserts that they are `Memory.stage_peak`."""
+    def peak_bytes(self, in_flight: int) -> Integers:
+        """(L + 1, L + 1): peak of a stage of layers [first, end) with `in_flight` micro-batches in flight; 0 where end <=
+        first. It uses running sums for all stages together; a test asserts that they equal `Memory.stage_peak`."""
         table = self.instance.tables[self.degrees.tmp, self.degrees.mbs]
-        stacked = self.instance.shards[self.degrees.tmp].state_bytes + ahead * table.kept_bytes
+        stacked = self.instance.shards[self.degrees.tmp].state_bytes + in_flight * table.kept_bytes
         sums = np.pad(stacked.cumsum(), (1, 0))
         peaks = np.zeros((len(sums), len(sums)), np.int64)
         for first in range(len(sums) - 1):
-            beside = np.maximum.accumulate(table.workspace_bytes[first:])
-            peaks[first, first + 1 :] = sums[first + 1 :] - sums[first] + beside
+            workspace = np.maximum.accumulate(table.workspace_bytes[first:])
+            peaks[first, first + 1 :] = sums[first + 1 :] - sums[first] + workspace
         return peaks
 
     def solution(self, classes: Iterable[int], cuts: Sequence[int], shares: Sequence[int]) -> Solution:
@@ -294,50 +306,59 @@ class DegreeCase:
         return Solution(self.degrees, self.instance.placement(classes), tuple(map(int, cuts)), tuple(map(int, shares)))
 
     def excesses(self) -> Iterator[tuple[int, list[tuple[int, int]], list[int], list[int]]]:
-        """Stage, spans, profiles and shares, of which no three may be chosen together: they exceed the memory."""
+        """For each combination that exceeds the memory: a stage, spans of layers, profiles and shares, of which no three may be
+        chosen together."""
         for j in range(self.degrees.pp if self.instance.within_memory else 0):
-            for ahead, run in groupby(self.share_choices, key=partial(self.in_flight, stage=j)):
-                peaks, shares = self.peak_bytes(ahead), list(run)
+            for in_flight, run in groupby(self.share_choices, key=partial(self.in_flight, stage=j)):
+                peaks, shares = self.peak_bytes(in_flight), list(run)
                 for limit in sorted(set(self.limits_bytes)):
                     if over := [span for span in self.spans(j) if peaks[span] > limit]:
                         yield j, over, [f for f, other in enumerate(self.limits_bytes) if other == limit], shares
 
 
 def cases(instance: Instance) -> list[DegreeCase]:
-    """A case for each Degrees of an instance."""
+    """A case for each `Degrees` of an instance."""
     return [DegreeCase(instance, degrees) for degrees in instance.degrees()]
 
 
 @lru_cache(maxsize=256)
-def makes(counts: Composition, alike: Composition, size: int, most: int) -> tuple[Composition, ...] | None:
-    """All ways to take `size` devices of classes that have so many, of an orbit no more of one class than of one before; None
-    where there are more than `most` ways, which are counted before any is listed."""
+def compositions(counts: Composition, alike: Composition, size: int, most: int) -> tuple[Composition, ...] | None:
+    """All compositions of `size` devices, as tuples by class; None where there are more than `most`, which are counted before
+    any is listed.
+
+        counts: the number of devices of each class.
+        alike: for each class the first class that it may be exchanged with (see `orbits`). Of classes that may be exchanged, a
+            later one never gives more devices than an earlier one.
+    """
     members = [[c for c, other in enumerate(alike) if other == orbit] for orbit in dict.fromkeys(alike)]
     alone = [(len(those), counts[those[0]]) for those in members]  # classes of one orbit have equally many devices
-    if _ways(alone, size, most + 1) > most:
+    if _count(alone, size, most + 1) > most:
         return None
-    room = [sum(parts * devices for parts, devices in alone[number:]) for number in range(len(alone) + 1)]
+    available = [sum(parts * devices for parts, devices in alone[number:]) for number in range(len(alone) + 1)]
 
-    place = np.argsort([c for those in members for c in those]).tolist()
+    rank_of_class = np.argsort([c for those in members for c in those]).tolist()
     listed: list[Composition] = []
     waiting = (
-        [(0, (), size)] if size <= room[0] else list[tuple[int, Composition, int]]()
+        [(0, (), size)] if size <= available[0] else list[tuple[int, Composition, int]]()
     )  # orbits, what is taken of them, and left
     while waiting:
         number, taken, left = waiting.pop()
         if number == len(alone) or not left:
             shares = taken + (0,) * (len(counts) - len(taken))
-            listed.append(tuple(shares[at] for at in place))
+            listed.append(tuple(shares[rank] for rank in rank_of_class))
             continue
         parts, devices = alone[number]
-        for whole in range(max(0, left - room[number + 1]), min(left, parts * devices) + 1):
+        for whole in range(max(0, left - available[number + 1]), min(left, parts * devices) + 1):
             waiting += [(number + 1, taken + shares, left - whole) for shares in _partitions(whole, parts, devices)]
     return tuple(sorted(listed, reverse=True))
 
 
-def _ways(alone: Sequence[tuple[int, int]], size: int, enough: int) -> int:
-    """How many ways there are to take `size` devices of orbits of so many classes with so many devices; at most `enough`."""
-    ways = np.eye(1, size + 1, dtype=np.int64)[0]  # by devices taken
+def _count(alone: Sequence[tuple[int, int]], size: int, enough: int) -> int:
+    """The number of compositions of `size` devices, at most `enough`.
+
+    alone: for each set of classes that may be exchanged, their number and the number of devices of each.
+    """
+    counts = np.eye(1, size + 1, dtype=np.int64)[0]  # by devices taken
     for parts, devices in alone:
         most = min(size, parts * devices)
         of_orbit = np.zeros((parts + 1, most + 1), np.int64)  # by classes that something is taken of, too
@@ -346,12 +367,12 @@ def _ways(alone: Sequence[tuple[int, int]], size: int, enough: int) -> int:
             for taken in range(parts):
                 of_orbit[taken + 1, share:] += of_orbit[taken, : most + 1 - share]
             np.minimum(of_orbit, enough, out=of_orbit)
-        ways = np.minimum(np.convolve(ways, np.minimum(of_orbit.sum(axis=0), enough))[: size + 1], enough)
-    return int(ways[size])
+        counts = np.minimum(np.convolve(counts, np.minimum(of_orbit.sum(axis=0), enough))[: size + 1], enough)
+    return int(counts[size])
 
 
 def _partitions(whole: int, parts: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Into so many parts of at most `most`, none larger than the one before; 0 is one, too."""
+    """All partitions of `whole` into `parts` numbers from 0 to `most`, none larger than the one before it."""
     waiting: list[tuple[tuple[int, ...], int]] = [((), whole)]
     while waiting:
         begun, left = waiting.pop()
@@ -365,16 +386,17 @@ def _partitions(whole: int, parts: int, most: int) -> Iterator[tuple[int, ...]]:
 
 @lru_cache(maxsize=16)
 def orbits(instance: Instance) -> tuple[int, ...]:
-    """For every class the first one that it may be exchanged with, whole: of one kind and size, with equal links.
+    """For every class the first one that it may be exchanged with as a whole: of one kind and size, with equal links.
 
-    Exchanged, two classes must leave a matrix as it is, or the sets of devices that islands hold and nodes share; islands of
-    equal links that follow one another may change places. Exchanges of a with b and with c make one of b with c.
+    Exchanging two classes must keep a matrix as it is, or the sets of devices that islands hold and nodes share; islands of
+    equal links that follow one another may be exchanged. If a may be exchanged with b and with c, then b may be with c.
     """
     members = instance.members
     return first_alike(len(members), lambda a, b: _exchangeable(instance, members[a], members[b]))
 
 
 def _exchangeable(instance: Instance, a: list[int], b: list[int]) -> bool:
+    """Whether the devices of two classes may be exchanged one by one without changing any link."""
     if len(a) != len(b) or instance.device_kinds[a[0]] != instance.device_kinds[b[0]]:
         return False
     if instance.network.matrix is not None:
@@ -384,7 +406,7 @@ def _exchangeable(instance: Instance, a: list[int], b: list[int]) -> bool:
     moved[a], moved[b] = b, a
     levels = groupby(instance.network.islands, key=lambda island: island.model_dump(exclude={"first", "origin", "error"}))
     for _, islands in levels:
-        sets = [place for island in islands for place in _sets(island, count)]
+        sets = [named for island in islands for named in _sets(island, count)]
         images = [(name, frozenset(int(moved[device]) for device in devices)) for name, devices in sets]
         if Counter(sets) != Counter(images):
             return False
@@ -392,7 +414,8 @@ def _exchangeable(instance: Instance, a: list[int], b: list[int]) -> bool:
 
 
 def _sets(island: Island, count: int) -> Iterator[tuple[str, frozenset[int]]]:
-    """What an island holds, and the nodes whose members are counted."""
+    """The sets of devices that an island holds, and the sets of nodes whose devices share its network cards, with which of both
+    it is."""
     firsts = range(0, count, island.devices) if island.first is None else [island.first]
     for first in firsts:
         yield "holding", frozenset(range(first, min(count, first + island.devices)))
@@ -402,7 +425,7 @@ def _sets(island: Island, count: int) -> Iterator[tuple[str, frozenset[int]]]:
 
 
 def _best_between_classes(instance: Instance) -> Instance:
-    """The instance with all devices on one link, no worse than that of any group with devices of two classes."""
+    """The instance with all devices on one link that is no worse than that of any group with devices of two classes."""
     classes, count = instance.classes, instance.devices
     return on_one_link(
         instance,
@@ -414,9 +437,10 @@ def _best_between_classes(instance: Instance) -> Instance:
 
 
 def on_one_link(instance: Instance, counts: Callable[[Island], bool], pairs: Any) -> Instance:
-    """The instance with all devices on one link, no worse for reducing gradients than any island or pair that counts.
+    """The instance with all devices on one link that is no worse for reducing gradients than any island or pair that counts.
 
-    pairs: of a network by pairs, (devices, devices) booleans.
+    counts: whether an island counts.
+    pairs: (devices, devices), which pairs count, of a network that is given by pairs.
     """
     network = instance.network
     if network.matrix is not None:
@@ -432,7 +456,7 @@ def on_one_link(instance: Instance, counts: Callable[[Island], bool], pairs: Any
 
 
 def _link(instance: Instance, devices: Sequence[int], operation: Operation = "all-reduce") -> object:
-    """What decides the time of a group's operation beside its size."""
+    """All that decides the time of a group's operation apart from its size; comparable and hashable."""
     if len(devices) < 2:
         return None
     link = instance.network.link(devices, operation)

@@ -1,26 +1,26 @@
-"""cluster-strategy as a mixed-integer linear program, in Pyomo: one Degrees at a time.
+"""cluster-strategy as a mixed-integer linear program, in Pyomo: one `Degrees` at a time.
 
 The same decisions as in `cpsat`, whose symbols these are. Times are no big-M rows: what a stage costs depends on its span and
-on what its group is, and both are chosen together, by variables that split the one along the other. Only the shares of uneven
-pipelines, which multiply a stage's time, need a big-M.
+on the composition of its group, and both are chosen together, by variables that split the one along the other. Only the shares
+of uneven pipelines, which multiply a stage's time, need a big-M.
 
-Sets         j < P stages; i < d pipelines; r < tmp ranks; c classes of devices; g makes of tmp groups, f their profiles;
-             h makes of data-parallel groups, q kinds of link (see `makes`); spans [a, b) of layers; n micro-batches
+Sets         j < P stages; i < d pipelines; r < tmp ranks; c classes of devices; g compositions of tmp groups, f their profiles;
+             h compositions of data-parallel groups, q kinds of link; spans [a, b) of layers; n micro-batches
 Parameters   c[f,a,b] time of a span, e[q,b] transfer after layer b-1, s[q,a,b] all-reduce (in scaled units, see `units`)
 Variables    z[j,a,b] in {0,1}     stage j holds the layers a .. b-1
              x[j,i,r,c] in {0,1}   a device of class c has the rank (j, i, r)
-             y[j,i,g] in {0,1}     group (j, i) is of make g
-             u[j,r,h] in {0,1}     data-parallel group (j, ., r) is of make h
+             y[j,i,g] in {0,1}     group (j, i) is of composition g
+             u[j,r,h] in {0,1}     data-parallel group (j, ., r) is of composition h
              w[j,i,q] >= 0         a link of kind q lies between the stages j and j+1 of pipeline i
              G[i,n] in {0,1}       pipeline i takes n micro-batches
-             l[h] in {0,1}         the devices of the first and the last stage are of make h, where a table is tied
+             l[h] in {0,1}         the devices of the first and the last stage are of composition h, where a table is tied
              Y[j,i,f,a,b], U[j,r,q,a,b], W[j,i,q,b] >= 0: z, where the group has that profile or link
              M[i], D, T >= 0
 
     minimise   T + D                                                                     (objective)             (Eq. 4)
     path       sum_ab z[j,a,b] = 1;  sum_a z[j-1,a,l] = sum_b z[j,l,b]                   for every j, l
     take       sum_c x[j,i,r,c] = 1;  sum_jir x[j,i,r,c] = devices of class c
-    make       sum_r x[j,i,r,c] = sum_g g_c y[j,i,g], sum_g y[j,i,g] = 1                 for every j, i, c
+    compose    sum_r x[j,i,r,c] = sum_g g_c y[j,i,g], sum_g y[j,i,g] = 1                 for every j, i, c
                sum_i x[j,i,r,c] = sum_h h_c u[j,r,h], sum_h u[j,r,h] = 1                 for every j, r, c
     meet       w[j,i,q] >= x[j,i,r,c] + sum_c' x[j+1,i,r,c'] - 1                         c' those that meet c by link q
     split      sum_f Y[j,i,f,a,b] = z[j,a,b], sum_ab Y[j,i,f,a,b] = sum of y of profile f        for every j, i
@@ -32,7 +32,7 @@ Variables    z[j,a,b] in {0,1}     stage j holds the layers a .. b-1
     sync       D >= sum s U[j,r,...], plus R for j = 0 and j = P - 1                     for every j, r
     tied       sum x[j,.,.,c] over these two j = sum_h h_c l[h], sum_h l[h] = 1, R = sum_h (reduction over h) l[h]
     share      sum_n G[i,n] = 1;  sum_in n G[i,n] = all micro-batches
-    memory     sum z + sum y + sum G <= 2 of spans, makes and shares that exceed the memory together
+    memory     sum z + sum y + sum G <= 2 of spans, compositions and shares that exceed the memory together
     order      of the first stage's classes, as in `cpsat`
 
 M in `pipeline` is the longest time of any stage, n0 the least share: with G[i,n] = 0 the row is that of n0 micro-batches.
@@ -50,17 +50,19 @@ from trainplan.formulations.milp import unit
 
 
 def units(case: DegreeCase) -> tuple[int, None]:
-    """Nanoseconds of one model unit, a power of two that brings the largest objective near 2^20; None for bytes, of which
-    the model has none."""
+    """Nanoseconds of one model unit, a power of two that brings the largest objective near 2^20; None for bytes, of which the
+    model has none."""
     return unit(_most_ns(case)), None
 
 
 def weight(case: DegreeCase) -> int:
-    """How often the objective counts an error in a row of `split`: each stands for all of a time, at most."""
+    """The factor by which the objective multiplies an error in a row of `split`: a row may be multiplied by the whole of a
+    time."""
     return (_most_ns(case) // units(case)[0] + 1) * case.degrees.pp
 
 
 def _most_ns(case: DegreeCase) -> int:
+    """A time that no objective of the case exceeds."""
     stages = case.degrees.pp
     times = int(case.times[:, -1].max()) * (case.share_choices[-1] + stages)
     syncs = int(case.sync_ns.max()) + max(case.tied_ns, default=0)
@@ -68,7 +70,7 @@ def _most_ns(case: DegreeCase) -> int:
 
 
 def build(case: DegreeCase) -> pyo.ConcreteModel:
-    """The Pyomo model; `extract` reads a solution from its solved values."""
+    """The Pyomo model of a case; `extract` reads a solution from its solved values."""
     m = pyo.ConcreteModel(name=case.instance.name)
     degrees, ns_per_unit = case.degrees, units(case)[0]
     stages, pipelines, ranks = range(degrees.pp), range(degrees.dp), range(degrees.tmp)
@@ -105,7 +107,7 @@ def build(case: DegreeCase) -> pyo.ConcreteModel:
         classes, rule=lambda m, c: sum(m.x[j, i, r, c] for j in stages for i in pipelines for r in ranks) == case.counts[c]
     )
     m.group = pyo.Constraint(stages, pipelines, rule=lambda m, j, i: sum(m.y[j, i, :]) == 1)
-    m.make = pyo.Constraint(
+    m.compose = pyo.Constraint(
         stages,
         pipelines,
         classes,
@@ -120,6 +122,7 @@ def build(case: DegreeCase) -> pyo.ConcreteModel:
     )
 
     def meet(m: Any, j: int, i: int, r: int, c: int, q: int) -> Any:
+        """The row that makes w[j,i,q] true where a device of class c and one of another class meet by a link of kind q."""
         others = [b for b in classes if case.link_of[c, b] == q]
         if not others:
             return pyo.Constraint.Skip
@@ -158,6 +161,7 @@ def build(case: DegreeCase) -> pyo.ConcreteModel:
     )
 
     def time(j: int, i: int) -> Any:
+        """The time of stage j in pipeline i."""
         times = ((f, a, b, int(case.times[f, b] - case.times[f, a])) for f in profiles for a, b in spans[j])
         return sum(ns / ns_per_unit * m.Y[j, i, f, a, b] for f, a, b, ns in times)
 
@@ -181,11 +185,11 @@ def build(case: DegreeCase) -> pyo.ConcreteModel:
         ),
     )
     longest, least = int(case.times[:, -1].max()) / ns_per_unit, case.share_choices[0]
-    once = {i: sum(time(j, i) for j in stages) + sum(m.E[j, i] for j in range(before)) for i in pipelines}
+    first_ns = {i: sum(time(j, i) for j in stages) + sum(m.E[j, i] for j in range(before)) for i in pipelines}
     m.pipeline = pyo.Constraint(
         pipelines,
         case.share_choices,
-        rule=lambda m, i, n: (n - 1) * m.M[i] + once[i] - (n - least) * longest * (1 - m.G[i, n]) <= m.T,
+        rule=lambda m, i, n: (n - 1) * m.M[i] + first_ns[i] - (n - least) * longest * (1 - m.G[i, n]) <= m.T,
     )
     m.share = pyo.Constraint(pipelines, rule=lambda m, i: sum(m.G[i, n] for n in case.share_choices) == 1)
     m.shares = pyo.Constraint(expr=sum(n * m.G[i, n] for i, n in m.G) == case.micro_batches)
@@ -202,7 +206,7 @@ def build(case: DegreeCase) -> pyo.ConcreteModel:
 
 
 def _tied(m: Any, case: DegreeCase, ns_per_unit: int) -> Any:
-    """R, with its variables and constraints."""
+    """R, the reduction of the tied table, after adding its variables and constraints to the model."""
     if not case.instance.tied_bytes:
         return 0
     last, classes = case.degrees.pp - 1, range(len(case.counts))
@@ -215,12 +219,13 @@ def _tied(m: Any, case: DegreeCase, ns_per_unit: int) -> Any:
 
 
 def _devices(listed: Sequence[Composition], c: int, variables: Any, group: tuple[int, ...]) -> Any:
-    """How many devices of a class a group has, by the variables for its make."""
-    return sum(make[c] * variables[(*group, index)] for index, make in enumerate(listed) if make[c])
+    """How many devices of class c a group has. listed: the possible compositions; variables: which of them it has; group: its
+    index."""
+    return sum(composition[c] * variables[(*group, index)] for index, composition in enumerate(listed) if composition[c])
 
 
 def extract(case: DegreeCase, values: Mapping[str, Mapping[tuple[int, ...], float]]) -> Solution:
-    """The solution that z, x and G stand for: of each the largest values."""
+    """The solution that solved values of z, x and G stand for: the largest value decides."""
     degrees, spans = case.degrees, values["z"]
     path = [max((index for index in spans if index[0] == j), key=spans.__getitem__) for j in range(degrees.pp)]
     ranks = sorted({index[:3] for index in values["x"]})

@@ -1,7 +1,8 @@
-"""What follows from a placement: times of every layer, transfer and synchronisation in every pipeline, and limits of memory.
+"""Costs that follow from a placement: times of every layer, transfer and synchronisation in every pipeline, and limits of
+memory.
 
-Groups of devices of the same classes (see `classes`) cost the same. So each such group is looked up once, for all placements of
-an instance: where a placement differs from an earlier one in two devices, only the groups of these two may be new.
+Groups of devices of the same classes (see `classes`) cost the same. So each such group is looked up only once for all
+placements of an instance: where a placement differs from an earlier one in two devices, only the groups of these may be new.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """A placement of P = pp stages, d = dp pipelines and tmp ranks. placement: the device of every rank."""
+    """Costs of an instance with degrees and a placement: P = pp stages, d = dp pipelines and tmp ranks.
+
+    placement: the device of every rank.
+    """
 
     instance: Instance
     degrees: Degrees
@@ -31,52 +35,52 @@ class Placed:
 
     @cached_property
     def grid(self) -> Integers:
-        """Devices by stage, pipeline and tensor-parallel rank: (P, d, tmp)."""
+        """(P, d, tmp): devices by stage, pipeline and tensor-parallel rank."""
         return self.placement.reshape(self.degrees.pp, self.degrees.dp, self.degrees.tmp)
 
     @cached_property
     def layer_ns(self) -> Integers:
-        """Time of a layer in stage j of pipeline i: (P, d, L)."""
+        """(P, d, L): time of every layer in stage j of pipeline i."""
         return self._by_group(self.grid, group_layer_ns, self.instance.layers)
 
     @cached_property
     def transfer_ns(self) -> Integers:
-        """e: from stage j to the next one, if the cut comes after layer l: (P-1, d, L-1)."""
+        """(P-1, d, L-1): e, the transfer from stage j to the next one, if the cut comes after layer l."""
         pairs = np.stack([self.grid[:-1], self.grid[1:]], axis=-1)
         return self._by_group(pairs, pair_transfer_ns, self.instance.layers - 1).max(axis=2)
 
     @cached_property
     def limits_bytes(self) -> Integers:
-        """Memory of the smallest device in every group: (P, d)."""
+        """(P, d): memory of the smallest device in every group."""
         return np.array([kind.memory_bytes for kind in self.instance.kinds], np.int64)[self.kinds].min(axis=2)
 
     @cached_property
     def _sums_ns(self) -> Integers:
-        """Time of all layers before each in stage j of pipeline i: (P, d, L + 1)."""
+        """(P, d, L + 1): time of all layers before each in stage j of pipeline i."""
         return np.pad(self.layer_ns.cumsum(axis=2), ((0, 0), (0, 0), (1, 0)))
 
     @property
     def kinds(self) -> Integers:
-        """Kind of every device, as in `grid`: (P, d, tmp)."""
+        """(P, d, tmp): kind of every device, as in `grid`."""
         return np.array(self.instance.device_kinds)[self.grid]
 
     def stage_ns(self, cuts: Sequence[int]) -> Integers:
-        """t of every stage in every pipeline: (P, d)."""
+        """(P, d): t, the time of every stage in every pipeline."""
         stages, borders = np.arange(self.degrees.pp), np.array([0, *cuts, self.instance.layers])
         return self._sums_ns[stages, :, borders[1:]] - self._sums_ns[stages, :, borders[:-1]]
 
     def sent_ns(self, cuts: Sequence[int]) -> Integers:
-        """e of every stage but the last in every pipeline: (P-1, d)."""
+        """(P-1, d): e, the transfer after every stage but the last in every pipeline."""
         return self.transfer_ns[range(self.degrees.pp - 1), :, [cut - 1 for cut in cuts]]
 
     def pipelines_ns(self, cuts: Sequence[int], shares: Sequence[int]) -> Integers:
-        """T_i of every pipeline by Eq. 5: (d,)."""
+        """(d,): T_i of every pipeline by Eq. 5. shares: its micro-batches."""
         times = self.stage_ns(cuts)
         return (np.array(shares) - 1) * times.max(axis=0) + times.sum(axis=0) + self.sent_ns(cuts).sum(axis=0)
 
     @cached_property
     def tied_ns(self) -> int:
-        """R: the reduction of a tied table over all devices of the first and the last stage."""
+        """R: time of the reduction of a tied table over all devices of the first and the last stage."""
         size = self.instance.tied_bytes
         if not size:
             return 0
@@ -85,7 +89,8 @@ class Placed:
         return self._group_sync_ns(size, classes, tuple(devices.tolist()))
 
     def sync_ns(self, stage: int, first: int, last: int) -> int:
-        """D of a stage with these layers: the slowest of the all-reduces of its gradients, and R on the first and last one."""
+        """D of a stage with the layers `first` to `last`: the slowest of the all-reduces of its gradients, plus R on the first
+        and the last stage."""
         sums = self.instance.shards[self.degrees.tmp].gradient_sums
         size = int(sums[last + 1] - sums[first])
         slowest = max(self._group_sync_ns(size, *group) for group in self._sync_groups[stage])
@@ -97,12 +102,12 @@ class Placed:
         return [self.sync_ns(stage, first, end - 1) for stage, (first, end) in enumerate(spans)]
 
     def time_ns(self, cuts: Sequence[int], shares: Sequence[int]) -> int:
-        """T of Eq. 4."""
+        """T, the objective of Eq. 4."""
         return int(self.pipelines_ns(cuts, shares).max()) + max(self.syncs_ns(cuts))
 
     def peak_bytes(self, cuts: Sequence[int], shares: Sequence[int]) -> Integers:
-        """Of every stage in every pipeline under 1F1B: (P, d). By sums over all stages at once; a test asserts that they are
-        `Memory.stage_peak`."""
+        """(P, d): peak of every stage in every pipeline under 1F1B. It uses sums over all stages together; a test asserts that
+        they equal `Memory.stage_peak`."""
         degrees, starts = self.degrees, [0, *cuts]
         table, shard = self.instance.tables[degrees.tmp, degrees.mbs], self.instance.shards[degrees.tmp]
         states, kept = (np.add.reduceat(column, starts) for column in (shard.state_bytes, table.kept_bytes))
@@ -111,7 +116,7 @@ class Placed:
 
     @cached_property
     def _sync_groups(self) -> list[list[tuple[tuple[int, ...], tuple[int, ...]]]]:
-        """For every stage its data-parallel groups, one of those of the same classes: classes, ascending, and devices."""
+        """For every stage its data-parallel groups, one for each set of classes: the classes, ascending, and the devices."""
         groups = self.grid.transpose(0, 2, 1)
         classes = np.sort(self.instance.classes[groups], axis=2)
         return [
@@ -120,6 +125,7 @@ class Placed:
         ]
 
     def _group_sync_ns(self, size: int, classes: tuple[int, ...], devices: tuple[int, ...]) -> int:
+        """Time to reduce `size` bytes of gradients over devices of the given classes; kept with the instance."""
         costs = self.instance.group_costs
         if (size, classes) not in costs:
             costs[size, classes] = group_sync_ns(self.instance, devices, size)
@@ -128,7 +134,7 @@ class Placed:
     def _by_group(
         self, groups: Integers, cost: Callable[[Instance, Degrees, Sequence[int]], Integers], columns: int
     ) -> Integers:
-        """The cost of every group of devices along the last axis, in the groups' shape: (..., columns)."""
+        """(..., columns): the cost of every group of devices along the last axis of `groups`, in the groups' shape."""
         flat, costs, rows = groups.reshape(-1, groups.shape[-1]), self.instance.group_costs, []
         shape = cost.__name__, self.degrees.tmp, self.degrees.mbs
         for classes, devices in zip(np.sort(self.instance.classes[flat], axis=1).tolist(), flat.tolist(), strict=True):
@@ -146,36 +152,40 @@ def end_ranks(degrees: Degrees) -> int:
 
 @lru_cache(maxsize=256)
 def _in_flight(stages: int, shares: tuple[int, ...]) -> Integers:
-    """Micro-batches in flight on every stage of every pipeline: (P, d)."""
+    """(P, d): micro-batches in flight on every stage of every pipeline. shares: micro-batches of each pipeline."""
     return np.array([[most_in_flight("1f1b", stages, share, stage) for share in shares] for stage in range(stages)])
 
 
 def group_layer_ns(instance: Instance, degrees: Degrees, devices: Sequence[int]) -> Integers:
-    """Every layer in a group of tmp devices: the slowest of them, and the all-reduces at their slowest link: (L,).
+    """(L,): time of every layer in a group of tmp devices: the slowest of them, plus the all-reduces over their slowest link.
 
-    A layer that each device computes all of has no all-reduces.
+    A layer that each device computes as a whole has no all-reduces.
     """
     table = instance.tables[degrees.tmp, degrees.mbs]
     kinds = sorted({instance.device_kinds[device] for device in devices})
     time = table.layer_ns[kinds].max(axis=0)
     if len(devices) == 1:
         return time
-    made: dict[tuple[int, int], int] = {}
+    reduction_ns: dict[tuple[int, int], int] = {}
     for count, size in set(zip(instance.reductions.tolist(), instance.reduced_bytes.tolist(), strict=True)):
         message = size * degrees.mbs / max(1, count)
-        made[count, size] = round(count * collective_ns(instance.network, "all-reduce", message, tuple(devices)))
-    each = np.array([made[key] for key in zip(instance.reductions.tolist(), instance.reduced_bytes.tolist(), strict=True)])
-    each[list(instance.shards[degrees.tmp].whole)] = 0
-    return time + each
+        reduction_ns[count, size] = round(count * collective_ns(instance.network, "all-reduce", message, tuple(devices)))
+    reductions = np.array(
+        [reduction_ns[key] for key in zip(instance.reductions.tolist(), instance.reduced_bytes.tolist(), strict=True)]
+    )
+    reductions[list(instance.shards[degrees.tmp].whole)] = 0
+    return time + reductions
 
 
 def pair_transfer_ns(instance: Instance, degrees: Degrees, devices: Sequence[int]) -> Integers:
-    """An activation and its gradient between two devices, for a cut after each layer: (L-1,)."""
+    """(L-1,): time of an activation and its gradient between two devices, for a cut after each layer."""
     sizes = instance.boundary_bytes.tolist()
-    made = {size: round(2 * collective_ns(instance.network, "p2p", size * degrees.mbs, tuple(devices))) for size in set(sizes)}
-    return np.array([made[size] for size in sizes], np.int64)
+    message_ns = {
+        size: round(2 * collective_ns(instance.network, "p2p", size * degrees.mbs, tuple(devices))) for size in set(sizes)
+    }
+    return np.array([message_ns[size] for size in sizes], np.int64)
 
 
 def group_sync_ns(instance: Instance, devices: Sequence[int], gradient_bytes: int) -> int:
-    """The all-reduce of gradients over a data-parallel group."""
+    """Time of the all-reduce of `gradient_bytes` over a data-parallel group."""
     return round(collective_ns(instance.network, "all-reduce", gradient_bytes, tuple(devices)))

@@ -1,8 +1,8 @@
 """cluster-strategy: choose degrees, placement, micro-batch size, layer assignment and shares together (AMP, Section 3).
 
-A strategy s = (pp, dp, tmp, p, mbs, a) (Eq. 2): dp pipelines of pp stages, each stage a group of tmp devices, on all devices
-of the cluster. p puts a device on each of the ranks (j, i, r), stage j of pipeline i, tensor-parallel rank r, numbered
-(j dp + i) tmp + r; a cuts the layers into stages, alike in all pipelines. Pipeline i takes gas_i micro-batches of mbs samples.
+A strategy s = (pp, dp, tmp, p, mbs, a) (Eq. 2): dp pipelines of pp stages, each stage a group of tmp devices, on all devices of
+the cluster. p puts a device on each of the ranks (j, i, r), stage j of pipeline i, tensor-parallel rank r, numbered (j dp + i)
+tmp + r; a cuts the layers into stages, alike in all pipelines. Pipeline i takes gas_i micro-batches of mbs samples.
 
     minimise    T = max_i T_i + max_{j,r} D_{j,r}                                                     Eq. 4, nanoseconds
     with        T_i = (gas_i - 1) max_j t_{j,i} + sum_j e_{j,i} + sum_j t_{j,i}                       Eq. 5
@@ -15,9 +15,10 @@ of the cluster. p puts a device on each of the ranks (j, i, r), stage j of pipel
                 dp and tmp are powers of two, if `powers_of_two` (plans have no others)
                 on every device   sum states + min(gas_i, pp - j) sum kept + max workspace <= its memory, if `within_memory`
 
-Every group communicates at its slowest link. Readings: v / b is paid forward and back; all-reduces have their latencies. R is
-what this project's programs do; AMP has none (`tied_bytes` of 0). The memory is this project's, too: AMP plans with
-`within_memory` off. All numbers are integers.
+v is the bytes across a cut for one sample, b the bandwidth of the link, gbs the samples of a step. Every group communicates at
+its slowest link. Readings of the paper: v / b is paid forward and back; all-reduces have their latencies. R is what this
+project's programs do; AMP has none (`tied_bytes` of 0). The memory is this project's, too: AMP plans with `within_memory` off.
+All numbers are integers.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Kind(DataclassRecord):
 
 
 class DevicesRecord(Record):
-    """Consecutive devices of one kind."""
+    """Consecutive devices of one kind in a file."""
 
     kind: Annotated[int, Field(ge=0)]
     count: Degree
@@ -71,9 +72,9 @@ class DevicesRecord(Record):
 
 @dataclass(frozen=True, eq=False)
 class Shard(DataclassRecord):
-    """What one of tmp devices holds of every layer: gradients to synchronise, and model states, (L,) bytes.
+    """Bytes that one of tmp devices holds of every layer: (L,) gradients to synchronise, and (L,) model states.
 
-    whole: layers that each of the tmp devices computes all of, so that nothing is reduced.
+    whole: layers that each of the tmp devices computes as a whole, so that nothing is reduced.
     """
 
     gradient_bytes: Row
@@ -93,16 +94,16 @@ class Shard(DataclassRecord):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ShardRecord(Shard):
-    """A shard in a file, with the number of devices that it is for."""
+    """A shard in a file, with the number of tensor-parallel devices, tmp, that it is for."""
 
     tmp: Degree
 
 
 @dataclass(frozen=True, eq=False)
 class LayerTable(DataclassRecord):
-    """Every layer with mbs samples on one of tmp devices.
+    """Costs of every layer with mbs samples on one of tmp devices.
 
-    layer_ns: (kinds, L), of both passes; kept_bytes: (L,), between them; workspace_bytes: (L,), the most that a pass adds.
+    layer_ns: (kinds, L), both passes; kept_bytes: (L,), kept between them; workspace_bytes: (L,), the most that a pass adds.
     """
 
     layer_ns: Annotated[Integers, ArrayOf(Whole, 2), Field(description="for each kind of device, by layer")]
@@ -112,7 +113,7 @@ class LayerTable(DataclassRecord):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LayerTableRecord(LayerTable):
-    """A table in a file, with the numbers of devices and of samples that it is for."""
+    """A table in a file, with the numbers of devices, tmp, and of samples, mbs, that it is for."""
 
     tmp: Degree
     mbs: Degree
@@ -141,6 +142,7 @@ class InstanceRecord(InstanceFile):
 
     @model_validator(mode="after")
     def _consistent(self) -> InstanceRecord:
+        """Raise InputError where lists have wrong lengths, references lead nowhere, or times are too large."""
         layers = len(self.layer_names)
         for name, wanted in (("reductions", layers), ("reduced_bytes", layers), ("boundary_bytes", layers - 1)):
             check_length(name, getattr(self, name), wanted)
@@ -180,13 +182,13 @@ class InstanceRecord(InstanceFile):
         return self
 
     def _most_communication_ns(self, devices: int) -> float:
-        """All messages of a step one after another, as if each were an all-reduce among all devices."""
+        """Time of all messages of a step one after another, as if each were an all-reduce among all devices."""
         stages, everyone = min(devices, len(self.layer_names)), tuple(range(devices))
         messages = self.batch * (2 * stages + sum(self.reductions.tolist())) + 2
         size = self.batch * (2 * stages * max(self.boundary_bytes.tolist(), default=0) + sum(self.reduced_bytes.tolist()))
         size += max(sum(shard.gradient_bytes.tolist()) for shard in self.shards) + self.tied_bytes
-        each, whole = (collective_ns(self.network, "all-reduce", float(of), everyone) for of in (0, size))
-        return messages * each + whole
+        latency_ns, whole_ns = (collective_ns(self.network, "all-reduce", float(of), everyone) for of in (0, size))
+        return messages * latency_ns + whole_ns
 
 
 class SolutionRecord(Record):
@@ -203,7 +205,7 @@ class SolutionRecord(Record):
 
 @dataclass(frozen=True, order=True)
 class Degrees:
-    """How the devices are shared out: pp stages, dp pipelines, tmp devices a group; micro-batches of mbs samples."""
+    """How a strategy divides the devices: pp stages, dp pipelines, tmp devices in a group; and micro-batches of mbs samples."""
 
     pp: int
     dp: int
@@ -216,11 +218,19 @@ class Degrees:
 
 @dataclass(frozen=True, eq=False)
 class Instance(ProblemInstance):
-    """The problem in arrays. device_kinds: kind of every device. shards by tmp, tables by (tmp, mbs).
+    """The problem in arrays.
 
-    tied_bytes: of a table that embedding and head share; 0 where there is none, and where R is left out, as in AMP.
-
-    group_costs: costs of groups of devices that were looked up; `Placed` fills them in.
+    Attributes:
+        batch: samples of a step.
+        layer_names: the name of each of the L layers.
+        kinds: the kinds of devices; device_kinds: the index of the kind of every device.
+        network: the links between devices.
+        reductions: (L,), all-reduces of each layer over its tmp devices; reduced_bytes: (L,), their bytes for one sample.
+        boundary_bytes: (L-1,), v.
+        shards: by tmp; tables: by (tmp, mbs).
+        uneven_shares, within_memory, powers_of_two: as at the head of this file.
+        tied_bytes: bytes of a table that embedding and head share; 0 where there is none, and where R is left out, as in AMP.
+        group_costs: costs of groups of devices that were looked up; `Placed` fills them in.
     """
 
     batch: int
@@ -253,7 +263,7 @@ class Instance(ProblemInstance):
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of the smallest device."""
+        """Memory of the smallest device, in bytes."""
         return min(self.kinds[kind].memory_bytes for kind in set(self.device_kinds))
 
     @property
@@ -264,58 +274,58 @@ class Instance(ProblemInstance):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The numbers of layers, of degrees and of devices, and the memory of the smallest device in bytes."""
+        """The numbers of layers, of possible degrees and of devices, and the memory of the smallest device in bytes."""
         degrees = sum(1 for _ in self.degrees())
         return {"layers": self.layers, "degrees": degrees, "devices": self.devices, "memory_bytes": self.memory_bytes}
 
     @cached_property
     def classes(self) -> Integers:
-        """Class of every device: those of one class may be exchanged, see `classes`."""
+        """The class of every device; devices of one class may be exchanged (see `classes`)."""
         return np.array(device_classes(self.network, self.device_kinds), np.int64)
 
     @cached_property
     def class_kinds(self) -> Integers:
-        """Kind of each class."""
+        """The kind of the devices of each class."""
         _, first = np.unique(self.classes, return_index=True)
         return np.array(self.device_kinds, np.int64)[first]
 
     @cached_property
     def members(self) -> list[list[int]]:
-        """Devices of every class."""
+        """The devices of every class."""
         return [np.flatnonzero(self.classes == c).tolist() for c in range(int(self.classes.max()) + 1)]
 
     def placement(self, classes: Iterable[int]) -> tuple[int, ...]:
-        """Some placement with a device of the given class on every rank."""
+        """Some placement that has a device of the given class on every rank."""
         waiting = [iter(devices) for devices in self.members]
         return tuple(next(waiting[c]) for c in classes)
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all that decides a solution's cost: everything but name and provenance."""
+        """SHA-256 of all that decides a solution's cost, in hexadecimal digits: everything but name and provenance."""
         content = {name: value for name, value in self.to_dict().items() if name not in ("name", "provenance")}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def with_memory(self, memory_bytes: int) -> Self:
-        """The same instance, which then counts memory, under another limit of every device."""
+        """The instance with `memory_bytes` as the limit of every device, in which memory counts."""
         return replace(self, kinds=tuple(replace(kind, memory_bytes=memory_bytes) for kind in self.kinds), within_memory=True)
 
     def degrees(self) -> Iterator[Degrees]:
-        """All (pp, dp, tmp) that use every device, each with all possible sizes of micro-batch (Algorithm 1's loops)."""
+        """All (pp, dp, tmp) that use every device, with all possible sizes of micro-batch (Algorithm 1's loops)."""
         for tmp in sorted(self.shards):
-            if self.devices % tmp or not self.may_be(tmp):
+            if self.devices % tmp or not self.allows_degree(tmp):
                 continue
             sizes = sorted(mbs for t, mbs in self.tables if t == tmp)
             for dp in range(1, self.devices // tmp + 1):
                 pp = self.devices // tmp // dp
-                if pp * dp * tmp == self.devices and pp <= self.layers and self.may_be(dp):
+                if pp * dp * tmp == self.devices and pp <= self.layers and self.allows_degree(dp):
                     yield from (Degrees(pp, dp, tmp, mbs) for mbs in sizes if self.even_shares(dp, mbs) is not None)
 
-    def may_be(self, degree: int) -> bool:
-        """Whether dp or tmp may be so many."""
+    def allows_degree(self, degree: int) -> bool:
+        """Whether dp or tmp may be a number."""
         return not self.powers_of_two or degree & (degree - 1) == 0
 
     def even_shares(self, dp: int, mbs: int) -> tuple[int, ...] | None:
-        """Micro-batches of each pipeline, as equal as the batch allows; None where there is no way."""
+        """Micro-batches of each pipeline, as equal as the batch allows; None where it cannot be divided so."""
         if self.batch % mbs or self.batch // mbs < dp or (self.batch // mbs % dp and not self.uneven_shares):
             return None
         least, more = divmod(self.batch // mbs, dp)
@@ -340,7 +350,8 @@ class Instance(ProblemInstance):
 
 @dataclass(frozen=True)
 class Solution:
-    """A strategy. placement: device of every rank; cuts: the first layer of stages 2 to pp; shares: gas_i."""
+    """A strategy. placement: the device of every rank; cuts: the first layer of stages 2 to pp; shares: gas_i, or empty for
+    even ones."""
 
     degrees: Degrees
     placement: tuple[int, ...]
@@ -348,15 +359,21 @@ class Solution:
     shares: tuple[int, ...]
 
     def spans(self, layers: int) -> list[tuple[int, int]]:
-        """First and last layer of every stage."""
+        """First and last layer of every stage. layers: the number of layers."""
         borders = [0, *self.cuts, layers]
         return [(first, after - 1) for first, after in pairwise(borders)]
 
 
 @dataclass(frozen=True)
 class StrategyStage:
-    """One stage: its layers, devices of each kind, times of its slowest pipeline, gradient synchronisation, and the device
-    that is fullest beside its memory."""
+    """Cost of one stage of a strategy.
+
+    Attributes:
+        first, last: its layers.
+        kinds: how many devices it has of each kind, by name.
+        time_ns, transfer_ns: those of its slowest pipeline; sync_ns: its gradient synchronisation.
+        peak_bytes, limit_bytes: need and memory of the device that is closest to its limit, or furthest above it.
+    """
 
     first: int
     last: int
@@ -370,7 +387,7 @@ class StrategyStage:
 
 @dataclass(frozen=True)
 class Evaluation(Timed):
-    """What a strategy costs. pipelines_ns: T_i of every pipeline. fits: every device has the memory."""
+    """Time and memory of a strategy, with those of each stage. pipelines_ns: T_i of every pipeline; sync_ns: the largest D."""
 
     time_ns: int
     pipelines_ns: tuple[int, ...]
@@ -379,17 +396,19 @@ class Evaluation(Timed):
 
     @property
     def peak_bytes(self) -> int:
-        """The most that the fullest device of any stage needs; where devices differ, not always the most of all."""
+        """The most bytes that the fullest device of any stage needs; where devices differ, not always the most of all
+        devices."""
         return max(stage.peak_bytes for stage in self.stages)
 
     @property
     def fits(self) -> bool:
-        """Whether every device has the memory."""
+        """Whether every device has the memory that it needs."""
         return all(stage.peak_bytes <= stage.limit_bytes for stage in self.stages)
 
 
 def load(source: Source, where: str = "instance") -> Instance:
-    """The instance of a file or of a dict, which errors call `where`. Raises InputError with file, field, value and fix."""
+    """Read an instance from a file or a dict. Raises InputError with file, field, value and fix. where: the name that errors
+    call a dict by."""
     record = parse(source, InstanceRecord, name_of_source(source, where))
     same = ("batch", "layer_names", "kinds", "network", *ARRAYS, *FLAGS, "tied_bytes")
     return Instance(
@@ -402,14 +421,14 @@ def load(source: Source, where: str = "instance") -> Instance:
 
 
 def load_solution(source: Source) -> Solution:
-    """A solution from a file or a dict; without shares, those of an even batch are meant. Raises InputError."""
+    """Read a solution from a file or a dict; without shares, an even distribution is meant. Raises InputError."""
     record = parse(source, SolutionRecord, name_of_source(source, "solution"))
     degrees = Degrees(record.pp, record.dp, record.tmp, record.mbs)
     return Solution(degrees, tuple(record.placement), tuple(record.cuts), tuple(record.shares or ()))
 
 
 def solution_dict(solution: Solution) -> dict[str, Any]:
-    """A solution in its file format."""
+    """A solution in its file format, as plain values."""
     return {
         **asdict(solution.degrees),
         "placement": [int(device) for device in solution.placement],
@@ -419,7 +438,7 @@ def solution_dict(solution: Solution) -> dict[str, Any]:
 
 
 def evaluate(instance: Instance, solution: Solution) -> Evaluation:
-    """Time and memory of a strategy, by Eq. 3 to 5. Raises ValueError where it is none of the instance."""
+    """Time and memory of a strategy, by Eq. 3 to 5. Raises ValueError where it is no solution of the instance."""
     if wrong := _malformed(instance, solution):
         raise ValueError(wrong[0])
     shares = shares_of(instance, solution)
@@ -447,14 +466,14 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
 
 
 def shares_of(instance: Instance, solution: Solution) -> tuple[int, ...]:
-    """gas_i of every pipeline of a solution of the instance, its own or even ones."""
+    """gas_i, the micro-batches of every pipeline of a solution: its own, or even ones."""
     shares = solution.shares or instance.even_shares(solution.degrees.dp, solution.degrees.mbs)
     assert shares is not None, "a solution without shares has even ones"
     return shares
 
 
 def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
-    """What users see of a strategy's costs."""
+    """The costs of a strategy as users see them, by name."""
     result = evaluate(instance, solution)
     worst = max(result.stages, key=lambda stage: stage.peak_bytes - stage.limit_bytes)
     return {
@@ -473,7 +492,7 @@ def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
 
 
 def violations(instance: Instance, solution: Solution) -> list[str]:
-    """Every constraint that a strategy breaks, in words; empty where it is feasible."""
+    """Every constraint that a strategy breaks, one text each; empty where it is feasible."""
     if wrong := _malformed(instance, solution):
         return wrong
     broken = []
@@ -488,6 +507,7 @@ def violations(instance: Instance, solution: Solution) -> list[str]:
 
 
 def _malformed(instance: Instance, solution: Solution) -> list[str]:
+    """Why a strategy is no solution of the instance, in words; empty where it is one, whatever memory it needs."""
     degrees, devices, layers = solution.degrees, instance.devices, instance.layers
     if degrees.pp * degrees.dp * degrees.tmp != devices:
         return [f"pp x dp x tmp is {degrees.pp} x {degrees.dp} x {degrees.tmp}; the cluster has {devices} devices"]
@@ -495,7 +515,7 @@ def _malformed(instance: Instance, solution: Solution) -> list[str]:
         possible = sorted({tmp for tmp, _ in instance.tables}), sorted({mbs for _, mbs in instance.tables})
         return [f"tmp is {degrees.tmp}, mbs {degrees.mbs}; the instance has tmp {shown(possible[0])}, mbs {shown(possible[1])}"]
     for name, degree in (("dp", degrees.dp), ("tmp", degrees.tmp)):
-        if not instance.may_be(degree):
+        if not instance.allows_degree(degree):
             return [f"{name} is {degree}; the instance wants a power of two"]
     for device, times in Counter([*range(devices), *solution.placement]).items():
         if times != 2:

@@ -13,7 +13,7 @@ MOST_RUNS = 8  # of device numbers that a cell shows
 
 
 def strategy_table(instance: Instance, solution: Solution) -> Table:
-    """One row: the degrees of a strategy, and how it shares out the batch."""
+    """A table of one row: the degrees of a strategy, and the micro-batches of each pipeline."""
     costs = describe(instance, solution)
     columns = ("pp", "dp", "tmp", "devices", "samples of a step", "a pipeline", "samples each")
     numbers = (costs["pp"], costs["dp"], costs["tmp"], instance.devices, instance.batch, _shares(costs["shares"]), costs["mbs"])
@@ -21,7 +21,7 @@ def strategy_table(instance: Instance, solution: Solution) -> Table:
 
 
 def stage_table(instance: Instance, solution: Solution) -> Table:
-    """A row for every stage: its devices, layers, times, and the fullest device's memory beside its limit."""
+    """A table of the stages: devices, layers, times, and need and limit of the fullest device's memory."""
     columns = ("stage", "devices", "kinds", "layers", "count", "time", "transfer", "sync", "memory", "of")
     size, rows = solution.degrees.dp * solution.degrees.tmp, []
     for number, stage in enumerate(describe(instance, solution)["stages"]):
@@ -40,13 +40,14 @@ def stage_table(instance: Instance, solution: Solution) -> Table:
 
 
 def _shares(shares: Sequence[int]) -> str:
+    """The micro-batches of each pipeline as a text."""
     if len(set(shares)) == 1:
         return plural(shares[0], "micro-batch")
     return f"{', '.join(map(str, shares))} micro-batches"
 
 
 def _runs(numbers: Sequence[int]) -> str:
-    """Ascending numbers, consecutive ones as a run."""
+    """Ascending numbers as a text, with consecutive ones as a range."""
     indices = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
     runs = [[number for _, number in run] for _, run in indices]
     shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]

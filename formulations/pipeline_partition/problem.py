@@ -297,7 +297,7 @@ def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
         "bubble": result.timeline.bubble,
         "master_stage": result.critical.master,
         "stages": [asdict(stage) for stage in result.stages],
-        **instance.fullest(solution.cuts),
+        **instance.fullest_stage_costs(solution.cuts),
     }
 
 
@@ -314,7 +314,7 @@ def violations(instance: Instance, solution: Solution) -> list[str]:
 
 def _malformed(instance: Instance, solution: Solution) -> list[str]:
     """Why a solution does not belong to the instance, in words; empty where it does, whatever its samples and memory are."""
-    if misplaced := instance.misplaced(solution.cuts):
+    if misplaced := instance.wrong_cuts(solution.cuts):
         return misplaced
     if not 0 <= solution.sliced <= (most := most_sliced(instance.stages, instance.micro_batches)):
         return [f"sliced is {solution.sliced}; give 0 to {most}"]

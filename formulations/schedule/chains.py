@@ -104,7 +104,7 @@ class Chain(ProblemInstance):
             raise InputError("instance", "memory", "is missing", fix)
         return replace(self, memory=self.memory.with_limits(np.full(self.stages, memory_bytes, np.int64)))
 
-    def misplaced(self, cuts: Sequence[int]) -> list[str]:
+    def wrong_cuts(self, cuts: Sequence[int]) -> list[str]:
         """Why these are no cuts of the chain, in words; empty where they are."""
         if len(cuts) == self.stages - 1 and all(first < end for first, end in pairwise((0, *cuts, self.length))):
             return []
@@ -129,7 +129,7 @@ class Chain(ProblemInstance):
             if peak is not None and peak > limit
         ]
 
-    def fullest(self, cuts: Sequence[int]) -> dict[str, Any]:
+    def fullest_stage_costs(self, cuts: Sequence[int]) -> dict[str, Any]:
         """What users see of the fullest stage; nothing without memory."""
         if (memory := self.memory) is None:
             return {}

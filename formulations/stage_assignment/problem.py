@@ -193,7 +193,7 @@ def solution_dict(solution: Solution) -> dict[str, Any]:
 def evaluate(instance: Instance, solution: Solution) -> Evaluation:
     """Time and memory of a solution, by Eq. 5 and the constraint at the head of this file. Raises ValueError where it is no
     solution of the instance."""
-    if wrong := instance.misplaced(solution.cuts):
+    if wrong := instance.wrong_cuts(solution.cuts):
         raise ValueError(wrong[0])
     stages, peaks = [], instance.peaks_bytes(solution.cuts)
     for i, (first, last) in enumerate(solution.spans(instance.layers)):
@@ -215,13 +215,13 @@ def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
         "slowest_ns": max(stage.time_ns for stage in result.stages),
         "transfers_ns": sum(stage.transfer_ns for stage in result.stages),
         "stages": [asdict(stage) for stage in result.stages],
-        **instance.fullest(solution.cuts),
+        **instance.fullest_stage_costs(solution.cuts),
     }
 
 
 def violations(instance: Instance, solution: Solution) -> list[str]:
     """Every constraint that a solution breaks, one text each; empty where it is feasible."""
-    return instance.misplaced(solution.cuts) or instance.over_memory(solution.cuts)
+    return instance.wrong_cuts(solution.cuts) or instance.over_memory(solution.cuts)
 
 
 def most_ns(instance: Instance) -> int:

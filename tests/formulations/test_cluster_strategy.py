@@ -11,7 +11,7 @@ import pytest
 from trainplan.execution.analysis.memory.peak import memory_walk
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.formulations.cluster_strategy.definition import PROBLEM, layout
-from trainplan.formulations.cluster_strategy.group_compositions import makes
+from trainplan.formulations.cluster_strategy.group_compositions import compositions
 from trainplan.formulations.cluster_strategy.problem import Instance, Solution, evaluate, shares_of, violations
 from trainplan.formulations.parameters import chosen
 from trainplan.formulations.plan.request import Request
@@ -157,8 +157,8 @@ def test_makes_are_all_ways_to_take_devices_or_too_many_to_list() -> None:
             return all(make[a] >= make[b] for a, b in pairs if alike[a] == alike[b])
 
         ways = [make for make in product(*(range(count + 1) for count in counts)) if sum(make) == size and falls(make)]
-        assert makes(tuple(counts), tuple(alike), size, len(ways)) == tuple(sorted(ways, reverse=True))
-        assert not ways or makes(tuple(counts), tuple(alike), size, len(ways) - 1) is None
+        assert compositions(tuple(counts), tuple(alike), size, len(ways)) == tuple(sorted(ways, reverse=True))
+        assert not ways or compositions(tuple(counts), tuple(alike), size, len(ways) - 1) is None
     nodes = 1024
-    assert makes((8,) * nodes, tuple(range(nodes)), 4096, 20_000) is None  # more than there are atoms
-    assert makes((8,) * nodes, (0,) * nodes, 8 * nodes, 20_000) == ((8,) * nodes,)
+    assert compositions((8,) * nodes, tuple(range(nodes)), 4096, 20_000) is None  # more than there are atoms
+    assert compositions((8,) * nodes, (0,) * nodes, 8 * nodes, 20_000) == ((8,) * nodes,)
