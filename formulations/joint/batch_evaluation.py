@@ -19,13 +19,13 @@ from trainplan.formulations.schedule.vectorised import pass_ends_ns
 SUMMED = ("forward_ns", "backward_ns", "last_ns", "reduce_ns", "optimizer_ns")
 
 
-def takes(configuration: Configuration) -> bool:
+def supports_batching(configuration: Configuration) -> bool:
     """Whether choices of the configuration can be looked at in lots."""
     return configuration.schedule.chunks == 1 and not configuration.schedule.sliced and configuration.reduction is None
 
 
 @dataclass(frozen=True, eq=False)
-class Lot:
+class ChoiceBatch:
     """Choices for the units of a configuration between some cuts. choices: (N, L), the option of every unit."""
 
     instance: Instance
@@ -36,23 +36,23 @@ class Lot:
     def steps_ns(self) -> tuple[Integers, NDArray[np.bool_]]:
         """(N,) each: the step of every choice; and which of them agree and fit, of the others the step means nothing."""
         instance, configuration, choices = self.instance, self.configuration, self.choices
-        borders, count = (0, *self.cuts, instance.length), len(choices)
-        once = self._once()
+        edges, count = (0, *self.cuts, instance.length), len(choices)
+        once = self._is_tied_once()
         times = {name: np.zeros((configuration.stages, count), np.int64) for name in (*SUMMED, "sent", "returned")}
         fits = np.ones(count, bool)
         for x in range(configuration.stages):
-            first, end = borders[x], borders[x + 1]
+            first, end = edges[x], edges[x + 1]
             for name in SUMMED:
                 times[name][x] = sum(self._column(name, l, x, once) for l in range(first, end))
             times["forward_ns"][x] += self._column("head_ns", first, x, once)
             times["backward_ns"][x] += self._column("turn_ns", end - 1, x, once) + self._column("tail_ns", first, x, once)
             fits &= self._fits(x, range(first, end), once)
         for x in range(configuration.stages):
-            for l in range(max(1, borders[x]), borders[x + 1]):
-                fits &= self._cross(times, l, x, l == borders[x])
+            for l in range(max(1, edges[x]), edges[x + 1]):
+                fits &= self._cross(times, l, x, l == edges[x])
         return self._aggregated(times, once), fits
 
-    def _once(self) -> NDArray[np.bool_]:
+    def _is_tied_once(self) -> NDArray[np.bool_]:
         tied = self.configuration.tied
         if tied is None or tied.equal is None:
             return np.zeros(len(self.choices), bool)
@@ -70,29 +70,29 @@ class Lot:
         return self.instance.table(self.configuration, stage, unit)
 
     def _fits(self, stage: int, units: Sequence[int], once: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        site = self.configuration.site(stage)
+        group = self.configuration.device_group(stage)
 
         def columns(name: str) -> Integers:
             return np.stack([self._column(name, l, stage, once) for l in units], axis=1)
 
         state, kept, work = (columns(name) for name in ("state_bytes", "kept_bytes", "work_bytes"))
         peaks, _ = stage_peak(state, kept, work, self.configuration.in_flight(stage), columns("held_bytes"))
-        fits: NDArray[np.bool_] = peaks <= self.instance.limit_bytes(site)
-        if (room := self.instance.host_limit_bytes(site)) is not None:
-            fits &= columns("host_bytes").sum(axis=1) <= room
+        fits: NDArray[np.bool_] = peaks <= self.instance.limit_bytes(group)
+        if (host_limit := self.instance.host_limit_bytes(group)) is not None:
+            fits &= columns("host_bytes").sum(axis=1) <= host_limit
         return fits
 
-    def _cross(self, times: dict[str, Integers], unit: int, stage: int, begins: bool) -> NDArray[np.bool_]:
+    def _cross(self, times: dict[str, Integers], unit: int, stage: int, begins_stage: bool) -> NDArray[np.bool_]:
         """Add what crosses the boundary before a unit; whether the states there agree. begins: whether the stage does."""
         boundary = self.instance.boundary(self.configuration, stage, unit)
-        before = self._table(unit - 1, stage - begins).leave[self.choices[:, unit - 1]]
+        before = self._table(unit - 1, stage - begins_stage).leave[self.choices[:, unit - 1]]
         pairs = before, self._table(unit, stage).enter[self.choices[:, unit]]
         there, back = boundary.relayout_forward_ns[pairs], boundary.relayout_backward_ns[pairs]
         agree: NDArray[np.bool_] = np.maximum(there, back) < FORBIDDEN
-        if not begins or boundary.relayout_at_cut:
+        if not begins_stage or boundary.relayout_at_cut:
             times["forward_ns"][stage] += np.where(agree, there, 0)
-            times["backward_ns"][stage - begins] += np.where(agree, back, 0)
-        if begins:
+            times["backward_ns"][stage - begins_stage] += np.where(agree, back, 0)
+        if begins_stage:
             link = self.configuration.links[stage - 1]
             times["sent"][stage] += boundary.message_forward_ns[link][pairs]
             times["returned"][stage - 1] += boundary.message_backward_ns[link][pairs]

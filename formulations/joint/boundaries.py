@@ -37,7 +37,7 @@ def state_name(state: State) -> str:
     return ", tokens ".join([*words, *(f"{degree}x{stride}" for stride, degree in ([] if tokens is None else [tokens]))])
 
 
-class Borders:
+class Boundaries:
     """Boundaries of one profile's units between equal stages."""
 
     state_of: Callable[[Strategy], Any] = staticmethod(state_of)

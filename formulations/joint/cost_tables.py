@@ -24,10 +24,10 @@ from trainplan.formulations.costs.sequential.communication import moved_bytes, t
 from trainplan.formulations.costs.sequential.cost_models import times_of
 from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes
 from trainplan.formulations.costs.sequential.sublayer_time import grouped_units, layer_name, partial_sums_ns, unit_work
-from trainplan.formulations.joint.boundaries import Borders
+from trainplan.formulations.joint.boundaries import Boundaries
 from trainplan.formulations.joint.cluster_symmetry import groups_alike, stages_alike
 from trainplan.formulations.joint.host_offload import with_host
-from trainplan.formulations.joint.problem import Configuration, DeviceClass, Instance, Schedule, Site, Unit
+from trainplan.formulations.joint.problem import Configuration, DeviceClass, DeviceGroup, Instance, Schedule, Unit
 from trainplan.formulations.joint.search_space import Space, every_strategy, options
 from trainplan.formulations.joint.tables import Boundary, Halved, Option, OptionTable, Tables, Tied
 from trainplan.formulations.plan.request import Request
@@ -78,7 +78,7 @@ class JointCosts:
         self.boundary_kinds = tuple(self.boundaries.index(size) for size in between)
         self.layers = [group[0].layer for group in grouped]
         self.cuttable = tuple(not space.between_layers or a != b for a, b in pairwise(self.layers))
-        self.borders = Borders(profile)
+        self.boundary_costs = Boundaries(profile)
         self.tables = cache(self._tables)
         self.tied = cache(self._tied)
         self.options = cache(self._options)
@@ -98,7 +98,7 @@ class JointCosts:
         sublayers = {} if model is None else model.sublayers
         by_kind = [options(space, possible, [sublayers[part] for part in parts if sublayers]) for parts in self.kinds]
         if setting.alone:
-            by_kind = [[each for each in kind if not _of_h3t(each, group)] for kind in by_kind]
+            by_kind = [[option for option in kind if not _of_h3t(option, group)] for kind in by_kind]
         return tuple(map(tuple, by_kind)) if all(by_kind) else ()
 
     def _every_strategy(self, group: int) -> list[Strategy]:
@@ -116,17 +116,17 @@ class JointCosts:
 
     def _tables(self, setting: Setting) -> Tables:
         by_kind = self.options(setting)
-        shown = self._by_state(by_kind)
-        units = (self._unit(*kind, list(shown), setting) for kind in zip(self.kinds, by_kind, strict=True))
-        of_state = list(shown.values())
+        by_state = self._by_state(by_kind)
+        units = (self._unit(*kind, list(by_state), setting) for kind in zip(self.kinds, by_kind, strict=True))
+        of_state = list(by_state.values())
         return Tables(
             units=tuple(units),
             boundaries=tuple(self._boundary(size, of_state, setting) for size in self.boundaries),
-            states=tuple(map(self.borders.state_name, shown)),
+            states=tuple(map(self.boundary_costs.state_name, by_state)),
         )
 
     def _boundary(self, size: int, strategies: Sequence[Strategy], setting: Setting) -> Boundary:
-        boundary = self.borders.boundary(size, strategies, *setting[:3], setting.chunks)
+        boundary = self.boundary_costs.boundary(size, strategies, *setting[:3], setting.chunks)
         if not self.space.least_memory:
             return boundary
         none = np.zeros_like(boundary.message_forward_bytes)  # when messages lie where they arrive is not sure
@@ -151,7 +151,7 @@ class JointCosts:
             for option, strategy in zip(options, strategies, strict=True)
         ]
         columns = {name: [joined[name] for joined in map(_joined, rows)] for name in NAMES}
-        interface = [states.index(self.borders.state_of(strategy)) for strategy in strategies]
+        interface = [states.index(self.boundary_costs.state_of(strategy)) for strategy in strategies]
         halved = None
         if sliced:
             halves = partial(halved_passes, self.profile, samples=samples, precision=self.precision)
@@ -202,20 +202,20 @@ class JointCosts:
         by_kind = self.options(setting)
         first, last = (by_kind[self.units[end].kind] for end in (0, -1))
         numbers = dict[tuple[Any, ...], int]()
-        ahead, behind = (
+        first_keys, last_keys = (
             np.array(
-                [-1 - end if (key := _shared_by(each)) is None else numbers.setdefault(key, len(numbers)) for each in kind]
+                [-1 - end if (key := _shared_by(option)) is None else numbers.setdefault(key, len(numbers)) for option in kind]
             )
             for end, kind in enumerate((first, last))
         )
-        equal = ahead[:, None] == behind
+        equal = first_keys[:, None] == last_keys
         once = self._unit(self.kinds[self.units[-1].kind], last, list(self._by_state(by_kind)), setting, once=True)
         return Tied(reduce_ns=time, equal=equal, once=once)
 
     def _by_state(self, by_kind: Sequence[Sequence[Option]]) -> dict[Any, Strategy]:
         """The interface states of some options, and one strategy of each."""
         strategies = (strategy_of(option) for options in by_kind for option in options)
-        return {self.borders.state_of(strategy): strategy for strategy in strategies}
+        return {self.boundary_costs.state_of(strategy): strategy for strategy in strategies}
 
     # The instance
 
@@ -254,8 +254,8 @@ class JointCosts:
         space, devices = self.space, self.profile.devices
         depths = [depth for depth in self.depths if space.depths is None or depth in space.depths]
         if not depths:
-            asked = ", ".join(map(str, space.depths or []))
-            problem, possible = f"is {asked}", ", ".join(map(str, self.depths)) or "none"
+            requested = ", ".join(map(str, space.depths or []))
+            problem, possible = f"is {requested}", ", ".join(map(str, self.depths)) or "none"
             raise InputError("command line", "--pipeline", problem, f"give another: {len(self.units)} units have {possible}")
         configurations, numbers = [], divisors(batch) if space.micro_batches is None else space.micro_batches
         for depth in depths:
@@ -322,8 +322,8 @@ class JointCosts:
         return Configuration(
             schedule=schedule,
             micro_batches=micro_batches,
-            sites=(Site((group,)),) * depth,
-            links=self.borders.links(group, schedule.chunks),
+            device_groups=(DeviceGroup((group,)),) * depth,
+            links=self.boundary_costs.links(group, schedule.chunks),
             make_tables=lambda: (self.tables(setting),),
             make_tied=partial(self.tied, setting),
             cuts=self._cuts(schedule, depth * schedule.chunks),
@@ -383,6 +383,6 @@ def halved_passes(
     times = times_of(profile, sublayer, strategy, samples, precision=precision)
     rows = samples // 2 // strategy.data_degree
     forward_ns, backward_ns = map(round, partial_sums_ns(profile, profile.shapes[sublayer], strategy, rows))
-    beside = times.forward_ns - work.forward_ns - work.partial_ns + forward_ns
+    other_ns = times.forward_ns - work.forward_ns - work.partial_ns + forward_ns
     back = times.backward_ns - work.partial_back_ns + 2 * backward_ns
-    return work.forward_ns // 2 + beside, work.forward_ns - work.forward_ns // 2 + beside, back
+    return work.forward_ns // 2 + other_ns, work.forward_ns - work.forward_ns // 2 + other_ns, back

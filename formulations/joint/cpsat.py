@@ -17,19 +17,19 @@ from typing import Any
 
 from ortools.sat.python import cp_model
 from trainplan.formulations.cpsat import Terms, weighted_sum
-from trainplan.formulations.joint.integer_model import Place, Places, check_suited
+from trainplan.formulations.joint.integer_model import Node, Nodes, check_supported
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.formulations.joint.simulation import graph_of
 from trainplan.formulations.joint.stage_memory import moments_of
 from trainplan.formulations.schedule.end_time_rows import Sum, end_time_rows
 from trainplan.formulations.schedule.graph import Symbol
 
-Variables = dict[Place, cp_model.IntVar]
+Variables = dict[Node, cp_model.IntVar]
 
 
 def build(instance: Instance) -> tuple[cp_model.CpModel, Variables]:
     """The model of an instance of one configuration, and x by unit, stage and option."""
-    check_suited(instance)
+    check_supported(instance)
     stated = _Model(instance)
     stated.path()
     stated.ends()
@@ -43,65 +43,65 @@ class _Model:
     """The model under way."""
 
     def __init__(self, instance: Instance) -> None:
-        self.instance, self.places, self.model = instance, Places(instance), cp_model.CpModel()
-        self.most = self.places.most_ns()
-        self.x: Variables = {(l, i, s): self.model.new_bool_var(f"x[{l},{i},{s}]") for l, i, s in self.places.every}
-        self.z = {c: self.model.new_bool_var(f"z[{q}]") for q, c in enumerate(self.places.crossings)}
-        self.h: Variables = {place: self.model.new_bool_var(f"h{list(place)}") for place in self.places.firsts}
-        self.e: Variables = {place: self.model.new_bool_var(f"e{list(place)}") for place in self.places.lasts}
+        self.instance, self.nodes, self.model = instance, Nodes(instance), cp_model.CpModel()
+        self.most = self.nodes.most_ns()
+        self.x: Variables = {(l, i, s): self.model.new_bool_var(f"x[{l},{i},{s}]") for l, i, s in self.nodes.all_nodes}
+        self.z = {c: self.model.new_bool_var(f"z[{q}]") for q, c in enumerate(self.nodes.crossings)}
+        self.h: Variables = {node: self.model.new_bool_var(f"h{list(node)}") for node in self.nodes.firsts}
+        self.e: Variables = {node: self.model.new_bool_var(f"e{list(node)}") for node in self.nodes.lasts}
         self.times: dict[Symbol, cp_model.IntVar] = {}
 
     def path(self) -> None:
         """Every unit has one place, and neighbouring places a crossing."""
-        places, last = self.places, len(self.places.units) - 1
-        for l in places.units:
-            self.model.add_exactly_one(x for place, x in self.x.items() if place[0] == l)
+        nodes, last = self.nodes, len(self.nodes.units) - 1
+        for l in nodes.units:
+            self.model.add_exactly_one(x for node, x in self.x.items() if node[0] == l)
             if l:
                 self.model.add_exactly_one(z for c, z in self.z.items() if c.unit == l)
-            for i in places.stages_of(l):
+            for i in nodes.stages_of(l):
                 if l < last:
-                    for state in sorted(set(places.table(l, i).leave.tolist())):
+                    for state in sorted(set(nodes.table(l, i).leave.tolist())):
                         over = [
                             z for c, z in self.z.items() if c.unit == l + 1 and c.stage - c.begins == i and c.before == state
                         ]
-                        self.model.add(sum(over) == sum(self.x[l, i, s] for s in places.options(l, i, state, "leave")))
+                        self.model.add(sum(over) == sum(self.x[l, i, s] for s in nodes.options(l, i, state, "leave")))
                 if l:
-                    for state in sorted(set(places.table(l, i).enter.tolist())):
+                    for state in sorted(set(nodes.table(l, i).enter.tolist())):
                         over = [z for c, z in self.z.items() if c.unit == l and c.stage == i and c.after == state]
-                        self.model.add(sum(over) == sum(self.x[l, i, s] for s in places.options(l, i, state, "enter")))
-        self.model.add(sum(x for place, x in self.x.items() if place[:2] == (0, 0)) == 1)
+                        self.model.add(sum(over) == sum(self.x[l, i, s] for s in nodes.options(l, i, state, "enter")))
+        self.model.add(sum(x for node, x in self.x.items() if node[:2] == (0, 0)) == 1)
 
     def ends(self) -> None:
         """Which places begin or end a stage."""
         for variables in (self.h, self.e):
-            for place, variable in variables.items():
-                self.model.add_implication(variable, self.x[place])
-        for l, i in sorted({place[:2] for place in self.h}):
-            for state in sorted(set(self.places.table(l, i).enter.tolist())):
+            for node, variable in variables.items():
+                self.model.add_implication(variable, self.x[node])
+        for l, i in sorted({node[:2] for node in self.h}):
+            for state in sorted(set(self.nodes.table(l, i).enter.tolist())):
                 over = [z for c, z in self.z.items() if c.begins and (c.unit, c.stage, c.after) == (l, i, state)]
-                self.model.add(sum(over) == sum(self.h[l, i, s] for s in self.places.options(l, i, state, "enter")))
-        for l, i in sorted({place[:2] for place in self.e}):
-            for state in sorted(set(self.places.table(l, i).leave.tolist())):
+                self.model.add(sum(over) == sum(self.h[l, i, s] for s in self.nodes.options(l, i, state, "enter")))
+        for l, i in sorted({node[:2] for node in self.e}):
+            for state in sorted(set(self.nodes.table(l, i).leave.tolist())):
                 over = [z for c, z in self.z.items() if c.begins and (c.unit, c.stage, c.before) == (l + 1, i + 1, state)]
-                self.model.add(sum(over) == sum(self.e[l, i, s] for s in self.places.options(l, i, state, "leave")))
+                self.model.add(sum(over) == sum(self.e[l, i, s] for s in self.nodes.options(l, i, state, "leave")))
 
     def once(self) -> None:
         """The last unit's options as one table exactly where the first unit's option lets them be."""
-        if not self.places.twice:
+        if not self.nodes.has_tied_options:
             return
-        last, count = self.places.units[-1], self.places.last_options
+        last, count = self.nodes.units[-1], self.nodes.last_options
         for s in range(count):
-            equal = _sum([x for (l, _, first), x in self.x.items() if l == 0 and s in self.places.once(first)])
+            equal = _sum([x for (l, _, first), x in self.x.items() if l == 0 and s in self.nodes.once(first)])
             self.model.add(self.x[last, 0, count + s] <= equal)
             self.model.add(self.x[last, 0, s] + equal <= 1)
 
     def time(self, symbol: Symbol) -> cp_model.IntVar:
         """The variable of a time of a stage."""
         if symbol not in self.times:
-            terms: Terms = [(self.x[place], value) for place, value in self.places.of_place(symbol)]
-            terms += [(self.z[crossing], value) for crossing, value in self.places.of_crossing(symbol)]
-            terms += [(self.h[place], value) for place, value in self.places.of_end(symbol, True)]
-            terms += [(self.e[place], value) for place, value in self.places.of_end(symbol, False)]
+            terms: Terms = [(self.x[node], value) for node, value in self.nodes.node_times(symbol)]
+            terms += [(self.z[crossing], value) for crossing, value in self.nodes.crossing_times(symbol)]
+            terms += [(self.h[node], value) for node, value in self.nodes.end_times(symbol, True)]
+            terms += [(self.e[node], value) for node, value in self.nodes.end_times(symbol, False)]
             variable = self.model.new_int_var(0, self.most, f"{symbol[0]}[{symbol[1]}]")
             self.model.add(variable == weighted_sum(terms))
             self.times[symbol] = variable
@@ -113,19 +113,19 @@ class _Model:
 
     def tied(self) -> Any:
         """What the sum of a tied table takes: nothing where it is one parameter."""
-        tied = self.places.configuration.tied
+        tied = self.nodes.configuration.tied
         if tied is None:
             return 0
-        last, count = self.places.units[-1], self.places.last_options
+        last, count = self.nodes.units[-1], self.nodes.last_options
         return tied.reduce_ns * (1 - sum(x for (l, _, s), x in self.x.items() if l == last and s >= count))
 
     def memory(self) -> None:
         """No device and no host holds more than it has."""
-        places, configuration = self.places, self.places.configuration
-        of_stage = {x: [place for place in places.every if place[1] == x] for x in places.stages}
+        nodes, configuration = self.nodes, self.nodes.configuration
+        of_stage = {x: [node for node in nodes.all_nodes if node[1] == x] for x in nodes.stages}
 
-        def column(of: Iterable[Place], name: str, factor: int = 1) -> Terms:
-            return [(self.x[l, i, s], factor * int(getattr(places.table(l, i), name)[s])) for l, i, s in of]
+        def column(of: Iterable[Node], name: str, factor: int = 1) -> Terms:
+            return [(self.x[l, i, s], factor * int(getattr(nodes.table(l, i), name)[s])) for l, i, s in of]
 
         for moment in moments_of(configuration):
             base: Terms = []
@@ -133,24 +133,24 @@ class _Model:
                 base += column(of_stage[y], "state_bytes") + column(of_stage[y], "held_bytes", n)
                 base += column(of_stage[y], "kept_bytes", n - (y == moment.stage))
             for message, n in moment.messages:
-                base += [(self.z[crossing], n * size) for crossing, size in places.message_bytes(message)]
-            limit = self.instance.limit_bytes(configuration.site(moment.counts[0][0]))
+                base += [(self.z[crossing], n * size) for crossing, size in nodes.message_bytes(message)]
+            limit = self.instance.limit_bytes(configuration.device_group(moment.counts[0][0]))
             if moment.stage is None:
                 self.model.add(weighted_sum(base) <= limit)
                 continue
-            for l in sorted({place[0] for place in of_stage[moment.stage]}):
-                here = [place for place in of_stage[moment.stage] if place[0] == l]
+            for l in sorted({node[0] for node in of_stage[moment.stage]}):
+                here = [node for node in of_stage[moment.stage] if node[0] == l]
                 base += column(here, "kept_bytes")
                 self.model.add(weighted_sum([*base, *column(here, "work_bytes")]) <= limit)
-        for x in places.stages:
-            room = self.instance.host_limit_bytes(configuration.site(x))
-            if room is not None:
-                self.model.add(weighted_sum(column(of_stage[x], "host_bytes")) <= room)
+        for x in nodes.stages:
+            host_limit = self.instance.host_limit_bytes(configuration.device_group(x))
+            if host_limit is not None:
+                self.model.add(weighted_sum(column(of_stage[x], "host_bytes")) <= host_limit)
 
 
 def _simulated(stated: _Model) -> Any:
-    model, places = stated.model, stated.places
-    passes = end_time_rows(graph_of(places.configuration), lambda duration: duration)
+    model, nodes = stated.model, stated.nodes
+    passes = end_time_rows(graph_of(nodes.configuration), lambda duration: duration)
     starts = [model.new_int_var(0, stated.most, f"S[{v}]") for v in range(len(passes.rows))]
     step = model.new_int_var(0, stated.most, "J")
 
@@ -161,40 +161,40 @@ def _simulated(stated: _Model) -> Any:
     for start, sums in zip(starts, passes.rows, strict=True):
         for moment in sums:
             model.add(start >= total(moment))
-    sites, tied = len(places.configuration.sites), stated.tied()
-    for x in range(sites):
-        ends = x in (0, sites - 1) and places.configuration.tied is not None
-        behind = [*(stated.time(("optimizer_ns", y)) for y in places.stages[x::sites]), *([tied] if ends else [])]
-        for other in {0, sites - 1} if ends else {x}:
-            reduced = [stated.time(("reduce_ns", y)) for y in places.stages[other::sites]]
-            model.add(step >= _sum([total(passes.ends[other]), *reduced, *behind]))
+    group_count, tied = len(nodes.configuration.device_groups), stated.tied()
+    for x in range(group_count):
+        ends = x in (0, group_count - 1) and nodes.configuration.tied is not None
+        after_passes = [*(stated.time(("optimizer_ns", y)) for y in nodes.stages[x::group_count]), *([tied] if ends else [])]
+        for other in {0, group_count - 1} if ends else {x}:
+            reduced = [stated.time(("reduce_ns", y)) for y in nodes.stages[other::group_count]]
+            model.add(step >= _sum([total(passes.ends[other]), *reduced, *after_passes]))
     return step
 
 
 def _eq_8(stated: _Model) -> Any:
     names = ("forward_ns", "backward_ns", "message_forward_ns", "message_backward_ns")
     slowest, running = _slowest(stated, names)
-    syncs = [stated.total(("last_ns", "reduce_ns", "optimizer_ns"), x) for x in stated.places.stages]
-    return _sum([(stated.places.configuration.micro_batches - 1) * slowest, *running, *syncs, stated.tied()])
+    syncs = [stated.total(("last_ns", "reduce_ns", "optimizer_ns"), x) for x in stated.nodes.stages]
+    return _sum([(stated.nodes.configuration.micro_batches - 1) * slowest, *running, *syncs, stated.tied()])
 
 
 def _eq_5(stated: _Model) -> Any:
     slowest, running = _slowest(stated, ("forward_ns", "backward_ns"))
-    moves = [stated.total(("message_forward_ns", "message_backward_ns"), x) for x in stated.places.stages]
-    return _sum([(stated.places.configuration.micro_batches - 1) * slowest, *running, *moves])
+    moves = [stated.total(("message_forward_ns", "message_backward_ns"), x) for x in stated.nodes.stages]
+    return _sum([(stated.nodes.configuration.micro_batches - 1) * slowest, *running, *moves])
 
 
 def _eq_4(stated: _Model) -> Any:
-    longest, last = stated.model.new_int_var(0, stated.most, "W"), stated.places.stages[-1]
-    for x in stated.places.stages:
-        behind = stated.total(("reduce_ns", "optimizer_ns"), x)
-        stated.model.add(_sum([behind, *([stated.tied()] if x in (0, last) else [])]) <= longest)
+    longest, last = stated.model.new_int_var(0, stated.most, "W"), stated.nodes.stages[-1]
+    for x in stated.nodes.stages:
+        after_passes = stated.total(("reduce_ns", "optimizer_ns"), x)
+        stated.model.add(_sum([after_passes, *([stated.tied()] if x in (0, last) else [])]) <= longest)
     return _sum([_eq_5(stated), longest])
 
 
 def _slowest(stated: _Model, names: Iterable[str]) -> tuple[cp_model.IntVar, list[Any]]:
     """The largest sum of times of any stage, and that of each."""
-    running: list[Any] = [stated.total(names, x) for x in stated.places.stages]
+    running: list[Any] = [stated.total(names, x) for x in stated.nodes.stages]
     slowest = stated.model.new_int_var(0, stated.most, "V")
     for whole in running:
         stated.model.add(whole <= slowest)
@@ -210,4 +210,4 @@ _STEP: dict[str, Callable[[_Model], Any]] = {"simulated": _simulated, "eq8": _eq
 
 def extract(instance: Instance, x: Variables, value: Callable[[cp_model.IntVar], bool]) -> Solution:
     """The solution that x stands for, by the value of each variable."""
-    return Places(instance).solution([place for place, variable in x.items() if value(variable)])
+    return Nodes(instance).solution([node for node, variable in x.items() if value(variable)])

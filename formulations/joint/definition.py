@@ -106,16 +106,16 @@ class Joint(Problem):
         """One for each context-parallel degree asked for, and what its ranks exchange, that the devices, the tokens and the
         heads allow. Raises InputError."""
         self.scope.clipped_request(request)  # says what they have none of, where one choice would just be left out
-        choices, made, refused = cp_choices(request.options), list[Instance](), list[InputError]()
+        choices, instances, refused = cp_choices(request.options), list[Instance](), list[InputError]()
         for degree, exchange in choices:
             chosen = {CP.name: str(degree), CP_EXCHANGE.name: exchange}
             try:
-                made.append(self.instance(replace(request, options={**request.options, **chosen})))
+                instances.append(self.instance(replace(request, options={**request.options, **chosen})))
             except InputError as error:
                 refused.append(error)
-        if not made:
+        if not instances:
             raise refused[0]
-        return made
+        return instances
 
     def instance(self, request: Request) -> Instance:
         """All depths, micro-batches and strategies that are possible, or those asked for, of one context-parallel degree.
@@ -138,12 +138,12 @@ class Joint(Problem):
             problem, fix = "is missing", "give it: the profile describes no model that can be planned"
             raise InputError("command line", "--model", problem, fix)
         configuration = instance.configurations[solution.configuration]
-        schedule, sites = configuration.schedule, configuration.sites
-        begins = [sum(site.size for site in sites[:index]) for index in range(len(sites))]
+        schedule, groups = configuration.schedule, configuration.device_groups
+        begins = [sum(group.size for group in groups[:index]) for index in range(len(groups))]
         stages, chosen = [], list[Option]()
         for x, (first, last) in enumerate(solution.spans()):
-            begin, units = begins[x % len(sites)], instance.units
-            ranks = list(range(begin, begin + configuration.site(x).size))
+            begin, units = begins[x % len(groups)], instance.units
+            ranks = list(range(begin, begin + configuration.device_group(x).size))
             stages.append(Stage(ranks=ranks, first_unit=units[first].first, last_unit=units[last].last))
             for l in range(first, last + 1):
                 option = instance.table(configuration, x, l).options[solution.choice[l]]
@@ -157,13 +157,13 @@ class Joint(Problem):
         planned = [_planned(unit.name, option) for unit, option in zip(model.units, chosen, strict=True)]
         products = request.options.get(PRECISION.name, PRECISION.default)
         planned = [
-            each.changed(precision=products) if unit.kind in LAYERED else each
-            for unit, each in zip(model.units, planned, strict=True)
+            chosen_unit.changed(precision=products) if unit.kind in LAYERED else chosen_unit
+            for unit, chosen_unit in zip(model.units, planned, strict=True)
         ]
         return Plan(
             model=model.shape(),
             model_digest=model.digest,
-            world=sum(site.size for site in sites),
+            world=sum(group.size for group in groups),
             memory_bytes=request.with_margin(0).limit_bytes,
             batch=Batch(global_samples=instance.batch, micro_batches=configuration.micro_batches),
             schedule=schedule.planned,
@@ -178,11 +178,11 @@ class Joint(Problem):
         configuration, rows = instance.configurations[solution.configuration], []
         evaluation = evaluate(instance, solution)
         for x, stage in enumerate(evaluation.stages):
-            times, site = stage.times, x % len(configuration.sites)
-            first = sum(each.size for each in configuration.sites[:site])
+            times, group = stage.times, x % len(configuration.device_groups)
+            first = sum(device_group.size for device_group in configuration.device_groups[:group])
             cells: tuple[str, ...] = (
                 str(x),
-                span(str(first), str(first + configuration.sites[site].size - 1)),
+                span(str(first), str(first + configuration.device_groups[group].size - 1)),
                 str(stage.in_flight),
                 format_time(times.forward_ns),
                 format_time(times.backward_ns),
@@ -247,10 +247,10 @@ def build(request: Request, space: Space) -> Instance:
         raise InputError("command line", "--batch", problem, "give a multiple of --micro-batches")
     possible = divisors(devices)
     if space.depths is not None:
-        if not (asked := [depth for depth in possible if depth in space.depths]):
+        if not (requested := [depth for depth in possible if depth in space.depths]):
             fix = f"give one of: {', '.join(map(str, possible))}"
             raise InputError("command line", "--pipeline", f"is {', '.join(map(str, space.depths))}", fix)
-        possible = asked
+        possible = requested
     degrees = tp_degrees(request, max(devices // depth for depth in possible))
     groups = [devices // depth for depth in possible]
     sizes = {samples // m for m in numbers}

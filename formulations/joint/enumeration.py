@@ -8,12 +8,12 @@ from itertools import combinations, pairwise, product
 from math import comb, prod
 
 import numpy as np
-from trainplan.formulations.joint.batch_evaluation import Lot, takes
+from trainplan.formulations.joint.batch_evaluation import ChoiceBatch, supports_batching
 from trainplan.formulations.joint.evaluation import evaluate, malformed, over_memory
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 
-EVERY = 512  # solutions between two moments to look at the clock
-LOT = 4096  # choices that are looked at together
+CLOCK_INTERVAL = 512  # solutions between two moments to look at the clock
+BATCH_SIZE = 4096  # choices that are looked at together
 
 
 def binary_variables(instance: Instance) -> int:
@@ -32,9 +32,9 @@ def solution_count(instance: Instance) -> int:
 
 
 def _count(instance: Instance, configuration: Configuration) -> int:
-    ways = 1 if configuration.cuts is not None else comb(sum(instance.cuttable), configuration.stages - 1)
+    partitions = 1 if configuration.cuts is not None else comb(sum(instance.cuttable), configuration.stages - 1)
     kinds = range(len(configuration.tables))
-    return ways * prod(
+    return partitions * prod(
         max(len(configuration.tables[kind].units[unit.kind].options) for kind in kinds) for unit in instance.units
     )
 
@@ -50,14 +50,14 @@ def cuts_of(instance: Instance, configuration: Configuration) -> Iterator[tuple[
 
 def solutions(instance: Instance) -> Generator[Solution | None, None, None]:
     """Every solution, whatever memory it needs, unless it links options that do not agree; None to look at the clock."""
-    looked = 0
+    count = 0
     for index, configuration in enumerate(instance.configurations):
         for cuts in cuts_of(instance, configuration):
             stages = [x for x, (first, end) in enumerate(pairwise((0, *cuts, instance.length))) for _ in range(first, end)]
             options = [range(len(instance.table(configuration, x, l).options)) for l, x in enumerate(stages)]
             for choice in product(*options):
-                looked += 1
-                if looked % EVERY == 0:
+                count += 1
+                if count % CLOCK_INTERVAL == 0:
                     yield None
                 solution = Solution(index, cuts, choice)
                 if not malformed(instance, solution):
@@ -69,11 +69,11 @@ def improving(instance: Instance) -> Generator[Solution | None, None, None]:
     clock. Where choices cannot be looked at in lots, each solution is a lot."""
     best: int | None = None
     for index, configuration in enumerate(instance.configurations):
-        lots = _lots(instance, index) if takes(configuration) else _single(instance, index)
-        for timed in lots:
-            if timed is not None and (best is None or timed[0] < best):
-                best = timed[0]
-                yield timed[1]
+        batches = _best_by_batch(instance, index) if supports_batching(configuration) else _one_by_one(instance, index)
+        for found in batches:
+            if found is not None and (best is None or found[0] < best):
+                best = found[0]
+                yield found[1]
             else:
                 yield None
 
@@ -81,29 +81,29 @@ def improving(instance: Instance) -> Generator[Solution | None, None, None]:
 Found = tuple[int, Solution] | None
 
 
-def _lots(instance: Instance, place: int) -> Iterator[Found]:
+def _best_by_batch(instance: Instance, configuration_index: int) -> Iterator[Found]:
     """The best solution that fits of each lot, with its step."""
-    configuration = instance.configurations[place]
+    configuration = instance.configurations[configuration_index]
     for cuts in cuts_of(instance, configuration):
         stages = [x for x, (first, end) in enumerate(pairwise((0, *cuts, instance.length))) for _ in range(first, end)]
         sizes = [len(instance.table(configuration, x, l).options) for l, x in enumerate(stages)]
-        for start in range(0, prod(sizes), LOT):
-            numbers = np.arange(start, min(start + LOT, prod(sizes)))
+        for start in range(0, prod(sizes), BATCH_SIZE):
+            numbers = np.arange(start, min(start + BATCH_SIZE, prod(sizes)))
             choices = np.stack(np.unravel_index(numbers, sizes), axis=1)
-            steps, fits = Lot(instance, configuration, cuts, choices).steps_ns()
+            steps, fits = ChoiceBatch(instance, configuration, cuts, choices).steps_ns()
             if not fits.any():
                 yield None
                 continue
             least = int(np.where(fits, steps, np.iinfo(np.int64).max).argmin())
-            yield int(steps[least]), Solution(place, cuts, tuple(choices[least].tolist()))
+            yield int(steps[least]), Solution(configuration_index, cuts, tuple(choices[least].tolist()))
 
 
-def _single(instance: Instance, place: int) -> Iterator[Found]:
+def _one_by_one(instance: Instance, configuration_index: int) -> Iterator[Found]:
     """Every solution that fits, with its step."""
-    alone = instance.only([place])
+    alone = instance.only([configuration_index])
     for solution in solutions(alone):
         evaluation = None if solution is None else evaluate(alone, solution)
         if solution is None or evaluation is None or over_memory(alone, solution, evaluation):
             yield None
         else:
-            yield evaluation.time_ns, replace(solution, configuration=place)
+            yield evaluation.time_ns, replace(solution, configuration=configuration_index)

@@ -49,11 +49,11 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
     if wrong := malformed(instance, solution):
         raise ValueError(wrong[0])
     configuration = instance.configurations[solution.configuration]
-    once = shares_table(configuration, solution.choice)
-    tables = tables_of(instance, configuration, solution, once)
+    tied_once = shares_table(configuration, solution.choice)
+    tables = tables_of(instance, configuration, solution, tied_once)
     times = [stage_times(instance, configuration, solution, tables, x) for x in range(configuration.stages)]
     sizes = bytes_of_stages(instance, solution, tables)
-    tied_ns = 0 if configuration.tied is None or once else configuration.tied.reduce_ns
+    tied_ns = 0 if configuration.tied is None or tied_once else configuration.tied.reduce_ns
     in_flight = most_in_flight(configuration)
     stages = [
         EvaluatedStage(
@@ -88,11 +88,11 @@ def shares_table(configuration: Configuration, choice: Sequence[int]) -> bool:
     return tied is not None and tied.equal is not None and bool(tied.equal[choice[0], choice[-1]])
 
 
-def tables_of(instance: Instance, configuration: Configuration, solution: Solution, once: bool) -> list[OptionTable]:
+def tables_of(instance: Instance, configuration: Configuration, solution: Solution, tied_once: bool) -> list[OptionTable]:
     """The options of every unit where the solution has it."""
     stages = [x for x, (first, last) in enumerate(solution.spans()) for _ in range(first, last + 1)]
     tables = [instance.table(configuration, x, l) for l, x in enumerate(stages)]
-    if once and configuration.tied is not None and configuration.tied.once is not None:
+    if tied_once and configuration.tied is not None and configuration.tied.once is not None:
         tables[-1] = configuration.tied.once
     return tables
 
@@ -101,8 +101,8 @@ def stage_times(
     instance: Instance, configuration: Configuration, solution: Solution, tables: Sequence[OptionTable], stage: int
 ) -> StageTimes:
     """What one stage takes. tables: of every unit."""
-    borders = (0, *solution.cuts, instance.length)
-    choice, first, last = solution.choice, borders[stage], borders[stage + 1] - 1
+    edges = (0, *solution.cuts, instance.length)
+    choice, first, last = solution.choice, edges[stage], edges[stage + 1] - 1
 
     def total(column: str) -> int:
         return sum(int(getattr(tables[l], column)[choice[l]]) for l in range(first, last + 1))
@@ -111,7 +111,7 @@ def stage_times(
         """What crosses the boundary before a unit, by a matrix of the boundary as the tables of a stage have it."""
         pair = int(tables[unit - 1].leave[choice[unit - 1]]), int(tables[unit].enter[choice[unit]])
         boundary = instance.boundary(configuration, in_stage, unit)
-        if unit == borders[in_stage] and not boundary.relayout_at_cut and "relayout" in matrix:
+        if unit == edges[in_stage] and not boundary.relayout_at_cut and "relayout" in matrix:
             return 0
         value = getattr(boundary, matrix)
         if value.ndim == 3:
@@ -128,15 +128,15 @@ def stage_times(
     returned = crossing("relayout_backward_ns", last + 1, stage + 1) if ends else 0
     halves: dict[str, int] = {}
     if configuration.schedule.sliced:
-        pairs = [(tables[l].halved, choice[l]) for l in range(first, last + 1)]
+        halved_units = [(tables[l].halved, choice[l]) for l in range(first, last + 1)]
         moved = sum(crossing("halved_relayout_forward_ns", l, stage) for l in into)
         inside_back = sum(crossing("halved_relayout_backward_ns", l, stage) for l in inside)
         halves = {
-            "first_half_ns": head + moved + sum(int(each.forward_ns[0, s]) for each, s in pairs if each),
-            "second_half_ns": head + moved + sum(int(each.forward_ns[1, s]) for each, s in pairs if each),
+            "first_half_ns": head + moved + sum(int(halved.forward_ns[0, s]) for halved, s in halved_units if halved),
+            "second_half_ns": head + moved + sum(int(halved.forward_ns[1, s]) for halved, s in halved_units if halved),
             "message_half_ns": crossing("halved_message_forward_ns", first, stage) if begins else 0,
             "halved_backward_ns": turn
-            + sum(int(each.backward_ns[s]) for each, s in pairs if each)
+            + sum(int(halved.backward_ns[s]) for halved, s in halved_units if halved)
             + inside_back
             + returned
             + tail,
@@ -217,16 +217,18 @@ def over_memory(instance: Instance, solution: Solution, evaluation: Evaluation) 
     """Stages that need more memory than their devices or hosts have, in words."""
     configuration, broken = instance.configurations[solution.configuration], []
     for x, stage in enumerate(evaluation.stages):
-        site = configuration.site(x)
-        limit = instance.limit_bytes(site)
+        group = configuration.device_group(x)
+        limit = instance.limit_bytes(group)
         if stage.peak_bytes > limit:
             broken.append(
                 f"stage {x}: {instance.units[stage.peak_unit].name} needs {stage.peak_bytes} bytes "
                 f"({format_bytes(stage.peak_bytes)}), {stage.peak_bytes - limit} more than the {limit} of its devices"
             )
-        room = instance.host_limit_bytes(site)
-        if room is not None and stage.host_bytes > room:
-            broken.append(f"stage {x}: needs {stage.host_bytes} bytes of its host, which has {room} for each of its devices")
+        host_limit = instance.host_limit_bytes(group)
+        if host_limit is not None and stage.host_bytes > host_limit:
+            broken.append(
+                f"stage {x}: needs {stage.host_bytes} bytes of its host, which has {host_limit} for each of its devices"
+            )
     return broken
 
 
@@ -236,8 +238,8 @@ def malformed(instance: Instance, solution: Solution) -> list[str]:
     if not 0 <= solution.configuration < count:
         return [f"configuration is {solution.configuration}; the instance has 0 to {count - 1}"]
     configuration = instance.configurations[solution.configuration]
-    borders = (0, *solution.cuts, length)
-    if len(borders) != configuration.stages + 1 or any(a >= b for a, b in pairwise(borders)):
+    edges = (0, *solution.cuts, length)
+    if len(edges) != configuration.stages + 1 or any(a >= b for a, b in pairwise(edges)):
         return [f"cuts is {list(solution.cuts)}; give {configuration.stages - 1}, strictly increasing, of 1 to {length - 1}"]
     if configuration.cuts is not None and solution.cuts != configuration.cuts:
         return [f"cuts is {list(solution.cuts)}; configuration {solution.configuration} has {list(configuration.cuts)}"]
@@ -259,15 +261,15 @@ def malformed(instance: Instance, solution: Solution) -> list[str]:
         pair = int(tables[l - 1].leave[solution.choice[l - 1]]), int(tables[l].enter[solution.choice[l]])
         boundary = instance.boundary(configuration, stages[l], l)
         if max(int(boundary.relayout_forward_ns[pair]), int(boundary.relayout_backward_ns[pair])) >= FORBIDDEN:
-            a, b = (tables[place].options[solution.choice[place]].name for place in (l - 1, l))
+            a, b = (tables[unit].options[solution.choice[unit]].name for unit in (l - 1, l))
             wrong.append(f"choice[{l}] is {solution.choice[l]}; {b} may not follow {a}")
     return wrong
 
 
-def site_state_bytes(configuration: Configuration, evaluation: Evaluation, stage: int) -> int:
+def group_state_bytes(configuration: Configuration, evaluation: Evaluation, stage: int) -> int:
     """The states of all stages on the devices of a stage."""
-    sites = len(configuration.sites)
-    return sum(each.state_bytes for each in evaluation.stages[stage % sites :: sites])
+    group_count = len(configuration.device_groups)
+    return sum(chunk.state_bytes for chunk in evaluation.stages[stage % group_count :: group_count])
 
 
 def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
@@ -275,7 +277,7 @@ def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
     evaluation = evaluate(instance, solution)
     configuration = instance.configurations[solution.configuration]
     worst = max(evaluation.stages, key=lambda stage: stage.peak_bytes)
-    tables = tables_of(instance, configuration, solution, once=False)
+    tables = tables_of(instance, configuration, solution, tied_once=False)
     return {
         "time_ns": evaluation.time_ns,
         "schedule": str(configuration.schedule),
@@ -284,7 +286,7 @@ def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
         "peak_bytes": evaluation.peak_bytes,
         "peak_layer": worst.peak_unit,
         "peak_layer_name": instance.units[worst.peak_unit].name,
-        "state_bytes": site_state_bytes(configuration, evaluation, evaluation.stages.index(worst)),
+        "state_bytes": group_state_bytes(configuration, evaluation, evaluation.stages.index(worst)),
         "stages": [{**asdict(stage), **asdict(stage.times), "times": None} for stage in evaluation.stages],
         "strategies": [table.options[s].name for table, s in zip(tables, solution.choice, strict=True)],
     }

@@ -17,10 +17,10 @@ from trainplan.formulations.instance import InstanceFile
 from trainplan.formulations.joint.problem import (
     Configuration,
     DeviceClass,
+    DeviceGroup,
     Instance,
     Reduction,
     Schedule,
-    Site,
     Solution,
     Step,
     Unit,
@@ -55,7 +55,7 @@ def load(source: Source, where: str = "instance") -> Instance:
         Configuration(
             schedule=entry.schedule,
             micro_batches=entry.micro_batches,
-            sites=entry.sites,
+            device_groups=entry.sites,
             links=entry.links,
             make_tables=partial(tuple, [record.tables[index] for index in entry.tables]),
             make_tied=partial(_itself, None if entry.tied is None else record.ties[entry.tied]),
@@ -86,7 +86,8 @@ def instance_dict(instance: Instance) -> dict[str, Any]:
     tables, ties = _Listed(), _Listed()
     configurations = [
         {
-            **written({name: getattr(configuration, name) for name in ("schedule", "micro_batches", "sites", "links")}),
+            **written({name: getattr(configuration, name) for name in ("schedule", "micro_batches")}),
+            **written({"sites": configuration.device_groups, "links": configuration.links}),
             "tables": [tables.index(table) for table in configuration.tables],
             "tied": None if configuration.tied is None else ties.index(configuration.tied),
             "cuts": written(configuration.cuts),
@@ -118,7 +119,7 @@ class ConfigurationRecord(Record):
 
     schedule: Schedule = Schedule()
     micro_batches: Annotated[int, Field(ge=1, le=10**6)]
-    sites: Annotated[Items[Site], Field(min_length=1, max_length=2**16)]
+    sites: Annotated[Items[DeviceGroup], Field(min_length=1, max_length=2**16)]
     links: Items[Count]
     tables: Annotated[list[Count], Field(min_length=1)]
     tied: Count | None = None
@@ -186,14 +187,14 @@ class InstanceRecord(InstanceFile):
                 raise InputError("", f"{where}.tables", f"has {index}", f"give 0 to {len(self.tables) - 1}")
             if record.schedule.sliced and any(table.halved is None for table in self.tables[index].units):
                 raise InputError("", f"tables[{index}]", "lacks `halved`", "add it: a schedule is sliced")
-        for number, site in enumerate(record.sites):
-            check_length(f"{where}.sites[{number}].devices", site.devices, len(self.classes), "one for each class")
-            if site.kind >= len(record.tables) or not sum(site.devices):
+        for number, group in enumerate(record.sites):
+            check_length(f"{where}.sites[{number}].devices", group.devices, len(self.classes), "one for each class")
+            if group.kind >= len(record.tables) or not sum(group.devices):
                 fix = f"give kinds 0 to {len(record.tables) - 1}, and at least one device"
-                raise InputError("", f"{where}.sites[{number}]", f"is of kind {site.kind}", fix)
+                raise InputError("", f"{where}.sites[{number}]", f"is of kind {group.kind}", fix)
         if record.tied is not None:
             if record.tied >= len(self.ties):
-                fix = f"give a place of ties, of which there are {len(self.ties)}"
+                fix = f"give an index of ties, of which there are {len(self.ties)}"
                 raise InputError("", f"{where}.tied", f"is {record.tied}", fix)
             self._check_tied(where, record, self.ties[record.tied])
         if record.reduction is not None and not record.reduction.network.reaches(max(record.reduction.devices) + 1):
@@ -228,8 +229,8 @@ class InstanceRecord(InstanceFile):
     def _check_sums(self, where: str, record: ConfigurationRecord) -> None:
         """Raises InputError where a step's times or bytes may add up to more than is exact."""
         tables = [self.tables[index] for index in record.tables]
-        boundaries = [boundary for site in tables for boundary in site.boundaries]
-        every = [table for site in tables for table in site.units]
+        boundaries = [boundary for group in tables for boundary in group.boundaries]
+        every = [table for group in tables for table in group.units]
         if record.tied is not None and (once := self.ties[record.tied].once) is not None:
             every.append(once)
         longest = max(sum(largest(table, name) for name in TIMES) for table in every)
@@ -254,18 +255,18 @@ def _largest_allowed(boundary: Boundary, names: Sequence[str]) -> int:
 
 def check_schedule(where: str, record: ConfigurationRecord) -> None:
     """Raises InputError where the sites and micro-batches of a configuration cannot follow its schedule."""
-    schedule, sites, m = record.schedule, len(record.sites), record.micro_batches
+    schedule, group_count, m = record.schedule, len(record.sites), record.micro_batches
     if (name := schedule.name) != "interleaved" and schedule.chunks > 1:
         raise InputError("", f"{where}.schedule.chunks", f"is {schedule.chunks}", f"give 1: {name} has one")
     if schedule.beside and schedule.chunks == 1:
         fix = "give false: only messages of interleaved stages travel during passes"
         raise InputError("", f"{where}.schedule.beside", "is true", fix)
-    most = most_sliced(sites, m) if name == "1f1b" else 0
+    most = most_sliced(group_count, m) if name == "1f1b" else 0
     if schedule.sliced > most:
-        fix = f"give at most {most}: {name} with {sites} sites and {m} micro-batches can use no more"
+        fix = f"give at most {most}: {name} with {group_count} sites and {m} micro-batches can use no more"
         raise InputError("", f"{where}.schedule.sliced", f"is {schedule.sliced}", fix)
-    if name == "interleaved" and m % sites:
-        raise InputError("", f"{where}.micro_batches", f"is {m}, interleaved", f"give a multiple of the {sites} sites")
+    if name == "interleaved" and m % group_count:
+        raise InputError("", f"{where}.micro_batches", f"is {m}, interleaved", f"give a multiple of the {group_count} sites")
 
 
 def check_boundary(where: str, boundary: Boundary, before: int, after: int, links: int) -> None:

@@ -22,7 +22,7 @@ from trainplan.formulations.numbers import Integers
 from trainplan.formulations.schedule.graph import Symbol
 from trainplan.profiling.base.errors import Unsuited
 
-Place = tuple[int, int, int]  # unit, stage, option
+Node = tuple[int, int, int]  # unit, stage, option
 
 
 class Crossing(NamedTuple):
@@ -36,7 +36,7 @@ class Crossing(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
+class Nodes:
     """The places and crossings of an instance of one configuration."""
 
     instance: Instance
@@ -58,7 +58,7 @@ class Places:
         return range(self.configuration.stages)
 
     @cached_property
-    def twice(self) -> bool:
+    def has_tied_options(self) -> bool:
         """Whether the last unit has its options twice."""
         return self.configuration.tied is not None and self.configuration.tied.once is not None
 
@@ -75,13 +75,13 @@ class Places:
     def table(self, unit: int, stage: int) -> OptionTable:
         """The options of a unit in a stage; of the last unit of one stage, those as one parameter behind the others."""
         table, tied = self.instance.table(self.configuration, stage, unit), self.configuration.tied
-        if not self.twice or unit < self.instance.length - 1 or tied is None or tied.once is None:
+        if not self.has_tied_options or unit < self.instance.length - 1 or tied is None or tied.once is None:
             return table
         columns: dict[str, Any] = {name: np.concatenate([getattr(table, name), getattr(tied.once, name)]) for name in COLUMNS}
         return OptionTable.of((*table.options, *tied.once.options), **columns)
 
     @cached_property
-    def every(self) -> list[Place]:
+    def all_nodes(self) -> list[Node]:
         """All places."""
         return [(l, i, s) for l in self.units for i in self.stages_of(l) for s in range(len(self.table(l, i).options))]
 
@@ -132,43 +132,47 @@ class Places:
 
     # Times
 
-    def of_place(self, symbol: Symbol) -> list[tuple[Place, int]]:
+    def node_times(self, symbol: Symbol) -> list[tuple[Node, int]]:
         """What places add to a time of a stage, beside what lies at the ends of the stage."""
         name, stage = symbol
         terms = []
-        for l, i, s in self.every:
-            if i == stage and (value := self._place_ns(name, l, i, s)):
+        for l, i, s in self.all_nodes:
+            if i == stage and (value := self._node_ns(name, l, i, s)):
                 terms.append(((l, i, s), value))
         return terms
 
-    def _place_ns(self, name: str, unit: int, stage: int, option: int) -> int:
+    def _node_ns(self, name: str, unit: int, stage: int, option: int) -> int:
         """What an option adds to a time of its stage; with what it adds as the first or the last unit of all."""
         names = [name]
         if unit == 0:
             names += _AT_FIRST.get(name, [])
         if unit == self.instance.length - 1:
             names += _AT_LAST.get(name, [])
-        return sum(_column(self.table(unit, stage), each, option) for each in names)
+        return sum(_column(self.table(unit, stage), column, option) for column in names)
 
-    def of_end(self, symbol: Symbol, first: bool) -> list[tuple[Place, int]]:
+    def end_times(self, symbol: Symbol, first: bool) -> list[tuple[Node, int]]:
         """What places add to a time of a stage that they begin (`first`) or end, beside that of the pipeline's own ends."""
         name, stage = symbol
         names = (_AT_FIRST if first else _AT_LAST).get(name, [])
-        ends = [place for place in (self.firsts if first else self.lasts) if place[1] == stage]
-        return [(place, sum(_column(self.table(*place[:2]), each, place[2]) for each in names)) for place in ends if names]
+        ends = [node for node in (self.firsts if first else self.lasts) if node[1] == stage]
+        return [(node, sum(_column(self.table(*node[:2]), column, node[2]) for column in names)) for node in ends if names]
 
     @cached_property
-    def firsts(self) -> list[Place]:
+    def firsts(self) -> list[Node]:
         """Places, but those of the first unit, that take longer where they begin a stage; with all of the unit's others."""
-        return [p for p in self.every if p[0] > 0 and _any(self.table(*p[:2]), ("head_ns", "tail_ns")) and self.may_begin(p[0])]
+        return [
+            p for p in self.all_nodes if p[0] > 0 and _any(self.table(*p[:2]), ("head_ns", "tail_ns")) and self.may_begin(p[0])
+        ]
 
     @cached_property
-    def lasts(self) -> list[Place]:
+    def lasts(self) -> list[Node]:
         """Places, but those of the last unit, that take longer where they end a stage; with all of the unit's others."""
         ends = self.units[:-1]
-        return [p for p in self.every if p[0] in ends and _any(self.table(*p[:2]), ("turn_ns",)) and self.may_begin(p[0] + 1)]
+        return [
+            p for p in self.all_nodes if p[0] in ends and _any(self.table(*p[:2]), ("turn_ns",)) and self.may_begin(p[0] + 1)
+        ]
 
-    def of_crossing(self, symbol: Symbol) -> list[tuple[Crossing, int]]:
+    def crossing_times(self, symbol: Symbol) -> list[tuple[Crossing, int]]:
         """What crossings add to a time of a stage."""
         name, stage = symbol
         terms = []
@@ -209,7 +213,7 @@ class Places:
 
     def most_ns(self) -> int:
         """A time that no step exceeds: all passes of all micro-batches one after the other, each unit at its slowest."""
-        units = sum(max(self._whole_ns(l, i, s) for l, i, s in self.every if l == unit) for unit in self.units)
+        units = sum(max(self._whole_ns(l, i, s) for l, i, s in self.all_nodes if l == unit) for unit in self.units)
         moves = sum(
             max((self._moves_ns(crossing) for crossing in self.crossings if crossing.unit == l), default=0) for l in self.units
         )
@@ -230,7 +234,7 @@ class Places:
 
     # Solutions
 
-    def solution(self, chosen: Iterator[Place] | list[Place]) -> Solution:
+    def solution(self, chosen: Iterator[Node] | list[Node]) -> Solution:
         """What the places of all units stand for, in any order."""
         rows = sorted(chosen)
         stages = [i for _, i, _ in rows]
@@ -260,10 +264,10 @@ _AT_FIRST = {
 _AT_LAST = {"backward_ns": ["turn_ns"], "halved_backward_ns": ["turn_ns"]}
 
 
-def check_suited(instance: Instance) -> None:
+def check_supported(instance: Instance) -> None:
     """Raises Unsuited where a model cannot state the instance."""
     check_additive(instance)
-    limits = {instance.limit_bytes(site) for each in instance.configurations for site in each.sites}
+    limits = {instance.limit_bytes(group) for configuration in instance.configurations for group in configuration.device_groups}
     if len(limits) > 1:
         problem = f"have {len(limits)} limits of memory"
         raise Unsuited("instance", "classes", problem, "give `exact`, or classes of equal memory")
@@ -271,7 +275,7 @@ def check_suited(instance: Instance) -> None:
 
 def check_additive(instance: Instance) -> None:
     """Raises Unsuited where what a stage takes is no sum of what its units take."""
-    if any(each.reduction is not None for each in instance.configurations):
+    if any(configuration.reduction is not None for configuration in instance.configurations):
         problem = "reduces all gradients of a stage together"
         raise Unsuited("instance", "configurations", problem, "give `brute-force`, or `exact` of the problem that it restricts")
 

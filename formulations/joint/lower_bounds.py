@@ -29,7 +29,7 @@ def closed_form_ns(instance: Instance, configuration: Configuration) -> int:
     Proof: some site runs m passes of an even share of the least u at least, or of the largest unit; stage 0 ends last, and then
     adds what its first unit adds at least. Where cuts are fixed, also `_filled_ns`.
     """
-    kinds = [configuration.tables[kind].units for kind in {site.kind for site in configuration.sites}]
+    kinds = [configuration.tables[kind].units for kind in {group.kind for group in configuration.device_groups}]
     sliced = configuration.schedule.sliced > 0
     by_kind = [min(int(whole_ns(table, sliced).min()) for table in tables) for tables in zip(*kinds, strict=True)]
     least = [by_kind[unit.kind] for unit in instance.units]
@@ -41,8 +41,8 @@ def closed_form_ns(instance: Instance, configuration: Configuration) -> int:
         least[-1] = min(least[-1], int(whole_ns(once, sliced).min()))
         if instance.length == 1:
             more = 0
-    sites = len(configuration.sites)
-    step = configuration.micro_batches * max(-(-sum(least) // sites), max(least))
+    group_count = len(configuration.device_groups)
+    step = configuration.micro_batches * max(-(-sum(least) // group_count), max(least))
     if configuration.cuts is not None and instance.step == "simulated" and not sliced:
         step = max(step, _filled_ns(configuration, least))
     return step + more
@@ -55,9 +55,9 @@ def _filled_ns(configuration: Configuration, least: Sequence[int]) -> int:
     its last backward pass is followed by these stages' backward passes.
     """
     assert configuration.cuts is not None
-    sites, stages = len(configuration.sites), np.add.reduceat(np.array(least), [0, *configuration.cuts])
-    passes = [configuration.micro_batches * int(stages[site::sites].sum()) for site in range(sites)]
-    return max(int(stages[:site].sum()) + passes[site] for site in range(sites))
+    group_count, stages = len(configuration.device_groups), np.add.reduceat(np.array(least), [0, *configuration.cuts])
+    passes = [configuration.micro_batches * int(stages[group::group_count].sum()) for group in range(group_count)]
+    return max(int(stages[:group].sum()) + passes[group] for group in range(group_count))
 
 
 def any_schedule_ns(configuration: Configuration, evaluation: Evaluation) -> int:
@@ -70,29 +70,29 @@ def any_schedule_ns(configuration: Configuration, evaluation: Evaluation) -> int
     passes together. A table that both ends of the pipeline share is added up once on each of their sites, which may be one.
     """
     m, stages = configuration.micro_batches, [stage.times for stage in evaluation.stages]
-    forward = [each.forward_ns + each.message_forward_ns for each in stages]
-    backward = [each.backward_ns + each.message_backward_ns for each in stages]
+    forward = [stage.forward_ns + stage.message_forward_ns for stage in stages]
+    backward = [stage.backward_ns + stage.message_backward_ns for stage in stages]
     if configuration.schedule.sliced:  # whole or in halves, the cheaper of both
-        halves = [each.first_half_ns + each.second_half_ns + 2 * each.message_half_ns for each in stages]
+        halves = [stage.first_half_ns + stage.second_half_ns + 2 * stage.message_half_ns for stage in stages]
         forward = [min(pair) for pair in zip(forward, halves, strict=True)]
-        backs = [each.halved_backward_ns + each.message_backward_ns for each in stages]
+        backs = [stage.halved_backward_ns + stage.message_backward_ns for stage in stages]
         backward = [min(pair) for pair in zip(backward, backs, strict=True)]
-    ends = [each.reduce_ns + each.optimizer_ns for each in stages]
+    ends = [stage.reduce_ns + stage.optimizer_ns for stage in stages]
     ends[0] += evaluation.tied_ns
     if len(stages) > 1:
         ends[-1] += evaluation.tied_ns
-    sites, bounds = len(configuration.sites), []
+    group_count, bounds = len(configuration.device_groups), []
     head = [0] if configuration.schedule.sliced else [sum(forward[:x]) for x in range(len(stages))]
     for x in range(len(stages)):
         begins = head[x] if x < len(head) else 0
         work = begins + m * (forward[x] + backward[x])
         bounds += [work + sum(backward[:x]) + ends[0], work + ends[x]]
-    for site in range(sites):
-        mine = range(site, len(stages), sites)
-        begins = head[site] if site < len(head) else 0
+    for group in range(group_count):
+        mine = range(group, len(stages), group_count)
+        begins = head[group] if group < len(head) else 0
         work = begins + sum(m * (forward[x] + backward[x]) for x in mine)
-        tied_twice = evaluation.tied_ns if sites == 1 < len(stages) else 0
-        bounds += [work + sum(backward[:site]) + ends[0], work + sum(ends[x] for x in mine) - tied_twice]
+        tied_twice = evaluation.tied_ns if group_count == 1 < len(stages) else 0
+        bounds += [work + sum(backward[:group]) + ends[0], work + sum(ends[x] for x in mine) - tied_twice]
     return max(bounds)
 
 
@@ -106,13 +106,13 @@ def least_ns(instance: Instance) -> int:
     least = [_least_ns(configuration, unit.kind, l == instance.length - 1) for l, unit in enumerate(instance.units)]
     m, whole = configuration.micro_batches, sum(least)
     if instance.step == "simulated":
-        return max(-(-m * whole // len(configuration.sites)), m * max(least), whole)
+        return max(-(-m * whole // len(configuration.device_groups)), m * max(least), whole)
     return (m - 1) * max(-(-whole // configuration.stages), max(least)) + whole
 
 
 def _least_ns(configuration: Configuration, kind: int, last: bool) -> int:
     """One micro-batch in both passes of a kind of unit. last: whether it is the last one, which may share a table."""
-    tables = [each.units[kind] for each in configuration.tables]
+    tables = [group_tables.units[kind] for group_tables in configuration.tables]
     if last and configuration.tied is not None and configuration.tied.once is not None:
         tables.append(configuration.tied.once)
     return min(_passes_ns(table) for table in tables)

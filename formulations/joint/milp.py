@@ -38,7 +38,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyomo.environ as pyo
-from trainplan.formulations.joint.integer_model import Crossing, Place, Places, check_suited
+from trainplan.formulations.joint.integer_model import Crossing, Node, Nodes, check_supported
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.formulations.joint.simulation import graph_of
 from trainplan.formulations.joint.stage_memory import moments_of
@@ -49,8 +49,8 @@ from trainplan.formulations.schedule.graph import Symbol
 
 def units(instance: Instance) -> tuple[int, int]:
     """Nanoseconds and bytes of one model unit, by a time that no step exceeds and by the memory."""
-    places = Places(instance)
-    return unit(places.most_ns() // 4), unit(instance.limit_bytes(places.configuration.sites[0]))
+    nodes = Nodes(instance)
+    return unit(nodes.most_ns() // 4), unit(instance.limit_bytes(nodes.configuration.device_groups[0]))
 
 
 def weight(instance: Instance) -> int:
@@ -61,96 +61,96 @@ def weight(instance: Instance) -> int:
 
 def build(instance: Instance) -> pyo.ConcreteModel:
     """The Pyomo model of an instance of one configuration; `extract` reads a solution from its solved values."""
-    check_suited(instance)
-    m, places = pyo.ConcreteModel(name=instance.name), Places(instance)
+    check_supported(instance)
+    m, nodes = pyo.ConcreteModel(name=instance.name), Nodes(instance)
     ns_per_unit, bytes_per_unit = units(instance)
-    crossings = list(enumerate(places.crossings))
-    m.x = pyo.Var(places.every, domain=pyo.Binary)
+    crossings = list(enumerate(nodes.crossings))
+    m.x = pyo.Var(nodes.all_nodes, domain=pyo.Binary)
     m.z = pyo.Var([q for q, _ in crossings], domain=pyo.NonNegativeReals)
     m.D = pyo.Var(pyo.Any, dense=False, domain=pyo.NonNegativeReals)
     m.J = pyo.Var(domain=pyo.NonNegativeReals)
 
-    m.first = pyo.Constraint(expr=sum(m.x[place] for place in places.every if place[:2] == (0, 0)) == 1)
+    m.first = pyo.Constraint(expr=sum(m.x[node] for node in nodes.all_nodes if node[:2] == (0, 0)) == 1)
     m.path = pyo.ConstraintList()
-    for l in places.units:
-        for i in places.stages_of(l):
-            table = places.table(l, i)
+    for l in nodes.units:
+        for i in nodes.stages_of(l):
+            table = nodes.table(l, i)
             for side, states in (("leave", table.leave), ("enter", table.enter)):
-                if l == (len(places.units) - 1 if side == "leave" else 0):
+                if l == (len(nodes.units) - 1 if side == "leave" else 0):
                     continue
                 for state in sorted(set(states.tolist())):
                     if side == "leave":
                         over = [q for q, c in crossings if c.unit == l + 1 and c.stage - c.begins == i and c.before == state]
                     else:
                         over = [q for q, c in crossings if c.unit == l and c.stage == i and c.after == state]
-                    options = places.options(l, i, state, side)
+                    options = nodes.options(l, i, state, side)
                     m.path.add(sum(m.z[q] for q in over) == sum(m.x[l, i, s] for s in options))
-    _add_ends(m, places)
+    _add_ends(m, nodes)
     numbers = {crossing: q for q, crossing in crossings}
     m.time = pyo.ConstraintList()
 
     def time(symbol: Symbol) -> Any:
         """The variable of a time of a stage, whose row is added when it is first asked for."""
         if symbol not in m.D:
-            parts = [value / ns_per_unit * m.x[place] for place, value in places.of_place(symbol)]
-            parts += [value / ns_per_unit * m.h[place] for place, value in places.of_end(symbol, True)]
-            parts += [value / ns_per_unit * m.e[place] for place, value in places.of_end(symbol, False)]
-            parts += [value / ns_per_unit * m.z[numbers[crossing]] for crossing, value in places.of_crossing(symbol)]
+            parts = [value / ns_per_unit * m.x[node] for node, value in nodes.node_times(symbol)]
+            parts += [value / ns_per_unit * m.h[node] for node, value in nodes.end_times(symbol, True)]
+            parts += [value / ns_per_unit * m.e[node] for node, value in nodes.end_times(symbol, False)]
+            parts += [value / ns_per_unit * m.z[numbers[crossing]] for crossing, value in nodes.crossing_times(symbol)]
             m.time.add(m.D[symbol] == sum(parts))
         return m.D[symbol]
 
-    _add_once(m, places)
-    _ADD[instance.step](m, places, time, ns_per_unit)
-    _add_memory(m, places, numbers, bytes_per_unit)
+    _add_tied_once(m, nodes)
+    _ADD[instance.step](m, nodes, time, ns_per_unit)
+    _add_memory(m, nodes, numbers, bytes_per_unit)
     m.objective = pyo.Objective(expr=m.J)
     return m
 
 
-def _add_ends(m: Any, places: Places) -> None:
+def _add_ends(m: Any, nodes: Nodes) -> None:
     """Which places begin or end a stage."""
-    crossings = [(q, crossing) for q, crossing in enumerate(places.crossings) if crossing.begins]
-    m.h = pyo.Var(places.firsts, domain=pyo.NonNegativeReals)
-    m.e = pyo.Var(places.lasts, domain=pyo.NonNegativeReals)
+    crossings = [(q, crossing) for q, crossing in enumerate(nodes.crossings) if crossing.begins]
+    m.h = pyo.Var(nodes.firsts, domain=pyo.NonNegativeReals)
+    m.e = pyo.Var(nodes.lasts, domain=pyo.NonNegativeReals)
     m.ends = pyo.ConstraintList()
-    for place in places.firsts:
-        m.ends.add(m.h[place] <= m.x[place])
-    for place in places.lasts:
-        m.ends.add(m.e[place] <= m.x[place])
-    for l, i in sorted({place[:2] for place in places.firsts}):
-        for state in sorted(set(places.table(l, i).enter.tolist())):
+    for node in nodes.firsts:
+        m.ends.add(m.h[node] <= m.x[node])
+    for node in nodes.lasts:
+        m.ends.add(m.e[node] <= m.x[node])
+    for l, i in sorted({node[:2] for node in nodes.firsts}):
+        for state in sorted(set(nodes.table(l, i).enter.tolist())):
             over = [q for q, c in crossings if (c.unit, c.stage, c.after) == (l, i, state)]
-            m.ends.add(sum(m.z[q] for q in over) == sum(m.h[l, i, s] for s in places.options(l, i, state, "enter")))
-    for l, i in sorted({place[:2] for place in places.lasts}):
-        for state in sorted(set(places.table(l, i).leave.tolist())):
+            m.ends.add(sum(m.z[q] for q in over) == sum(m.h[l, i, s] for s in nodes.options(l, i, state, "enter")))
+    for l, i in sorted({node[:2] for node in nodes.lasts}):
+        for state in sorted(set(nodes.table(l, i).leave.tolist())):
             over = [q for q, c in crossings if (c.unit, c.stage, c.before) == (l + 1, i + 1, state)]
-            m.ends.add(sum(m.z[q] for q in over) == sum(m.e[l, i, s] for s in places.options(l, i, state, "leave")))
+            m.ends.add(sum(m.z[q] for q in over) == sum(m.e[l, i, s] for s in nodes.options(l, i, state, "leave")))
 
 
-def _tied(m: Any, places: Places, ns_per_unit: int) -> Any:
+def _tied(m: Any, nodes: Nodes, ns_per_unit: int) -> Any:
     """What the sum of a tied table takes: nothing where it is one parameter."""
-    tied = places.configuration.tied
+    tied = nodes.configuration.tied
     if tied is None:
         return 0
-    last = places.units[-1]
-    whole = [m.x[l, i, s] for l, i, s in places.every if l == last and s >= places.last_options]
+    last = nodes.units[-1]
+    whole = [m.x[l, i, s] for l, i, s in nodes.all_nodes if l == last and s >= nodes.last_options]
     return tied.reduce_ns / ns_per_unit * (1 - sum(whole))
 
 
-def _add_once(m: Any, places: Places) -> None:
+def _add_tied_once(m: Any, nodes: Nodes) -> None:
     """The last unit's options as one table exactly where the first unit's option lets them be."""
     m.once = pyo.ConstraintList()
-    if not places.twice:
+    if not nodes.has_tied_options:
         return
-    last, count = places.units[-1], places.last_options
-    firsts = [s for l, _, s in places.every if l == 0]
+    last, count = nodes.units[-1], nodes.last_options
+    firsts = [s for l, _, s in nodes.all_nodes if l == 0]
     for s in range(count):
-        equal = sum(m.x[0, 0, first] for first in firsts if s in places.once(first))
+        equal = sum(m.x[0, 0, first] for first in firsts if s in nodes.once(first))
         m.once.add(m.x[last, 0, count + s] <= equal)
         m.once.add(m.x[last, 0, s] <= 1 - equal)
 
 
-def _add_simulated(m: Any, places: Places, time: Any, ns_per_unit: int) -> None:
-    passes = end_time_rows(graph_of(places.configuration), lambda duration: duration)
+def _add_simulated(m: Any, nodes: Nodes, time: Any, ns_per_unit: int) -> None:
+    passes = end_time_rows(graph_of(nodes.configuration), lambda duration: duration)
     m.S = pyo.Var(range(len(passes.rows)), domain=pyo.NonNegativeReals)
     m.start, m.step = pyo.ConstraintList(), pyo.ConstraintList()
 
@@ -161,43 +161,43 @@ def _add_simulated(m: Any, places: Places, time: Any, ns_per_unit: int) -> None:
     for v, sums in enumerate(passes.rows):
         for moment in sums:
             m.start.add(m.S[v] >= total(moment))
-    sites, tied = len(places.configuration.sites), _tied(m, places, ns_per_unit)
-    for x in range(sites):
-        ends = x in (0, sites - 1) and places.configuration.tied is not None
-        behind = sum(time(("optimizer_ns", y)) for y in places.stages[x::sites]) + (tied if ends else 0)
-        for other in {0, sites - 1} if ends else {x}:
-            reduced = sum(time(("reduce_ns", y)) for y in places.stages[other::sites])
-            m.step.add(total(passes.ends[other]) + reduced + behind <= m.J)
+    group_count, tied = len(nodes.configuration.device_groups), _tied(m, nodes, ns_per_unit)
+    for x in range(group_count):
+        ends = x in (0, group_count - 1) and nodes.configuration.tied is not None
+        after_passes = sum(time(("optimizer_ns", y)) for y in nodes.stages[x::group_count]) + (tied if ends else 0)
+        for other in {0, group_count - 1} if ends else {x}:
+            reduced = sum(time(("reduce_ns", y)) for y in nodes.stages[other::group_count])
+            m.step.add(total(passes.ends[other]) + reduced + after_passes <= m.J)
 
 
-def _add_eq_8(m: Any, places: Places, time: Any, ns_per_unit: int) -> None:
+def _add_eq_8(m: Any, nodes: Nodes, time: Any, ns_per_unit: int) -> None:
     m.V = pyo.Var(domain=pyo.NonNegativeReals)
-    running = [_sum(time, ("forward_ns", "backward_ns", "message_forward_ns", "message_backward_ns"), x) for x in places.stages]
-    syncs = sum(_sum(time, ("last_ns", "reduce_ns", "optimizer_ns"), x) for x in places.stages)
+    running = [_sum(time, ("forward_ns", "backward_ns", "message_forward_ns", "message_backward_ns"), x) for x in nodes.stages]
+    syncs = sum(_sum(time, ("last_ns", "reduce_ns", "optimizer_ns"), x) for x in nodes.stages)
     m.step = pyo.ConstraintList()
     for whole in running:
         m.step.add(whole <= m.V)
-    rest = (places.configuration.micro_batches - 1) * m.V
-    m.step.add(rest + sum(running) + syncs + _tied(m, places, ns_per_unit) <= m.J)
+    rest = (nodes.configuration.micro_batches - 1) * m.V
+    m.step.add(rest + sum(running) + syncs + _tied(m, nodes, ns_per_unit) <= m.J)
 
 
-def _add_eq_5(m: Any, places: Places, time: Any, ns_per_unit: int, behind: Any = 0) -> None:
+def _add_eq_5(m: Any, nodes: Nodes, time: Any, ns_per_unit: int, after_passes: Any = 0) -> None:
     m.V = pyo.Var(domain=pyo.NonNegativeReals)
-    running = [_sum(time, ("forward_ns", "backward_ns"), x) for x in places.stages]
-    moves = sum(_sum(time, ("message_forward_ns", "message_backward_ns"), x) for x in places.stages)
+    running = [_sum(time, ("forward_ns", "backward_ns"), x) for x in nodes.stages]
+    moves = sum(_sum(time, ("message_forward_ns", "message_backward_ns"), x) for x in nodes.stages)
     m.step = pyo.ConstraintList()
     for whole in running:
         m.step.add(whole <= m.V)
-    m.step.add((places.configuration.micro_batches - 1) * m.V + sum(running) + moves + behind <= m.J)
+    m.step.add((nodes.configuration.micro_batches - 1) * m.V + sum(running) + moves + after_passes <= m.J)
 
 
-def _add_eq_4(m: Any, places: Places, time: Any, ns_per_unit: int) -> None:
+def _add_eq_4(m: Any, nodes: Nodes, time: Any, ns_per_unit: int) -> None:
     m.W = pyo.Var(domain=pyo.NonNegativeReals)
     m.behind = pyo.ConstraintList()
-    for x in places.stages:
-        tied = _tied(m, places, ns_per_unit) if x in (0, places.stages[-1]) else 0
+    for x in nodes.stages:
+        tied = _tied(m, nodes, ns_per_unit) if x in (0, nodes.stages[-1]) else 0
         m.behind.add(_sum(time, ("reduce_ns", "optimizer_ns"), x) + tied <= m.W)
-    _add_eq_5(m, places, time, ns_per_unit, m.W)
+    _add_eq_5(m, nodes, time, ns_per_unit, m.W)
 
 
 _ADD = {"simulated": _add_simulated, "eq8": _add_eq_8, "eq5": _add_eq_5, "eq4": _add_eq_4}
@@ -207,19 +207,19 @@ def _sum(time: Any, names: Iterable[str], stage: int) -> Any:
     return sum(time((name, stage)) for name in names)
 
 
-def _add_memory(m: Any, places: Places, numbers: Mapping[Crossing, int], bytes_per_unit: int) -> None:
-    configuration, instance = places.configuration, places.instance
-    m.F = pyo.Var([(l, i) for l in places.units for i in places.stages_of(l)], domain=pyo.NonNegativeReals)
+def _add_memory(m: Any, nodes: Nodes, numbers: Mapping[Crossing, int], bytes_per_unit: int) -> None:
+    configuration, instance = nodes.configuration, nodes.instance
+    m.F = pyo.Var([(l, i) for l in nodes.units for i in nodes.stages_of(l)], domain=pyo.NonNegativeReals)
 
-    def column(places_of: Iterable[Place], name: str, factor: int = 1) -> Any:
-        return sum(factor * int(getattr(places.table(l, i), name)[s]) / bytes_per_unit * m.x[l, i, s] for l, i, s in places_of)
+    def column(chosen: Iterable[Node], name: str, factor: int = 1) -> Any:
+        return sum(factor * int(getattr(nodes.table(l, i), name)[s]) / bytes_per_unit * m.x[l, i, s] for l, i, s in chosen)
 
-    of_stage = {x: [place for place in places.every if place[1] == x] for x in places.stages}
-    at = {(l, i): [place for place in of_stage[i] if place[0] == l] for l, i in m.F}
+    of_stage = {x: [node for node in nodes.all_nodes if node[1] == x] for x in nodes.stages}
+    at = {(l, i): [node for node in of_stage[i] if node[0] == l] for l, i in m.F}
     m.hold = pyo.Constraint(
         list(m.F),
         rule=lambda m, l, i: (
-            m.F[l, i] == (m.F[l - 1, i] if i in places.stages_of(l - 1) else 0) + column(at[l, i], "kept_bytes")
+            m.F[l, i] == (m.F[l - 1, i] if i in nodes.stages_of(l - 1) else 0) + column(at[l, i], "kept_bytes")
         ),
     )
     m.peak, m.host = pyo.ConstraintList(), pyo.ConstraintList()
@@ -234,24 +234,24 @@ def _add_memory(m: Any, places: Places, numbers: Mapping[Crossing, int], bytes_p
         base += sum(
             n * size / bytes_per_unit * m.z[numbers[crossing]]
             for message, n in moment.messages
-            for crossing, size in places.message_bytes(message)
+            for crossing, size in nodes.message_bytes(message)
         )
-        limit = instance.limit_bytes(configuration.site(min(counts))) / bytes_per_unit
+        limit = instance.limit_bytes(configuration.device_group(min(counts))) / bytes_per_unit
         if x is None:
             m.peak.add(base <= limit)
         for l, i in m.F if x is not None else ():
             if i == x:
                 m.peak.add(m.F[l, i] + column(at[l, i], "work_bytes") + base <= limit)
-    for x in places.stages:
-        room = instance.host_limit_bytes(configuration.site(x))
-        if room is not None:
+    for x in nodes.stages:
+        host_limit = instance.host_limit_bytes(configuration.device_group(x))
+        if host_limit is not None:
             host = column(of_stage[x], "host_bytes")
             if not isinstance(host, int):
-                m.host.add(host <= room / bytes_per_unit)
+                m.host.add(host <= host_limit / bytes_per_unit)
 
 
 def extract(instance: Instance, values: Mapping[str, Mapping[Any, float]]) -> Solution:
     """The solution that x stands for: per unit the stage and option of the largest value."""
-    places = Places(instance)
-    rows = [[place for place in places.every if place[0] == l] for l in places.units]
-    return places.solution([max(row, key=lambda place: values["x"].get(place, 0.0)) for row in rows])
+    nodes = Nodes(instance)
+    rows = [[node for node in nodes.all_nodes if node[0] == l] for l in nodes.units]
+    return nodes.solution([max(row, key=lambda node: values["x"].get(node, 0.0)) for row in rows])

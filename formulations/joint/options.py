@@ -146,8 +146,8 @@ def unusual_costs_reason(request: Request) -> str | None:
 
 def cost_model_of(request: Request) -> str:
     """Which cost model a request is planned with. Raises InputError where what is asked for is of another one."""
-    asked, refusal = request.options["cost_model"], streams_refusal(request)
-    chosen = asked if asked != "auto" else "executed" if refusal else "streams"
+    requested, refusal = request.options["cost_model"], streams_refusal(request)
+    chosen = requested if requested != "auto" else "executed" if refusal else "streams"
     if chosen == "streams":
         if refusal:
             raise InputError(COMMAND_LINE, COST_MODEL.flag, "is streams", f"give executed: {refusal}")
@@ -166,20 +166,20 @@ def within_optimizer(request: Request) -> Request:
     options, optimizer = request.options, request.options[OPTIMIZER.name]
     if optimizer == "adamw":
         return request
-    beside = f"with {OPTIMIZER.flag} {optimizer}"
+    with_optimizer = f"with {OPTIMIZER.flag} {optimizer}"
     if request.described_model is None:
         problem = f"is {optimizer}, of a profile without a described model"
         raise InputError(COMMAND_LINE, OPTIMIZER.flag, problem, "leave it out, or give --model")
     if options["host"] != HOST.default:
         fix = "give none: matrices are stepped on the device"
-        raise InputError(COMMAND_LINE, HOST.flag, f"is {options['host']}, {beside}", fix)
+        raise InputError(COMMAND_LINE, HOST.flag, f"is {options['host']}, {with_optimizer}", fix)
     if options["hybrid"]:
         fix = "leave it out: whole matrices are dealt to all data-parallel ranks, or to none"
-        raise InputError(COMMAND_LINE, HYBRID.flag, f"is given, {beside}", fix)
+        raise InputError(COMMAND_LINE, HYBRID.flag, f"is given, {with_optimizer}", fix)
     zero = [stage for stage in _zero_stages(options["zero"]) if stage in MUON_ZERO]
     if not zero:
         fix = f"give {' or '.join(map(str, MUON_ZERO))}: no rank has the gradient of a whole matrix in others"
-        raise InputError(COMMAND_LINE, ZERO.flag, f"is {options['zero']}, {beside}", fix)
+        raise InputError(COMMAND_LINE, ZERO.flag, f"is {options['zero']}, {with_optimizer}", fix)
     return replace(request, options={**options, "zero": ",".join(map(str, zero))})
 
 
@@ -193,11 +193,11 @@ def cp_degrees(options: Mapping[str, Any]) -> tuple[int, ...]:
 
 def cp_choices(options: Mapping[str, Any]) -> list[tuple[int, Exchange]]:
     """The context-parallel degrees that all units may have, with what their ranks exchange. Raises InputError."""
-    degrees, asked = cp_degrees(options), options[CP_EXCHANGE.name]
-    if asked != CP_EXCHANGE.default and degrees == (1,):
+    degrees, requested = cp_degrees(options), options[CP_EXCHANGE.name]
+    if requested != CP_EXCHANGE.default and degrees == (1,):
         fix = f"give {CP.flag} of at least 2, or leave it out: one rank exchanges nothing"
-        raise InputError(COMMAND_LINE, CP_EXCHANGE.flag, f"is {asked}, with {CP.flag} 1", fix)
-    exchanges = EXCHANGES if asked == "any" else (asked,)
+        raise InputError(COMMAND_LINE, CP_EXCHANGE.flag, f"is {requested}, with {CP.flag} 1", fix)
+    exchanges = EXCHANGES if requested == "any" else (requested,)
     return [(degree, exchange) for degree in degrees for exchange in (exchanges if degree > 1 else EXCHANGES[:1])]
 
 

@@ -29,12 +29,12 @@ from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.formulations.costs.overlapped.sublayer_time import supports_recipe
 from trainplan.formulations.costs.sequential.communication import moved_bytes
 from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes
-from trainplan.formulations.joint.boundaries import Borders, message_bytes
+from trainplan.formulations.joint.boundaries import Boundaries, message_bytes
 from trainplan.formulations.joint.cost_tables import NAMES, JointCosts, Setting, strategy_of
 from trainplan.formulations.joint.host_offload import input_bytes, with_input_away
 from trainplan.formulations.joint.options import CP, CP_EXCHANGE, PRECISION
 from trainplan.formulations.joint.overlap_lower_bounds import LaneTimes, layout_of
-from trainplan.formulations.joint.overlap_memory import Rooms
+from trainplan.formulations.joint.overlap_memory import OverlapMemory
 from trainplan.formulations.joint.problem import Configuration, Schedule
 from trainplan.formulations.joint.search_space import Space
 from trainplan.formulations.joint.tables import Boundary, Option, Tied
@@ -59,7 +59,7 @@ COST_MODEL = "streams"
 LEFT_OUT = ("one strategy for all sub-layers", "in pipelines ZeRO 0 and 1")  # the cost model's own restrictions, beside options
 
 
-class OneLayout(Borders):
+class SingleLayoutBoundaries(Boundaries):
     """Boundaries between units of one layout, whose messages take what `streams` says."""
 
     state_of = staticmethod(layout_of)
@@ -113,26 +113,26 @@ class StreamedCosts(JointCosts):
         self.model, self.cluster, self.batch, self.recipe = model, cluster, batch, recipe
         self.cp, self.exchange = cp, exchange
         self.element_bytes = DTYPE_BYTES[model.dtype]
-        self.unsuited = 0  # layouts whose products a recipe does not take
+        self.unsupported_layouts = 0  # layouts whose products a recipe does not take
         self.framework = planned_framework(space.optimizer, self.precision.gradient_bytes(self.element_bytes))
-        self.borders = OneLayout(self)
+        self.boundary_costs = SingleLayoutBoundaries(self)
         self.by_layout = cache(self._by_layout)
         self.prices = cache(self._prices)
         self.sublayers = SublayerTimes(model, cluster.used_kinds[0], Links.of_cluster(cluster))
         names: dict[str, set[str]] = {}
         for unit, profiled in zip(model.units, profile.units, strict=True):
             names.setdefault(profiled.sublayer, set()).add(model.key_of(unit))
-        if any(len(each) > 1 for each in names.values()):
+        if any(len(keys) > 1 for keys in names.values()):
             problem = f"is {cp}: layers that differ in what they attend to would be alike with a {cp}th of the tokens"
             raise InputError("command line", "--cp", problem, "give a smaller degree, or 1")
-        key_of = {name: each.pop() for name, each in names.items()}
+        key_of = {name: keys.pop() for name, keys in names.items()}
         parts = {name: model.sublayers[key] for name, key in key_of.items()}
         cuttable = cp > 1 and not any(why_not_cut(part, cp) for part in parts.values())
         pieces = {name: cut(part, cp, exchange == "heads") for name, part in parts.items() if cuttable}
         attentions = {name: part for name, part in pieces.items() if isinstance(part, Attention)}
         self.lanes = LaneTimes(profile, self.element_bytes, key_of, batch, self.prices)
         of_gradients, hidden = self.framework.gradient_bytes, "hidden" in space.host
-        self.rooms = Rooms(self.lanes, attentions, self.element_bytes, of_gradients, recipe, hidden)
+        self.overlap_memory = OverlapMemory(self.lanes, attentions, self.element_bytes, of_gradients, recipe, hidden)
 
     # What is possible
 
@@ -140,7 +140,7 @@ class StreamedCosts(JointCosts):
         possible = [strategy for strategy in super()._every_strategy(group) if _in_order(strategy)]
         if group < self.profile.devices:
             possible = [strategy for strategy in possible if strategy.zero_stage < 2]
-        return [strategy for each in possible if (strategy := _with_cp(each, self.cp, self.exchange)) is not None]
+        return [strategy for without_cp in possible if (strategy := _with_cp(without_cp, self.cp, self.exchange)) is not None]
 
     def _settings(self, schedule: Schedule, group: int, samples: int) -> Sequence[Setting]:
         """One for each layout that all kinds of units can have."""
@@ -160,20 +160,20 @@ class StreamedCosts(JointCosts):
             for option in options:
                 of_layout.setdefault(layout_of(strategy_of(option)), []).append(option)
         layouts = [layout for layout in of_kinds[0] if all(layout in of_kind for of_kind in of_kinds)]
-        layouts = [layout for layout in layouts if self._suits_recipe(layout, group, samples)]
+        layouts = [layout for layout in layouts if self._supports_recipe(layout, group, samples)]
         return {layout: tuple(tuple(of_kind[layout]) for of_kind in of_kinds) for layout in layouts}
 
-    def _suits_recipe(self, layout: Strategy, group: int, samples: int) -> bool:
+    def _supports_recipe(self, layout: Strategy, group: int, samples: int) -> bool:
         run = self.prices(layout, Setting(group, samples, layout=layout)).layout
-        suits = all(supports_recipe(part, run) for part in self.model.sublayers.values())
-        self.unsuited += not suits
-        return suits
+        supported = all(supports_recipe(part, run) for part in self.model.sublayers.values())
+        self.unsupported_layouts += not supported
+        return supported
 
     def _configurations(self, batch: int) -> list[Configuration]:
         try:
             return super()._configurations(batch)
         except InputError:
-            if self.recipe is None or not self.unsuited:
+            if self.recipe is None or not self.unsupported_layouts:
                 raise
         problem = f"is {self.recipe.name}, whose matrix multiplications have sizes of multiples of {self.recipe.multiple}"
         raise InputError("command line", "--precision", problem, "give model, or another --tp or --micro-batches")
@@ -208,7 +208,12 @@ class StreamedCosts(JointCosts):
         forward, backward, end = self.lanes.relaxed_ns(sublayer, strategy, setting, once)
         alone, group = without_cp(strategy), strategy.group
         least = self.space.least_memory
-        if least and strategy.modules and isinstance(self.rooms.pieces.get(sublayer), Attention) and self.exchange == "heads":
+        if (
+            least
+            and strategy.modules
+            and isinstance(self.overlap_memory.pieces.get(sublayer), Attention)
+            and self.exchange == "heads"
+        ):
             alone = replace(alone, ckpt=True, modules=())  # ranks that share heads keep other results: surely the input alone
         kept, work, state = unit_bytes(
             profile,
@@ -224,14 +229,14 @@ class StreamedCosts(JointCosts):
             pieces=self.cp > 1,
         )
         exchanged = 2 * samples * self.cp * moved_bytes(profile, sublayer)[1] if group == 1 else 0
-        of_keys = self.rooms.exchanged_bytes(sublayer, strategy, samples * self.cp // alone.data_degree)
-        beside = self.rooms.largest_bytes(strategy) * strategy.shares_parameters  # of what is gathered ahead
-        beside += self.rooms.delayed_free_bytes(sublayer, strategy, setting)
+        of_keys = self.overlap_memory.exchanged_bytes(sublayer, strategy, samples * self.cp // alone.data_degree)
+        prefetched = self.overlap_memory.largest_bytes(strategy) * strategy.shares_parameters  # of what is gathered ahead
+        prefetched += self.overlap_memory.delayed_free_bytes(sublayer, strategy, setting)
         if not least:
-            work = max(exchanged, work) + beside + of_keys[1]
+            work = max(exchanged, work) + prefetched + of_keys[1]
         if not least:  # what is exchanged may be made again, or be gone
             kept += of_keys[0]
-        copies = self.rooms.copied_bytes(sublayer, layout_of(strategy))
+        copies = self.overlap_memory.copied_bytes(sublayer, layout_of(strategy))
         state, work = state + copies[0], work + copies[1]
         return dict(zip(NAMES, (forward, backward, 0, end, kept, work, state, 0), strict=True))
 
@@ -270,18 +275,18 @@ def streamed_costs(
     if exchange == "heads":
         degrees = _sharing_heads(model, degrees, cp, request.options.get(TP.name))
     part = model.with_fields(sequence=model.sequence_tokens // cp) if cp > 1 else model
-    asked = replace(request, model=part, obtained=[] if cp > 1 else request.obtained)
-    profile = asked.profile_for([size * cp for size in sizes], groups, degrees=degrees)
+    requested = replace(request, model=part, obtained=[] if cp > 1 else request.obtained)
+    profile = requested.profile_for([size * cp for size in sizes], groups, degrees=degrees)
     space = replace(space, messages_beside=True)
     return StreamedCosts(profile, space, degrees, model, cluster, request.samples, cp, exchange, recipe, request.precision)
 
 
-def _sharing_heads(model: Model, degrees: tuple[int, ...], cp: int, asked: int | None) -> tuple[int, ...]:
+def _sharing_heads(model: Model, degrees: tuple[int, ...], cp: int, requested: int | None) -> tuple[int, ...]:
     """The tensor-parallel degrees whose heads so many context-parallel ranks can share. asked: the one asked for, if any.
     Raises InputError where none is."""
-    tried = [tp for tp in degrees if asked in (None, tp)] or degrees
+    tried = [tp for tp in degrees if requested in (None, tp)] or degrees
     why = {tp: [why_no_head_share(part, tp, cp) for part in model.sublayers.values()] for tp in tried}
-    possible = tuple(tp for tp, each in why.items() if not any(each))
+    possible = tuple(tp for tp, reasons in why.items() if not any(reasons))
     if not possible:
         problem, reason = f"is heads, with {CP.flag} {cp}", next(filter(None, why[tried[0]]))
         raise InputError("command line", CP_EXCHANGE.flag, problem, f"give keys, or other degrees: {reason}")
@@ -308,5 +313,5 @@ def _with_cp(strategy: Strategy, degree: int, exchange: Exchange) -> Strategy | 
         return None  # ranks share states with others of their own samples alone: not written yet
     order: tuple[Paradigm, ...] = ("dp", "sdp", "cp", "tp")
     degrees["cp"] = degree
-    levels = tuple((each, degrees[each]) for each in order if degrees.get(each, 1) > 1)
+    levels = tuple((paradigm, degrees[paradigm]) for paradigm in order if degrees.get(paradigm, 1) > 1)
     return replace(strategy, levels=levels, exchange=exchange)

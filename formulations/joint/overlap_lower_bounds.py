@@ -49,7 +49,7 @@ Lane = Literal["optimizer", "updates", "reductions", "collectives"]
 ROUNDED_NS = 1  # that rounding may take off a unit's part of what is gathered
 
 
-class Behind(NamedTuple):
+class EndOfStepTimes(NamedTuple):
     """What comes behind a unit's last backward pass, in ns: the reduction of its gradients to shards, their sum over copies,
     its optimizer, and the gathering of its updated parameters, hidden or not."""
 
@@ -84,8 +84,8 @@ class LaneTimes:
         self.element_bytes = element_bytes
         self.computed_ns = cache(self._computed_ns)
         self.moved_ns = cache(self._moved_ns)
-        self.behind_ns = cache(self._behind_ns)
-        self.shown = cache(self._shown)
+        self.end_of_step = cache(self._end_of_step)
+        self.exposed = cache(self._exposed)
         self.lane = cache(self._lane)
 
     def relaxed_ns(self, sublayer: str, strategy: Strategy, setting: Setting, once: bool) -> tuple[int, int, int]:
@@ -98,20 +98,20 @@ class LaneTimes:
         if lane != "collectives":
             return (*computed, end)
         moved = self.moved_ns(sublayer, layout, setting)
-        forward, backward = (int(share * each + (1 - share) * other) for each, other in zip(computed, moved, strict=True))
+        forward, backward = (int(share * own + (1 - share) * other) for own, other in zip(computed, moved, strict=True))
         return forward, backward, int((1 - share) * end)
 
     def end_ns(self, sublayer: str, layout: Strategy, setting: Setting, lane: Lane) -> int:
         """A unit's part of what comes behind the passes."""
-        behind, head = self.behind_ns(sublayer, layout, setting), self.profile.shapes[sublayer].kind == "head"
+        end, head = self.end_of_step(sublayer, layout, setting), self.profile.shapes[sublayer].kind == "head"
         if lane == "optimizer":
-            return behind.optimizer
-        updated = self._shown_ns(sublayer, layout, setting)
+            return end.optimizer
+        updated = self._exposed_ns(sublayer, layout, setting)
         if lane == "reductions" and not head:
-            return updated + max(0, self._left_ns(sublayer, layout, setting))
+            return updated + max(0, self._unhidden_reduction_ns(sublayer, layout, setting))
         if lane == "collectives":
             first = self.computed_ns(sublayer, layout, setting)[0] if layout.zero_stage == 2 else 0
-            return updated + behind.summed + first
+            return updated + end.summed + first
         return updated
 
     def _lane(self, layout: Strategy, setting: Setting) -> tuple[Lane, float]:
@@ -120,31 +120,31 @@ class LaneTimes:
 
         def total(lane: Lane) -> int:
             times = self.moved_ns if lane == "collectives" else self.computed_ns
-            each = {name: (sum(times(name, layout, setting)), self.end_ns(name, layout, setting, lane)) for name in counts}
-            return sum(count * (micro_batches * each[name][0] + each[name][1]) for name, count in counts.items())
+            parts = {name: (sum(times(name, layout, setting)), self.end_ns(name, layout, setting, lane)) for name in counts}
+            return sum(count * (micro_batches * parts[name][0] + parts[name][1]) for name, count in counts.items())
 
         before = [name for name in counts if self.profile.shapes[name].kind != "head"]
         lanes: list[Lane] = ["optimizer", "updates"]
-        if setting.chunks == 1 and min(self._left_ns(name, layout, setting) for name in before) >= 0:
+        if setting.chunks == 1 and min(self._unhidden_reduction_ns(name, layout, setting) for name in before) >= 0:
             lanes.append("reductions")
         passes, lane = max((total(lane), lane) for lane in lanes)
         if layout.zero_stage >= 2 and (collectives := total("collectives")) > passes:
             return "collectives", min(0.5, MIXED * collectives / (collectives - passes))
         return lane, 1.0
 
-    def _left_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> int:
+    def _unhidden_reduction_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> int:
         """What of the reduction of a unit's gradients its own backward pass is shorter by, everything recomputed."""
-        behind = self.behind_ns(sublayer, layout, setting)
+        end = self.end_of_step(sublayer, layout, setting)
         whole = self.computed_ns(sublayer, replace(layout, ckpt=True), setting)
-        return behind.scattered + behind.summed - whole[1]
+        return end.scattered + end.summed - whole[1]
 
     def _computed_ns(self, sublayer: str, strategy: Strategy, setting: Setting) -> tuple[int, int]:
         """Both passes on the lane of computations, as instructions are charged."""
         name, kind = self.key_of[sublayer], self.profile.shapes[sublayer].kind
         prices = self.prices(layout_of(strategy), setting)
-        ahead, behind = prices.sums(kind)
-        forward = prices.forward_ns(name) + ahead * prices.sum_ns(name, kind, False)
-        backward = prices.backward_ns(name, strategy.modules) + behind * prices.sum_ns(name, kind, True)
+        forward_sums, end = prices.sums(kind)
+        forward = prices.forward_ns(name) + forward_sums * prices.sum_ns(name, kind, False)
+        backward = prices.backward_ns(name, strategy.modules) + end * prices.sum_ns(name, kind, True)
         return forward, backward + (prices.recompute_ns(name) if strategy.ckpt else 0)
 
     def _moved_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> tuple[int, int]:
@@ -152,12 +152,12 @@ class LaneTimes:
         still there for its backward pass."""
         alone, prices, shape = without_cp(layout), self.prices(layout, setting), self.profile.shapes[sublayer]
         ranks, stride, parameters = alone.degree("sdp"), alone.strides()["sdp"], self.parameters(sublayer, layout)
-        gather, scatter = 0, self.behind_ns(sublayer, layout, setting).scattered
+        gather, scatter = 0, self.end_of_step(sublayer, layout, setting).scattered
         if layout.zero_stage == 3:
             gather = prices.in_layer_ns(self.key_of[sublayer], parameters * self.element_bytes, ranks, stride)
         return gather, scatter + (0 if shape.kind == "head" else gather)
 
-    def _behind_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> Behind:
+    def _end_of_step(self, sublayer: str, layout: Strategy, setting: Setting) -> EndOfStepTimes:
         alone, prices, name = without_cp(layout), self.prices(layout, setting), self.key_of[sublayer]
         shared, copies, strides = alone.degree("sdp"), alone.degree("dp"), alone.strides()
         parameters, stage = self.parameters(sublayer, layout), layout.zero_stage
@@ -174,23 +174,23 @@ class LaneTimes:
             part = parameters // shared if stage else parameters
             summed = prices.bucketed_ns(name, 2, part * gradient_bytes, copies, strides["dp"])
         stepped = parameters // prices.states_sharing(name)
-        return Behind(scattered, summed, prices.optimizer_ns(name, stepped), updated)
+        return EndOfStepTimes(scattered, summed, prices.optimizer_ns(name, stepped), updated)
 
-    def _shown_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> int:
+    def _exposed_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> int:
         """What of the gathering of a unit's updated parameters the next step's forward passes do not hide, at least."""
-        updated = self.behind_ns(sublayer, layout, setting).updated
-        share, hidden = self.shown(layout, setting)
+        updated = self.end_of_step(sublayer, layout, setting).updated
+        share, hidden = self.exposed(layout, setting)
         return max(0, int(share * updated - hidden * self._forward_ns(sublayer, layout, setting)) - ROUNDED_NS)
 
-    def _shown(self, layout: Strategy, setting: Setting) -> tuple[float, float]:
+    def _exposed(self, layout: Strategy, setting: Setting) -> tuple[float, float]:
         """What is shown of the gathering of updated parameters: the share of each unit's, less how many of its forward passes
         hide some of it."""
         counts, alone = self.counts, setting.group == self.profile.devices and setting.chunks == 1
-        updated = {name: self.behind_ns(name, layout, setting).updated for name in counts}
+        updated = {name: self.end_of_step(name, layout, setting).updated for name in counts}
         if alone and self.profile.tied_parameters:
             updated |= {name: 0 for name in counts if self.profile.shapes[name].kind == "head"}
         forward = {name: self._forward_ns(name, layout, setting) for name in counts}
-        total, room = (sum(count * each[name] for name, count in counts.items()) for each in (updated, forward))
+        total, room = (sum(count * times[name] for name, count in counts.items()) for times in (updated, forward))
         prices = self.prices(layout, setting)
         if not total:
             return 0.0, 0.0

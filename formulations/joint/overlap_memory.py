@@ -18,7 +18,7 @@ from trainplan.profiling.models.sublayers import LAYERED, Attention, HeadPieces,
 FREED_LATE = 2  # units
 
 
-class Rooms:
+class OverlapMemory:
     """Room for what lanes hold beside computations.
 
     lanes: whose profile and parameters count. pieces: by name, the attentions on pieces of samples. element_bytes,
@@ -37,13 +37,13 @@ class Rooms:
     ) -> None:
         self.lanes, self.profile, self.pieces, self.recipe, self.hidden = lanes, lanes.profile, pieces, recipe, hidden
         self.element_bytes, self.gradient_bytes = element_bytes, gradient_bytes
-        self.in_turn_bytes = cache(self._in_turn_bytes)
+        self.consecutive_gradient_bytes = cache(self._consecutive_gradient_bytes)
 
     def delayed_free_bytes(self, sublayer: str, strategy: Strategy, setting: Setting) -> int:
         """Room beside a unit for what lanes hold ahead and late: of the units before it, whole gradients that are reduced
         (`execution.walk.frees`), and once what ranks with pieces of samples exchange; and where some have their inputs on the
         host, those that are copied out, the next one's, and the next messages, both ways."""
-        late, rows = self.in_turn_bytes(layout_of(strategy)), setting.samples // strategy.data_degree
+        late, rows = self.consecutive_gradient_bytes(layout_of(strategy)), setting.samples // strategy.data_degree
         late *= strategy.shares_gradients
         shares = [_share(part, strategy.degree("tp")) for part in self.pieces.values()]
         ahead = max((share.whole_bytes(rows) for share in shares), default=0)
@@ -63,11 +63,11 @@ class Rooms:
         share = _share(part, strategy.degree("tp"), strategy.sequence_parallel, strategy.modules)
         if isinstance(share, HeadPieces):
             return _heads_bytes(share, rows, strategy.ckpt)
-        whole, made = 3 * share.whole_bytes(rows), share.own_bytes(rows) + share.graph_bytes(rows)
+        whole, computed = 3 * share.whole_bytes(rows), share.own_bytes(rows) + share.graph_bytes(rows)
         if strategy.ckpt:
-            return 0, whole + made
+            return 0, whole + computed
         joined = rows * part.tokens * part.heads // share.tp * part.width * part.element_bytes * part.in_halves
-        return joined + (0 if share.again else share.graph_bytes(rows)), whole + made * share.again
+        return joined + (0 if share.again else share.graph_bytes(rows)), whole + computed * share.again
 
     def largest_bytes(self, strategy: Strategy) -> int:
         """The parameters of a tensor-parallel rank of the largest unit."""
@@ -84,7 +84,7 @@ class Rooms:
         weights = [self.lanes.parameters(sublayer, layout)] if kinds[sublayer] in LAYERED else []
         return ceil(copied_bytes(weights, self.recipe, self.element_bytes, layout.zero_stage)), 0
 
-    def _in_turn_bytes(self, layout: Strategy) -> int:
+    def _consecutive_gradient_bytes(self, layout: Strategy) -> int:
         """The whole gradients of a tensor-parallel rank of as many units, one after the other, as may be given back late."""
         units = [self.lanes.parameters(unit.sublayer, layout) for unit in self.profile.units]
         sums = (sum(units[index : index + FREED_LATE]) for index in range(len(units)))

@@ -25,18 +25,18 @@ def solution_of_plan(instance: Instance, plan: Plan) -> Solution | None:
         return None
     for index, configuration in enumerate(instance.configurations):
         choice = None
-        if _same(configuration, plan) and configuration.cuts in (None, cuts):
+        if _has_shape_of(configuration, plan) and configuration.cuts in (None, cuts):
             choice = _choice(instance, configuration, plan, cuts)
         if choice is not None:
             return Solution(index, cuts, choice)
     return None
 
 
-def _same(configuration: Configuration, plan: Plan) -> bool:
+def _has_shape_of(configuration: Configuration, plan: Plan) -> bool:
     """Whether a plan has the stages, the devices, the schedule and the micro-batches of a configuration."""
-    sites, schedule, begin = configuration.sites, configuration.schedule, [0]
-    begin += accumulate(site.size for site in sites)
-    ranks = [list(range(begin[x % len(sites)], begin[x % len(sites) + 1])) for x in range(configuration.stages)]
+    groups, schedule, begin = configuration.device_groups, configuration.schedule, [0]
+    begin += accumulate(group.size for group in groups)
+    ranks = [list(range(begin[x % len(groups)], begin[x % len(groups) + 1])) for x in range(configuration.stages)]
     if [stage.ranks for stage in plan.stages] != ranks or plan.batch.micro_batches != configuration.micro_batches:
         return False
     return len(ranks) == 1 or (schedule.planned, schedule.sliced) == (plan.schedule, plan.sliced)

@@ -108,11 +108,15 @@ class DeviceClass(DataclassRecord):
 
 
 @dataclass(frozen=True)
-class Site(DataclassRecord):
+class DeviceGroup(DataclassRecord):
     """The devices of one stage: how many of each class of the instance. kind: of equal costs, by the configuration's tables."""
 
     devices: Items[Count]
     kind: Count = 0
+
+    def __repr__(self) -> str:
+        """The text that digests of instances have, which files of certificates hold; it keeps the class's first name."""
+        return f"Site(devices={self.devices!r}, kind={self.kind!r})"
 
     @property
     def size(self) -> int:
@@ -154,7 +158,7 @@ class Configuration:
 
     schedule: Schedule
     micro_batches: int
-    sites: tuple[Site, ...]
+    device_groups: tuple[DeviceGroup, ...]
     links: tuple[int, ...]
     make_tables: Callable[[], tuple[Tables, ...]] = field(repr=False)
     make_tied: Callable[[], Tied | None] = field(repr=False, default=lambda: None)
@@ -164,7 +168,7 @@ class Configuration:
     @property
     def stages(self) -> int:
         """The number of stages p: of all chunks of all sites."""
-        return len(self.sites) * self.schedule.chunks
+        return len(self.device_groups) * self.schedule.chunks
 
     @cached_property
     def tables(self) -> tuple[Tables, ...]:
@@ -176,13 +180,13 @@ class Configuration:
         """What a table costs that the ends of the pipeline share; None where there is none."""
         return self.make_tied()
 
-    def site(self, stage: int) -> Site:
+    def device_group(self, stage: int) -> DeviceGroup:
         """The site of a stage."""
-        return self.sites[stage % len(self.sites)]
+        return self.device_groups[stage % len(self.device_groups)]
 
     def tables_of(self, stage: int) -> Tables:
         """The tables of a stage."""
-        return self.tables[self.site(stage).kind]
+        return self.tables[self.device_group(stage).kind]
 
     def orders(self) -> list[list[Pass]]:
         """The order of passes on every site, in the order of sites."""
@@ -208,14 +212,14 @@ class Configuration:
 
     def __getstate__(self) -> dict[str, Any]:
         """The configuration with its tables in place of what makes them, for another process."""
-        made = {"make_tables": partial(_made, self.tables), "make_tied": partial(_made, self.tied)}
-        return {**vars(self), **made}
+        constants = {"make_tables": partial(_constant, self.tables), "make_tied": partial(_constant, self.tied)}
+        return {**vars(self), **constants}
 
     def __str__(self) -> str:
         return f"{plural(self.stages, 'stage')}, {plural(self.micro_batches, 'micro-batch')}, {self.schedule}"
 
 
-def _made(value: Any) -> Any:
+def _constant(value: Any) -> Any:
     return value
 
 
@@ -261,14 +265,14 @@ class Instance(ProblemInstance):
         limit = self.common_memory_bytes
         return sizes if limit is None else sizes | {"memory_bytes": limit}
 
-    def limit_bytes(self, site: Site) -> int:
+    def limit_bytes(self, group: DeviceGroup) -> int:
         """The memory in bytes of a site's smallest device, without the reserve."""
-        limits = [devices.memory_bytes for devices, count in zip(self.classes, site.devices, strict=True) if count]
+        limits = [devices.memory_bytes for devices, count in zip(self.classes, group.devices, strict=True) if count]
         return min(limits) - self.reserve_bytes
 
-    def host_limit_bytes(self, site: Site) -> int | None:
+    def host_limit_bytes(self, group: DeviceGroup) -> int | None:
         """The host memory in bytes of a device of a site; None where hosts hold nothing that is counted."""
-        limits = [devices.host_bytes for devices, count in zip(self.classes, site.devices, strict=True) if count]
+        limits = [devices.host_bytes for devices, count in zip(self.classes, group.devices, strict=True) if count]
         present = [limit for limit in limits if limit is not None]
         return min(present, default=None)
 
@@ -282,7 +286,7 @@ class Instance(ProblemInstance):
 
     def with_memory(self, memory_bytes: int) -> Self:
         """The same instance under another memory limit of every device, to which the reserve comes in addition."""
-        classes = tuple(replace(each, memory_bytes=memory_bytes + self.reserve_bytes) for each in self.classes)
+        classes = tuple(replace(devices, memory_bytes=memory_bytes + self.reserve_bytes) for devices in self.classes)
         return replace(self, classes=classes)
 
     def with_more(self, more: Sequence[tuple[int, int]]) -> Self:
@@ -310,7 +314,7 @@ class Instance(ProblemInstance):
         limits = [(devices.memory_bytes, devices.host_bytes) for devices in self.classes]
         digest.update(repr((limits, kinds, self.boundary_kinds, self.cuttable, self.step, self.reserve_bytes)).encode())
         for configuration in self.configurations:
-            names = ("schedule", "micro_batches", "sites", "links", "cuts")
+            names = ("schedule", "micro_batches", "device_groups", "links", "cuts")
             digest.update(repr(tuple(getattr(configuration, name) for name in names)).encode())
             if configuration.reduction is not None:
                 digest.update(repr(configuration.reduction.to_dict()).encode())

@@ -46,13 +46,13 @@ def whole_layers(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, "modules": False, "sliced": 0, "host": "none"}
 
 
-def with_first_layers(instance: Instance, model: Model, asked: str) -> Instance:
+def with_first_layers(instance: Instance, model: Model, requested: str) -> Instance:
     """The instance of such plans of a usual one, whose cuts are all fixed. asked: which n. Raises InputError."""
     units = [model.units[unit.first] for unit in instance.units]
     layers = [None if unit.kind in ENDS else unit.layer for unit in units]
-    numbers, configurations = _numbers(asked, len(set(layers) - {None})), list[Configuration]()
+    numbers, configurations = _numbers(requested, len(set(layers) - {None})), list[Configuration]()
     for configuration in instance.configurations:
-        indices = _places(layers, configuration.cuts or ())
+        indices = _layers_before(layers, configuration.cuts or ())
         most = max((index + 1 for index in indices if index is not None), default=0)
         of_stages = list(dict.fromkeys(min(n, most) for n in numbers))
         for layout in _layouts(configuration):
@@ -60,45 +60,45 @@ def with_first_layers(instance: Instance, model: Model, asked: str) -> Instance:
                 configurations.append(one)
     if not configurations:
         problem, fix = (
-            f"is {asked}, of which no sub-layer may be",
+            f"is {requested}, of which no sub-layer may be",
             "allow recomputation, and strategies that all sub-layers can have",
         )
         raise InputError(COMMAND_LINE, RECOMPUTE_FIRST.flag, problem, fix)
     own = tuple(replace(unit, kind=l) for l, unit in enumerate(instance.units))
-    provenance = {**instance.provenance, RECOMPUTE_FIRST.name: asked}
+    provenance = {**instance.provenance, RECOMPUTE_FIRST.name: requested}
     name = f"{instance.name}, the first layers of each stage recomputed"
     return replace(instance, units=own, configurations=tuple(configurations), provenance=provenance, name=name)
 
 
-def _numbers(asked: str, layers: int) -> list[int]:
+def _numbers(requested: str, layers: int) -> list[int]:
     """The n's that are asked for, ascending. Raises InputError."""
-    words = {word.strip() for word in asked.split(",")}
+    words = {word.strip() for word in requested.split(",")}
     if words == {ANY}:
         return list(range(layers + 1))
     if not all(word.isdecimal() and int(word) <= layers for word in words):
         fix = f"give numbers of layers, 0 to {layers}, such as 4 or 0,4,8, or {ANY}"
-        raise InputError(COMMAND_LINE, RECOMPUTE_FIRST.flag, f"is {shown(asked)}", fix)
+        raise InputError(COMMAND_LINE, RECOMPUTE_FIRST.flag, f"is {shown(requested)}", fix)
     return sorted(map(int, words))
 
 
-def _places(layers: Sequence[int | None], cuts: Sequence[int]) -> list[int | None]:
+def _layers_before(layers: Sequence[int | None], cuts: Sequence[int]) -> list[int | None]:
     """By unit, how many layers its stage has before its own; None of embedding and head. Raises InputError."""
-    places, before = list[int | None](), dict[int, int]()
+    layers_before, before = list[int | None](), dict[int, int]()
     for l, layer in enumerate(layers):
         if l in cuts:
             before = {}
             if layer is not None and layer == layers[l - 1]:
                 problem, fix = "begin a stage within a layer", "give sub-layers that begin layers, which are recomputed whole"
                 raise InputError(COMMAND_LINE, "--cuts", problem, fix)
-        places.append(None if layer is None else before.setdefault(layer, len(before)))
-    return places
+        layers_before.append(None if layer is None else before.setdefault(layer, len(before)))
+    return layers_before
 
 
 def _layouts(configuration: Configuration) -> list[Strategy]:
     """Those that all kinds of units have without recomputation and with nothing on the host."""
     (tables,) = configuration.tables
     by_kind = [[option.strategy for option in table.options if _plain(option)] for table in tables.units]
-    return [layout for layout in by_kind[0] if layout is not None and all(layout in each for each in by_kind)]
+    return [layout for layout in by_kind[0] if layout is not None and all(layout in strategies for strategies in by_kind)]
 
 
 def _plain(option: Option) -> bool:
@@ -110,40 +110,41 @@ def _in_layout(
     instance: Instance,
     configuration: Configuration,
     layout: Strategy,
-    places: Sequence[int | None],
+    layers_before: Sequence[int | None],
     numbers: Sequence[int],
 ) -> Configuration | None:
     """The configuration in one layout, with an option for each n; None where units cannot be recomputed as all n's ask."""
     (tables,) = configuration.tables
     by_kind = [{option.strategy: s for s, option in enumerate(table.options) if not option.host} for table in tables.units]
     again, kinds = replace(layout, ckpt=True), [unit.kind for unit in instance.units]
-    inner = {kind for kind, place in zip(kinds, places, strict=True) if place is not None}
+    inner = {kind for kind, before in zip(kinds, layers_before, strict=True) if before is not None}
     if not all(again in by_kind[kind] for kind in inner):
         numbers = [n for n in numbers if n == 0]
     if not numbers:
         return None
 
-    def recomputed(table: OptionTable, kind: int, place: int | None) -> OptionTable:
-        strategies = [again if place is not None and place < n else layout for n in numbers]
+    def recomputed(table: OptionTable, kind: int, before: int | None) -> OptionTable:
+        strategies = [again if before is not None and before < n else layout for n in numbers]
         kept = table.keep([by_kind[kind][strategy] for strategy in strategies])
-        named = [Option(f"{each} (first {n})", each) for n, each in zip(numbers, strategies, strict=True)]
+        named = [Option(f"{strategy} (first {n})", strategy) for n, strategy in zip(numbers, strategies, strict=True)]
         own = np.arange(len(numbers), dtype=np.int64)
         return replace(kept, options=tuple(named), enter=own, leave=own)
 
     plain = by_kind[kinds[0]][layout]
     state, count = int(tables.units[kinds[0]].leave[plain]), len(numbers)
-    by_place = {
-        (kind, place): recomputed(tables.units[kind], kind, place) for kind, place in set(zip(kinds, places, strict=True))
+    by_kind_and_depth = {
+        (kind, before): recomputed(tables.units[kind], kind, before)
+        for kind, before in set(zip(kinds, layers_before, strict=True))
     }
     own = Tables(
-        units=tuple(by_place[each] for each in zip(kinds, places, strict=True)),
+        units=tuple(by_kind_and_depth[key] for key in zip(kinds, layers_before, strict=True)),
         boundaries=tuple(_agreeing(boundary, state, count) for boundary in tables.boundaries),
         states=(str(layout),) * count,
     )
     tied = configuration.tied
     if tied is not None and tied.equal is not None and tied.once is not None:
         alike = bool(tied.equal[plain, by_kind[kinds[-1]][layout]])
-        tied = replace(tied, equal=np.full((count, count), alike), once=recomputed(tied.once, kinds[-1], places[-1]))
+        tied = replace(tied, equal=np.full((count, count), alike), once=recomputed(tied.once, kinds[-1], layers_before[-1]))
     return replace(configuration, make_tables=lambda: (own,), make_tied=lambda: tied)
 
 

@@ -57,7 +57,7 @@ class JointRefinement(Refinement):
 
     def group_bytes(self, instance: Instance, solution: Solution) -> list[tuple[int, bool]]:
         """See `Refinement`."""
-        groups = len(instance.configurations[solution.configuration].sites)
+        groups = len(instance.configurations[solution.configuration].device_groups)
         stages = evaluate(instance, solution).stages
         by_stage = [(stage.peak_bytes, stage.peak_unit == instance.length - 1) for stage in stages]
         return [max(by_stage[index::groups]) for index in range(groups)]

@@ -50,7 +50,7 @@ def _key(configuration: Configuration) -> tuple[Any, ...]:
     return (
         configuration.schedule,
         configuration.micro_batches,
-        configuration.sites,
+        configuration.device_groups,
         configuration.links,
         configuration.cuts,
     )

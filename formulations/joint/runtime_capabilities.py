@@ -25,8 +25,8 @@ def with_gradients(request: Request) -> Request:
     name, model = request.options.get(FOR.name), request.described_model
     if name is None or model is None or request.precision.master is None:
         return request
-    runtime, asked = RUNTIMES[name], request.options.get(GRADIENTS.name)
-    if model.dtype not in runtime.wide_gradients or (asked is not None and runtime.narrow_gradients):
+    runtime, requested = RUNTIMES[name], request.options.get(GRADIENTS.name)
+    if model.dtype not in runtime.wide_gradients or (requested is not None and runtime.narrow_gradients):
         return request
     return replace(request, options={**request.options, GRADIENTS.name: "float32"})
 
@@ -40,20 +40,20 @@ def within_runtime(request: Request) -> Request:
     runtime, options = RUNTIMES[name], dict(request.options)
     model = request.model
     if model is not None and (missing := runtime.lacks(model)) is not None:
-        able = [each for each, other in RUNTIMES.items() if other.lacks(model) is None]
+        able = [runtime_name for runtime_name, other in RUNTIMES.items() if other.lacks(model) is None]
         fix = f"give {' or '.join(able)}, or leave it out" if able else "leave it out"
         raise InputError(COMMAND_LINE, "--for", f"is {name}, which has no {missing}", fix)
     schedule = options["schedule"]
     if schedule != "all" and schedule not in runtime.schedules:
         fix = f"give {' or '.join(runtime.schedules)}: {name} runs no other"
         raise InputError(COMMAND_LINE, "--schedule", f"is {schedule}", fix)
-    asked = {word.strip() for word in options["zero"].split(",")}
+    requested = {word.strip() for word in options["zero"].split(",")}
     stages = runtime.zero if options[OPTIMIZER.name] == OPTIMIZER.default else runtime.muon
     if not stages:
-        runs = [each for each, other in RUNTIMES.items() if other.muon]
+        runs = [runtime_name for runtime_name, other in RUNTIMES.items() if other.muon]
         problem = f"is {options[OPTIMIZER.name]}, which {name} does not run"
         raise InputError(COMMAND_LINE, OPTIMIZER.flag, problem, f"leave it out, or give --for {' or '.join(runs)}")
-    zero = [str(stage) for stage in ZERO_STAGES if stage in stages and str(stage) in asked]
+    zero = [str(stage) for stage in ZERO_STAGES if stage in stages and str(stage) in requested]
     if not zero:
         fix = f"give some of {','.join(map(str, stages))}: {name} runs no other"
         raise InputError(COMMAND_LINE, "--zero", f"is {options['zero']}", fix)
@@ -71,7 +71,7 @@ def within_runtime(request: Request) -> Request:
         fix = f"give {' or '.join(runtime.exchanges)}: {name} is given no plans with it"
         raise InputError(COMMAND_LINE, CP_EXCHANGE.flag, f"is {exchange}", fix)
     if options[RECOMPUTE_FIRST.name] is not None and not runtime.first_layers:
-        able = [each for each, other in RUNTIMES.items() if other.first_layers]
+        able = [runtime_name for runtime_name, other in RUNTIMES.items() if other.first_layers]
         problem = f"is {options[RECOMPUTE_FIRST.name]}, which {name} does not run"
         raise InputError(COMMAND_LINE, RECOMPUTE_FIRST.flag, problem, f"leave it out, or give --for {' or '.join(able)}")
     kept = {
@@ -108,13 +108,13 @@ def _under_fsdp(request: Request) -> Request:
     return replace(request, options={**options, "zero": zero})
 
 
-def _host(name: str, asked: str) -> str:
+def _host(name: str, requested: str) -> str:
     """What units may keep on the host, of what is asked for. Raises InputError where the runtime does not have that."""
-    has, words = RUNTIMES[name].host, {word.strip() for word in asked.split(",")} - {"none"}
+    has, words = RUNTIMES[name].host, {word.strip() for word in requested.split(",")} - {"none"}
     if words == {"all"}:
         return ",".join(sorted(has)) or "none"
     if missing := words - set(has):
-        able = [each for each, other in RUNTIMES.items() if words <= set(other.host)]
+        able = [runtime_name for runtime_name, other in RUNTIMES.items() if words <= set(other.host)]
         fix = f"leave it out, or give --for {' or '.join(able)}" if able else f"give some of {', '.join(HOST_PARTS)}"
-        raise InputError(COMMAND_LINE, "--host", f"is {asked}, and {name} has no {', '.join(sorted(missing))} there", fix)
+        raise InputError(COMMAND_LINE, "--host", f"is {requested}, and {name} has no {', '.join(sorted(missing))} there", fix)
     return ",".join(sorted(words)) or "none"

@@ -133,9 +133,9 @@ def _recomputed(space: Space, parts: Sequence[Sublayer]) -> list[tuple[bool, tup
     named = {module for part in parts for module in modules_of(part)}
     modules = [module for module in MODULES if module in named]
     some = [chosen for count in range(1, len(modules) + 1) for chosen in combinations(modules, count)]
-    ways: list[tuple[bool, tuple[Module, ...]]] = [(False, ())] * ("none" in space.recompute)
-    ways += [(False, chosen) for chosen in some if "modules" in space.recompute]
-    return ways + [(True, ())] * ("full" in space.recompute)
+    choices: list[tuple[bool, tuple[Module, ...]]] = [(False, ())] * ("none" in space.recompute)
+    choices += [(False, chosen) for chosen in some if "modules" in space.recompute]
+    return choices + [(True, ())] * ("full" in space.recompute)
 
 
 def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:

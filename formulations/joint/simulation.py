@@ -56,11 +56,13 @@ class StageTimes:
 
 def step_ns(configuration: Configuration, stages: Sequence[StageTimes], tied_ns: int) -> int:
     """The simulated step. tied_ns: what the ends of the pipeline take to add up their gradients of a table, 0 where none."""
-    sites = len(configuration.sites)
-    reduced = [end + sum(stage.reduce_ns for stage in stages[x::sites]) for x, end in enumerate(ends_ns(configuration, stages))]
+    group_count = len(configuration.device_groups)
+    reduced = [
+        end + sum(stage.reduce_ns for stage in stages[x::group_count]) for x, end in enumerate(ends_ns(configuration, stages))
+    ]
     if tied_ns:
         reduced[0] = reduced[-1] = max(reduced[0], reduced[-1]) + tied_ns
-    return max(moment + sum(stage.optimizer_ns for stage in stages[x::sites]) for x, moment in enumerate(reduced))
+    return max(moment + sum(stage.optimizer_ns for stage in stages[x::group_count]) for x, moment in enumerate(reduced))
 
 
 def ends_ns(configuration: Configuration, stages: Sequence[StageTimes]) -> list[int]:

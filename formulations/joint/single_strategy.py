@@ -14,14 +14,14 @@ def single_strategy_instances(instance: Instance) -> list[Instance]:
     with the first layers of stages recomputed, which units differ in."""
     if RECOMPUTE_FIRST.name in instance.provenance:
         return []
-    configurations = [each for configuration in instance.configurations for each in with_one_option(configuration)]
+    configurations = [single for configuration in instance.configurations for single in with_one_option(configuration)]
     return [replace(instance, configurations=tuple(configurations))]
 
 
 def widened(instance: Instance, solution: Solution) -> Solution:
     """A solution of the first instance of `single_strategy_instances` as one of the instance: the same cuts, with the option of
     the same name for every unit."""
-    names = [(index, name) for index, each in enumerate(instance.configurations) for name in _common(each)]
+    names = [(index, name) for index, configuration in enumerate(instance.configurations) for name in _common(configuration)]
     index, name = names[solution.configuration]
     configuration = instance.configurations[index]
     choice = []
@@ -39,7 +39,7 @@ def with_one_option(configuration: Configuration) -> list[Configuration]:
 
 def _common(configuration: Configuration) -> list[str]:
     """The names of the options that all units of a configuration have."""
-    tables = [table for each in configuration.tables for table in each.units]
+    tables = [table for group_tables in configuration.tables for table in group_tables.units]
     names = [option.name for option in tables[0].options]
     return [name for name in names if all(any(option.name == name for option in table.options) for table in tables)]
 
@@ -50,7 +50,7 @@ def _with_option(configuration: Configuration, name: str) -> Configuration:
     def kept(table: OptionTable) -> OptionTable:
         return table.keep([next(s for s, option in enumerate(table.options) if option.name == name)])
 
-    tables = tuple(replace(each, units=tuple(map(kept, each.units))) for each in configuration.tables)
+    tables = tuple(replace(group_tables, units=tuple(map(kept, group_tables.units))) for group_tables in configuration.tables)
     tied = configuration.tied
     if tied is not None and tied.equal is not None and tied.once is not None:
         first, last = (

@@ -50,8 +50,8 @@ class Moment:
 
 def peak(stage: StageBytes, in_flight: int) -> tuple[int, int]:
     """The peak of a stage that has its devices alone, and the unit, from the stage's first one, in whose pass it is."""
-    most, place = stage_peak(stage.state, stage.kept, stage.work, in_flight, stage.held)
-    return int(most), int(place)
+    most, index = stage_peak(stage.state, stage.kept, stage.work, in_flight, stage.held)
+    return int(most), int(index)
 
 
 def peaks(configuration: Configuration, stages: Sequence[StageBytes]) -> list[tuple[int, int]]:
@@ -65,9 +65,9 @@ def peaks(configuration: Configuration, stages: Sequence[StageBytes]) -> list[tu
         counts, x = dict(moment.counts), moment.stage
         others = sum(int(stages[y].state.sum()) + n * stages[y].in_flight for y, n in counts.items() if y != x)
         others += sum(n * _message_bytes(stages, message) for message, n in moment.messages)
-        most, place = (0, 0) if x is None else peak(stages[x], counts[x])
+        most, index = (0, 0) if x is None else peak(stages[x], counts[x])
         counted = min(counts) if x is None else x
-        largest[counted] = max(largest[counted], (most + others, place), key=lambda entry: entry[0])
+        largest[counted] = max(largest[counted], (most + others, index), key=lambda entry: entry[0])
     return largest
 
 
@@ -80,7 +80,7 @@ def moments_of(configuration: Configuration) -> Sequence[Moment]:
     """The moments at which sites may hold the most."""
     if configuration.schedule.chunks == 1:
         return [Moment(((x, configuration.in_flight(x)),), stage=x) for x in range(configuration.stages)]
-    count = min(configuration.micro_batches, FULL * len(configuration.sites))
+    count = min(configuration.micro_batches, FULL * len(configuration.device_groups))
     return _interleaved(configuration.schedule, configuration.stages, count)
 
 
@@ -106,7 +106,9 @@ def _fullest(moments: Sequence[Moment]) -> list[Moment]:
     numbers = []
     for moment in moments:
         counts, waiting = dict(moment.counts), dict(moment.messages)
-        numbers.append([*counts.values(), *(waiting.get(each, 0) for each in messages), *(x == moment.stage for x in counts)])
+        numbers.append(
+            [*counts.values(), *(waiting.get(message, 0) for message in messages), *(x == moment.stage for x in counts)]
+        )
     columns = np.array(numbers)
     return [moment for moment, row in zip(moments, columns, strict=True) if (columns >= row).all(axis=1).sum() == 1]
 
@@ -115,26 +117,26 @@ def _moments(order: Sequence[Item], stages: int) -> list[Moment]:
     """The different moments of a site's passes and messages."""
     counts = dict.fromkeys(sorted({item.task.stage for item in order if item.what == "pass"}), 0)
     waiting: Counter[Message] = Counter()
-    seen: dict[Moment, None] = {}
+    moments: dict[Moment, None] = {}
 
-    def now(stage: int | None) -> None:
-        seen[Moment(tuple(counts.items()), tuple(sorted((+waiting).items())), stage)] = None
+    def note(stage: int | None) -> None:
+        moments[Moment(tuple(counts.items()), tuple(sorted((+waiting).items())), stage)] = None
 
     for task, part in operations(order):
         if task is None:
             waiting.update(_message(item.task) for item in part if item.what == "receive")
-            now(None)
+            note(None)
             waiting.subtract(_message(item.task) for item in part if item.what == "send")
             continue
         forward, stage = task.kind == "forward", task.stage
         counts[stage] += forward
         used: Message = ("forward", stage) if forward else ("backward", stage + 1)
-        made = _message(task)
+        sent = _message(task)
         waiting[used] -= 0 < used[1] < stages
-        now(stage)
-        waiting[made] += 0 < made[1] < stages
+        note(stage)
+        waiting[sent] += 0 < sent[1] < stages
         counts[stage] -= not forward
-    return list(seen)
+    return list(moments)
 
 
 def _message(task: Pass) -> Message:

@@ -101,10 +101,10 @@ def _changed(instance: Instance, solution: Solution, now: Evaluation, unit: int,
         return None
     configuration, over = instance.configurations[solution.configuration], 0
     for x, stage in enumerate(evaluation.stages):
-        site = configuration.site(x)
-        host_limit = instance.host_limit_bytes(site)
+        group = configuration.device_group(x)
+        host_limit = instance.host_limit_bytes(group)
         over = max(
-            over, stage.peak_bytes - instance.limit_bytes(site), 0 if host_limit is None else stage.host_bytes - host_limit
+            over, stage.peak_bytes - instance.limit_bytes(group), 0 if host_limit is None else stage.host_bytes - host_limit
         )
     more = (other.peak_bytes - own.peak_bytes for other, own in zip(evaluation.stages, now.stages, strict=True))
     return Alternative(name, evaluation.time_ns, over, tuple(more))

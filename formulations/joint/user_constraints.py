@@ -32,7 +32,9 @@ TP_IN_NODE = Parameter("tp_in_node", bool, "tensor parallelism inside a node onl
 CUTS = Parameter("cuts", str, "the sub-layers that begin the stages after the first, by name; may be repeated", many=True)
 CONSTRAINTS = (TP, DP, SDP, FORBID, ONE_STRATEGY, TP_IN_NODE, CUTS, RECOMPUTE_FIRST, FOR)
 PRICED = (PIPELINE, MICRO_BATCHES, SCHEDULE, ZERO, *CONSTRAINTS)
-OF_CONFIGURATIONS = {each.name for each in (PIPELINE, MICRO_BATCHES, SCHEDULE)}  # which leave their options as they are
+OF_CONFIGURATIONS = {
+    parameter.name for parameter in (PIPELINE, MICRO_BATCHES, SCHEDULE)
+}  # which leave their options as they are
 WIDEST = {"schedule": "all", "hybrid": True, "modules": True, "host": "all"}  # where a default leaves something out
 
 WORD = re.compile(r"(dp|sdp|tp|cp|ep)(\d*)|single|sp|ckpt(:[a-z+]+)?|zero[12]")
@@ -46,7 +48,7 @@ def narrowed(space: Space, request: Request) -> Space:
     if options["cuts"]:
         cuts = _first_units(request, options["cuts"], options["by_unit"])
         space = replace(space, depths=_depths(space, len(cuts) + 1, request.origin.devices))
-    return replace(space, strategies=lambda strategy: all(each(strategy) for each in filters), cuts=cuts)
+    return replace(space, strategies=lambda strategy: all(allows(strategy) for allows in filters), cuts=cuts)
 
 
 def restrictions(options: Mapping[str, Any]) -> list[str]:
@@ -114,8 +116,10 @@ def _check_together(request: Request, options: Mapping[str, Any]) -> None:
     fixed = {flag: options[name] for name in ("tp", "dp", "sdp", "pipeline") if options[name] for flag in [f"--{name}"]}
     if len(fixed) > 1 and request.origin.devices % (together := prod(fixed.values())):
         (flag, degree), *others = reversed(fixed.items())
-        beside = ", ".join(f"{other} {value}" for other, value in reversed(others))
-        problem = f"is {degree} with {beside}: {together} devices for each copy of all, and there are {request.origin.devices}"
+        others_text = ", ".join(f"{other} {value}" for other, value in reversed(others))
+        problem = (
+            f"is {degree} with {others_text}: {together} devices for each copy of all, and there are {request.origin.devices}"
+        )
         raise InputError("command line", flag, problem, f"give degrees whose product divides {request.origin.devices}")
 
 
@@ -183,14 +187,14 @@ def _first_units(request: Request, names: Sequence[str], by_unit: bool) -> tuple
     wanted = [name for text in names for name in text.split(",")]
     if not by_unit:
         raise InputError("command line", "--cuts", "are given with --no-by-unit", "leave --no-by-unit out")
-    places = [units.index(name) if name in units else -1 for name in wanted]
-    if -1 in places:
-        wrong = wanted[places.index(-1)]
+    indices = [units.index(name) if name in units else -1 for name in wanted]
+    if -1 in indices:
+        wrong = wanted[indices.index(-1)]
         raise InputError(
             "command line", "--cuts", f"has {shown(wrong)}", f"give names of sub-layers, such as {units[len(units) // 2]}"
         )
-    if places != sorted(set(places)) or places[0] == 0:
+    if indices != sorted(set(indices)) or indices[0] == 0:
         raise InputError(
             "command line", "--cuts", f"are {', '.join(wanted)}", "give them in order, each once, none the first sub-layer"
         )
-    return tuple(places)
+    return tuple(indices)

@@ -56,7 +56,10 @@ def _without_strategy(instance: Instance) -> InputError:
         (mbs * dp, f"{plural(dp, 'pipeline')} of {plural(devices // tmp // dp, 'stage')} with micro-batches of {mbs}")
         for tmp, mbs in instance.tables
         for dp in range(1, devices // tmp + 1)
-        if devices % (tmp * dp) == 0 and devices // tmp // dp <= layers and instance.allows_degree(tmp) and instance.allows_degree(dp)
+        if devices % (tmp * dp) == 0
+        and devices // tmp // dp <= layers
+        and instance.allows_degree(tmp)
+        and instance.allows_degree(dp)
     ]
     machine, most = plural(devices, "device"), plural(layers, "stage")
     if not possible:

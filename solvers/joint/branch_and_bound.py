@@ -72,11 +72,11 @@ class _Entry:
     apart by now, and paths followed along whole partitions; how much of the gap is settled next (`PARTS`), with how many
     labels, and how many rounds of a path have left the bound where it is."""
 
-    place: int
+    configuration_index: int
     candidate: Candidate | Single | None = None
     stage: int = QUICK
     path: tuple[Step, ...] | None = None
-    told_apart: bool = False
+    states_distinguished: bool = False
     whole: bool = False
     share: float = 1 / PARTS
     labels: int = LABELS
@@ -93,10 +93,10 @@ Waiting = tuple[float, int, _Entry]  # a configuration's bound, its place in the
 class _Run:
     def __init__(self, instance: Instance, search: Search) -> None:
         self.instance, self.search = instance, search
-        check_suited(instance)
+        check_supported(instance)
         self.statistics: dict[str, Any] = dict.fromkeys((*STEPS, "stages_solved"), 0)
-        self.left = inf  # the least bound of configurations that are given up
-        self.given_up = False  # whether some were for the number of their labels
+        self.abandoned_bound_ns = inf  # the least bound of configurations that are given up
+        self.abandoned = False  # whether some were for the number of their labels
         self.source = SOURCE
         self.tolerance, self.loosest = search.gap / SHARE, 0.0
 
@@ -110,31 +110,38 @@ class _Run:
                 possible = holds_states(self.instance, configuration)
                 bounds.append(quick_bound_ns(self.instance, configuration) if possible else inf)
                 self.search.check_time()
-            waiting = [(bound, place, _Entry(place)) for place, bound in enumerate(bounds) if bound < inf]
+            waiting = [
+                (bound, configuration_index, _Entry(configuration_index))
+                for configuration_index, bound in enumerate(bounds)
+                if bound < inf
+            ]
             plan = best_quick_plan(self.instance, bounds, self.search.target())
             self.search.report(plan, source=FIRST_PLAN)
         except TimeoutError:
             return Outcome(bound_source=self.source, message="time ran out before all configurations were bounded")
-        straight = sorted(each for each in waiting if not self._is_interleaved(each[1]))
-        chunked = sorted(each for each in waiting if self._is_interleaved(each[1]))
+        straight = sorted(item for item in waiting if not self._is_interleaved(item[1]))
+        chunked = sorted(item for item in waiting if self._is_interleaved(item[1]))
         with ahead(
-            self, self.search.options.get(JOBS), (QUICK, COARSE), lambda place, stage: _Entry(place, stage=stage)
+            self,
+            self.search.options.get(JOBS),
+            (QUICK, COARSE),
+            lambda configuration_index, stage: _Entry(configuration_index, stage=stage),
         ) as jobs:
             self._settle(straight, chunked, jobs, self.search.elapsed() + STRAIGHT * self.search.remaining())
             self._settle(chunked, straight, jobs)
             self._settle(straight, chunked, jobs)
-        return self._ended(min([self.left, *(each[0] for each in straight + chunked)]))
+        return self._ended(min([self.abandoned_bound_ns, *(item[0] for item in straight + chunked)]))
 
-    def _is_interleaved(self, place: int) -> bool:
-        return self.instance.configurations[place].schedule.chunks > 1
+    def _is_interleaved(self, configuration_index: int) -> bool:
+        return self.instance.configurations[configuration_index].schedule.chunks > 1
 
     def _settle(self, waiting: list[Waiting], others: Sequence[Waiting], jobs: Ahead, until: float = inf) -> None:
         """Advance the configurations of a heap until none of them is of interest, or time is up. others: that wait meanwhile;
         until: seconds from the start of the search after which no step begins."""
         least = min((other[0] for other in others), default=inf)
         while waiting and waiting[0][0] <= self.search.target():
-            bound, place, entry = waiting[0]
-            self._note(min(bound, least, self.left))
+            bound, configuration_index, entry = waiting[0]
+            self._note(min(bound, least, self.abandoned_bound_ns))
             if self.search.out_of_time() or self.search.elapsed() >= until:
                 return
             try:
@@ -144,7 +151,7 @@ class _Run:
             if following is None:
                 heapq.heappop(waiting)
             else:
-                heapq.heapreplace(waiting, (max(bound, following), place, entry))
+                heapq.heapreplace(waiting, (max(bound, following), configuration_index, entry))
 
     def _note(self, bound: float) -> None:
         if self.search.objective is not None and bound < inf:
@@ -164,41 +171,43 @@ class _Run:
         if search.bound is not None and search.bound < search.objective:
             self.statistics["gap_ns"] = gap_parts(self.instance, search.best, search.objective - search.bound, self.loosest)
         ended: str | None = None
-        if self.given_up and not search.closed() and not search.out_of_time():
+        if self.abandoned and not search.closed() and not search.out_of_time():
             ended = f"given up above the gap where the columns of a stage are more than {MOST_LABELS} labels"
         return Outcome(bound=search.bound, bound_source=search.bound_source, message=ended, statistics=self.statistics)
 
     def advanced(self, bound: float, entry: _Entry) -> float | None:
         """The configuration's bound after one more step; None once nothing of it is of interest. Raises TimeoutError."""
-        if agreeing_choices(self.instance.configurations[entry.place]) is not None:
+        if agreeing_choices(self.instance.configurations[entry.configuration_index]) is not None:
             self.statistics["agreeing"] += 1
-            found = best_agreeing(self.instance, entry.place, self.search.target(), self.search)
+            found = best_agreeing(self.instance, entry.configuration_index, self.search.target(), self.search)
             if found is not None:
                 self.search.report(found[1])
             return None
-        if self._is_interleaved(entry.place):
+        if self._is_interleaved(entry.configuration_index):
             self.statistics["interleaved"] += 1
-            self.left = min(self.left, interleaved(self.instance, entry.place, bound, self.search))
+            self.abandoned_bound_ns = min(
+                self.abandoned_bound_ns, interleaved(self.instance, entry.configuration_index, bound, self.search)
+            )
             return None
         if entry.candidate is None:
-            single = self.instance.configurations[entry.place].stages == 1
-            entry.candidate = (Single if single else Candidate)(self.instance, entry.place, self.search)
+            single = self.instance.configurations[entry.configuration_index].stages == 1
+            entry.candidate = (Single if single else Candidate)(self.instance, entry.configuration_index, self.search)
         candidate = entry.candidate
         if isinstance(candidate, Single):
             self.statistics["stages_solved"] += 1
             value = candidate.run(self.search.target, self.tolerance)
-            self.left = min(self.left, value)
+            self.abandoned_bound_ns = min(self.abandoned_bound_ns, value)
             return None
         fineness = self.search.gap / FINENESS
         if entry.stage == QUICK:
             self.statistics["coarse"] += 1
             candidate.prepare(self.search.target(), coarse=True)
-            value, entry.path = candidate.master.bound(self.search.target(), max(fineness, 1e-2), bound)
+            value, entry.path = candidate.path_search.bound(self.search.target(), max(fineness, 1e-2), bound)
             entry.stage = COARSE
         elif entry.stage == COARSE:
             self.statistics["fine"] += 1
             candidate.prepare(self.search.target(), coarse=False)
-            value, entry.path = candidate.master.bound(self.search.target(), fineness, bound)
+            value, entry.path = candidate.path_search.bound(self.search.target(), fineness, bound)
             entry.stage = PRICED if candidate.filling else FINE
         elif entry.stage in (FINE, PATHS):
             self.statistics["paths"] += 1
@@ -209,23 +218,23 @@ class _Run:
             candidate.report(entry.path)
             self.statistics["stages_solved"] += candidate.take_count()
             self.loosest = max(self.loosest, candidate.exact.loosest)
-            value, path = candidate.master.bound(self.search.target(), fineness, bound, entry.whole)
+            value, path = candidate.path_search.bound(self.search.target(), fineness, bound, entry.whole)
             entry.stalled = 0 if value > bound else entry.stalled + 1
             if (rose or path != entry.path) and entry.stalled < MOST_STALLED:
                 entry.stage = PATHS
-            elif not entry.told_apart and candidate.classes > 1:
+            elif not entry.states_distinguished and candidate.classes > 1:
                 entry.stage = CLASSES
             elif not entry.whole:
                 entry.whole = True
-                value, path = candidate.master.bound(self.search.target(), fineness, bound, whole=True)
+                value, path = candidate.path_search.bound(self.search.target(), fineness, bound, whole=True)
             else:
                 entry.stage = PRICED
             entry.path = path
         elif entry.stage == CLASSES:
             self.statistics["classes"] += 1
             candidate.prepare(self.search.target(), coarse=False, groups=GROUPS)
-            value, entry.path = candidate.master.bound(self.search.target(), fineness, bound)
-            entry.stage, entry.told_apart, entry.stalled = PATHS, True, 0
+            value, entry.path = candidate.path_search.bound(self.search.target(), fineness, bound)
+            entry.stage, entry.states_distinguished, entry.stalled = PATHS, True, 0
         elif entry.stage == PRICED:
             entry.stage = SUFFIXES
             if candidate.schedule == "sliced":
@@ -248,7 +257,7 @@ class _Run:
         except TooMany:
             return self._by_partitions(candidate, bound, entry)
         if value < inf:
-            self.left = min(self.left, value)
+            self.abandoned_bound_ns = min(self.abandoned_bound_ns, value)
             return None
         entry.share = min(1.0, 2 * entry.share)
         return None if limit >= min(self.search.target(), EXACT_FLOATS) else limit + 1
@@ -256,8 +265,8 @@ class _Run:
     def _by_partitions(self, candidate: Candidate, bound: float, entry: _Entry) -> float | None:
         """Where fronts are too large: what is proven by the linear program of each partition that the bounds on spans leave,
         where these are few; what they leave open is settled with more labels next, up to MOST_LABELS. Raises TimeoutError."""
-        place, limit = candidate.place, self.search.target()
-        configuration = self.instance.configurations[place]
+        configuration_index, limit = candidate.configuration_index, self.search.target()
+        configuration = self.instance.configurations[configuration_index]
         few = None
         if not configuration.schedule.sliced and limit < inf and entry.labels == LABELS:
             few = candidate.partitions(limit, MOST_PARTITIONS)
@@ -265,20 +274,20 @@ class _Run:
         if few is not None:
             configurations, least = list(self.instance.configurations), inf
             for cuts in few:
-                configurations[place] = replace(configuration, cuts=cuts)
+                configurations[configuration_index] = replace(configuration, cuts=cuts)
                 part = replace(self.instance, configurations=tuple(configurations))
-                least = min(least, fixed_cuts(part, place, bound, self.search))
+                least = min(least, fixed_cuts(part, configuration_index, bound, self.search))
         if least > self.search.target():
-            self.left = min(self.left, least)
+            self.abandoned_bound_ns = min(self.abandoned_bound_ns, least)
             return None
         if entry.labels < MOST_LABELS:
             entry.labels *= MORE
             return max(bound, least)
-        self.given_up, self.left = True, min(self.left, least)
+        self.abandoned, self.abandoned_bound_ns = True, min(self.abandoned_bound_ns, least)
         return None
 
 
-def check_suited(instance: Instance) -> None:
+def check_supported(instance: Instance) -> None:
     """Raises Unsuited where the instance has what this method does not bound."""
     if instance.step != "simulated":
         raise Unsuited("instance", "step", f"is {instance.step!r}", "give 'simulated', or take another method")
@@ -286,11 +295,11 @@ def check_suited(instance: Instance) -> None:
         raise Unsuited("instance", "configurations", f"have {why}", "take milp, cpsat or brute-force")
     for index, configuration in enumerate(instance.configurations):
         if (
-            len({site.kind for site in configuration.sites}) > 1
-            or len({instance.limit_bytes(site) for site in configuration.sites}) > 1
+            len({group.kind for group in configuration.device_groups}) > 1
+            or len({instance.limit_bytes(group) for group in configuration.device_groups}) > 1
         ):
-            sites = "has sites of several kinds or memories"
-            raise Unsuited("instance", f"configurations[{index}]", sites, "give equal sites, or take another method")
+            problem = "has sites of several kinds or memories"
+            raise Unsuited("instance", f"configurations[{index}]", problem, "give equal sites, or take another method")
 
 
 def gap_parts(instance: Instance, solution: Solution, gap_ns: int, loosest: float) -> dict[str, int]:

@@ -25,7 +25,7 @@ from trainplan.formulations.joint.lower_bounds import closed_form_ns
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.solvers.core.search import Search
 from trainplan.solvers.joint.fixed_cuts.critical_path import Path
-from trainplan.solvers.joint.free_cuts.lp_bound import FreeCuts, Point
+from trainplan.solvers.joint.free_cuts.lp_bound import DualPoint, FreeCuts
 from trainplan.solvers.joint.stages.option_tables import stage_tables
 from trainplan.solvers.joint.stages.span_bounds import prices_of
 
@@ -38,7 +38,7 @@ NOTHING = ConfigurationEvidence(-1)
 
 # Of an instance and the place of a configuration: the largest step of interest that can be shown to be impossible, of at least
 # the first number and at most the second one; NOTHING where that is none.
-Way = Callable[[Instance, int, int, int, Search], ConfigurationEvidence]
+ProofMethod = Callable[[Instance, int, int, int, Search], ConfigurationEvidence]
 
 
 def evidence(instance: Instance, objective_ns: int, search: Search | None = None) -> Evidence:
@@ -50,23 +50,23 @@ def evidence(instance: Instance, objective_ns: int, search: Search | None = None
     search, configurations = search or Search(lambda _: None), instance.configurations
     claims, target = [NOTHING] * len(configurations), objective_ns - 1
     waiting = [
-        (closed_form_ns(instance, configuration), place, _ways(configuration))
-        for place, configuration in enumerate(configurations)
+        (closed_form_ns(instance, configuration), configuration_index, _proof_methods(configuration))
+        for configuration_index, configuration in enumerate(configurations)
     ]
     heapq.heapify(waiting)
     while not search.out_of_time():
-        bound, place, ways = waiting[0]
+        bound, configuration_index, methods = waiting[0]
         search.report(bound=min(bound, objective_ns), source=SOURCE)
-        if bound > target or not ways:
+        if bound > target or not methods:
             break
-        claim = ways[0](instance, place, bound, target, search)
+        claim = methods[0](instance, configuration_index, bound, target, search)
         if claim.impossible_ns >= bound:
-            claims[place], bound = claim, claim.impossible_ns + 1
-        heapq.heapreplace(waiting, (bound, place, ways[1:]))
+            claims[configuration_index], bound = claim, claim.impossible_ns + 1
+        heapq.heapreplace(waiting, (bound, configuration_index, methods[1:]))
     return Evidence(instance.digest, tuple(claims))
 
 
-def _ways(configuration: Configuration) -> tuple[Way, ...]:
+def _proof_methods(configuration: Configuration) -> tuple[ProofMethod, ...]:
     if configuration.schedule.sliced or configuration.schedule.chunks > 1:
         return ()
     if configuration.stages == 1:
@@ -76,11 +76,11 @@ def _ways(configuration: Configuration) -> tuple[Way, ...]:
     return _by_few_prices, _by_prices, _by_paths
 
 
-def _prices(instance: Instance, place: int) -> tuple[int, ...]:
+def _prices(instance: Instance, configuration_index: int) -> tuple[int, ...]:
     """Prices of memory at which options change, in SCALEths of a nanosecond, ascending."""
-    configuration = instance.configurations[place]
+    configuration = instance.configurations[configuration_index]
     in_flight = [configuration.in_flight(0), configuration.in_flight(configuration.stages - 1)]
-    prices = prices_of(stage_tables(configuration.tables[configuration.sites[0].kind]), sorted(in_flight))
+    prices = prices_of(stage_tables(configuration.tables[configuration.device_groups[0].kind]), sorted(in_flight))
     return tuple(sorted({round(float(price) * SCALE) for price in prices}))
 
 
@@ -88,9 +88,11 @@ def _few(prices: tuple[int, ...]) -> tuple[int, ...]:
     return prices[:: max(1, len(prices) // FEW)]
 
 
-def _by_one_price(instance: Instance, place: int, bound: int, target: int, search: Search) -> ConfigurationEvidence:
+def _by_one_price(
+    instance: Instance, configuration_index: int, bound: int, target: int, search: Search
+) -> ConfigurationEvidence:
     """Of one stage, by the best price, which bisection finds: what prices show rises up to that one, and falls from there."""
-    configuration, prices = instance.configurations[place], _dense(_prices(instance, place))
+    configuration, prices = instance.configurations[configuration_index], _dense(_prices(instance, configuration_index))
     shown: dict[int, int] = {}
 
     def value(number: int) -> int:
@@ -117,25 +119,27 @@ def _dense(prices: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(dense)
 
 
-def _by_few_prices(instance: Instance, place: int, bound: int, target: int, search: Search) -> ConfigurationEvidence:
-    configuration = instance.configurations[place]
+def _by_few_prices(
+    instance: Instance, configuration_index: int, bound: int, target: int, search: Search
+) -> ConfigurationEvidence:
+    configuration = instance.configurations[configuration_index]
     least = min(configuration.in_flight(x) for x in range(configuration.stages))
-    claim = ConfigurationEvidence(target, _few(_prices(instance, place)), (least,))
+    claim = ConfigurationEvidence(target, _few(_prices(instance, configuration_index)), (least,))
     return _largest(instance, configuration, claim, bound, ROUGH, search)
 
 
-def _by_prices(instance: Instance, place: int, bound: int, target: int, search: Search) -> ConfigurationEvidence:
-    configuration = instance.configurations[place]
+def _by_prices(instance: Instance, configuration_index: int, bound: int, target: int, search: Search) -> ConfigurationEvidence:
+    configuration = instance.configurations[configuration_index]
     in_flight = [configuration.in_flight(x) for x in range(configuration.stages)]
     depths = [min(in_flight)]
     while (following := max(depths[-1] + 1, int(depths[-1] * GRID))) <= max(in_flight):
         depths.append(following)
-    claim = ConfigurationEvidence(target, _prices(instance, place), tuple(depths))
+    claim = ConfigurationEvidence(target, _prices(instance, configuration_index), tuple(depths))
     return _largest(instance, configuration, claim, bound, FINE, search)
 
 
-def _by_paths(instance: Instance, place: int, bound: int, target: int, search: Search) -> ConfigurationEvidence:
-    claim = by_paths(instance, place, target, search)
+def _by_paths(instance: Instance, configuration_index: int, bound: int, target: int, search: Search) -> ConfigurationEvidence:
+    claim = by_paths(instance, configuration_index, target, search)
     return NOTHING if claim is None or claim.impossible_ns < bound else claim
 
 
@@ -160,11 +164,11 @@ WHOLE = 2**20  # of which weights are parts
 LEAST_WHOLE = 2**8
 
 
-def by_paths(instance: Instance, place: int, target: int, search: Search) -> ConfigurationEvidence | None:
+def by_paths(instance: Instance, configuration_index: int, target: int, search: Search) -> ConfigurationEvidence | None:
     """Evidence that a configuration with one stage on each of several equal sites has no step up to the target, or up to the
     largest that weighted paths show to be impossible; None where they show nothing, or where the configuration is too large."""
-    configuration = instance.configurations[place]
-    cuts = FreeCuts(instance, place, 0.0)
+    configuration = instance.configurations[configuration_index]
+    cuts = FreeCuts(instance, configuration_index, 0.0)
     with suppress(TimeoutError):
         cuts.run(lambda: cuts.bound <= target, search.check_time)
     whole = WHOLE
@@ -177,7 +181,7 @@ def by_paths(instance: Instance, place: int, target: int, search: Search) -> Con
     return None
 
 
-def _rounded(cuts: FreeCuts, point: Point, whole: int) -> ConfigurationEvidence:
+def _rounded(cuts: FreeCuts, point: DualPoint, whole: int) -> ConfigurationEvidence:
     """A point in whole numbers, of which the weights add up to about `whole`."""
     paths = [weighted(cuts.paths[key], round(weight * whole)) for key, weight in point.weights.items()]
     paths = [path for path in paths if path.weight]

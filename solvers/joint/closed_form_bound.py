@@ -10,7 +10,7 @@ from trainplan.solvers.joint.stages.option_tables import Floats
 
 def least_u_ns(instance: Instance, configuration: Configuration) -> Floats:
     """By unit, the least u of any option, whatever the memory."""
-    tables, sliced = configuration.tables[configuration.sites[0].kind], configuration.schedule.sliced > 0
+    tables, sliced = configuration.tables[configuration.device_groups[0].kind], configuration.schedule.sliced > 0
     by_kind = [float(whole_ns(table, sliced).min()) for table in tables.units]
     least = np.array([by_kind[unit.kind] for unit in instance.units])
     if configuration.tied is not None and (once := configuration.tied.once) is not None:
@@ -27,22 +27,22 @@ def quick_bound_ns(instance: Instance, configuration: Configuration) -> float:
     adds what its first unit adds at least. Where cuts are fixed, also `formulations.joint.closed_form`.
     """
     least, m = least_u_ns(instance, configuration), configuration.micro_batches
-    sites, schedule = len(configuration.sites), configuration.schedule
+    group_count, schedule = len(configuration.device_groups), configuration.schedule
     total = float(least.sum())
-    largest = max(total / sites, float(least.max()))
-    bound, w = m * largest, sites - 1
+    largest = max(total / group_count, float(least.max()))
+    bound, w = m * largest, group_count - 1
     if schedule.name == "gpipe":
         bound = max(bound, total + (m - 1) * largest)
     elif schedule.name == "1f1b" and not schedule.sliced and w < m and m - 1 - w / 2 >= 0:
         bound = max(bound, total + (m - 1 - w / 2) * largest)
-    first = configuration.tables[configuration.sites[0].kind].units[instance.units[0].kind]
+    first = configuration.tables[configuration.device_groups[0].kind].units[instance.units[0].kind]
     quick = float(np.ceil(bound * (1 - 1e-12))) + int((first.last_ns + first.end_ns).min())
     return quick if configuration.cuts is None else max(quick, float(closed_form_ns(instance, configuration)))
 
 
 def holds_states(instance: Instance, configuration: Configuration) -> bool:
     """Whether all sites together have room for the least states of all units: else no plan of the configuration fits."""
-    return least_states(instance, configuration) <= sum(instance.limit_bytes(site) for site in configuration.sites)
+    return least_states(instance, configuration) <= sum(instance.limit_bytes(group) for group in configuration.device_groups)
 
 
 def least_states(instance: Instance, configuration: Configuration) -> int:

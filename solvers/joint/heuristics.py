@@ -35,10 +35,10 @@ def cheap_bound(instance: Instance) -> tuple[int, str]:
     return int(min(_quick_bound_ns(instance, index) for index in range(len(instance.configurations)))), SOURCE
 
 
-def _quick_bound_ns(instance: Instance, place: int) -> float:
-    configuration = instance.configurations[place]
-    if instance.step != "simulated" or len({site.kind for site in configuration.sites}) > 1:
-        return least_ns(instance.only([place]))
+def _quick_bound_ns(instance: Instance, configuration_index: int) -> float:
+    configuration = instance.configurations[configuration_index]
+    if instance.step != "simulated" or len({group.kind for group in configuration.device_groups}) > 1:
+        return least_ns(instance.only([configuration_index]))
     return quick_bound_ns(instance, configuration)
 
 
@@ -49,8 +49,10 @@ def first_plan(instance: Instance) -> Solution | None:
     micro-batches from the middle upwards, until some have plans.
     """
     by_depth: dict[int, list[int]] = {}
-    for place, each in sorted(enumerate(instance.configurations), key=lambda pair: pair[1].micro_batches):
-        by_depth.setdefault(each.stages, []).append(place)
+    for configuration_index, configuration in sorted(
+        enumerate(instance.configurations), key=lambda pair: pair[1].micro_batches
+    ):
+        by_depth.setdefault(configuration.stages, []).append(configuration_index)
     sorted_depths = sorted(by_depth)
     depths = sorted(sorted_depths, key=lambda depth: abs(sorted_depths.index(depth) - len(by_depth) // 2))
     turns = max(map(len, by_depth.values()))
@@ -71,28 +73,28 @@ def first_plan(instance: Instance) -> Solution | None:
 def best_quick_plan(instance: Instance, bounds: Sequence[float], most: float) -> Solution | None:
     """The best plan of all configurations with a step below `most`; None where there is none. bounds: on each one's step."""
     rough: list[tuple[int, int, Solution]] = []
-    for bound, place in sorted(zip(bounds, range(len(bounds)), strict=True)):
+    for bound, configuration_index in sorted(zip(bounds, range(len(bounds)), strict=True)):
         if bound >= most:
             break
-        planned = quick_plan(instance, place, rounds=0)
+        planned = quick_plan(instance, configuration_index, rounds=0)
         if planned is not None:
-            rough.append((planned[0], place, planned[1]))
+            rough.append((planned[0], configuration_index, planned[1]))
             most = min(most, planned[0])
     best: tuple[int, Solution] | None = None
-    for step, place, plan in sorted(rough, key=lambda each: each[:2])[:FINER]:
-        finer = quick_plan(instance, place) or (step, plan)
+    for step, configuration_index, plan in sorted(rough, key=lambda rough_plan: rough_plan[:2])[:FINER]:
+        finer = quick_plan(instance, configuration_index) or (step, plan)
         if best is None or finer[0] < best[0]:
             best = finer
     return None if best is None else best[1]
 
 
-def quick_plan(instance: Instance, place: int, rounds: int = ROUNDS) -> tuple[int, Solution] | None:
+def quick_plan(instance: Instance, configuration_index: int, rounds: int = ROUNDS) -> tuple[int, Solution] | None:
     """The step and the plan of one configuration with one stage on each of equal sites; None where none tried fits. rounds: of
     cuts even in the time that units took in the plan before."""
-    configuration = instance.configurations[place]
+    configuration = instance.configurations[configuration_index]
     if agreeing_choices(configuration) is not None:
-        return best_agreeing(instance, place, np.inf)
-    if configuration.schedule.chunks > 1 or len({site.kind for site in configuration.sites}) > 1:
+        return best_agreeing(instance, configuration_index, np.inf)
+    if configuration.schedule.chunks > 1 or len({group.kind for group in configuration.device_groups}) > 1:
         return None
     if not holds_states(instance, configuration):
         return None
@@ -112,26 +114,26 @@ def quick_plan(instance: Instance, place: int, rounds: int = ROUNDS) -> tuple[in
             continue
         step, choice, load = planned
         if best is None or step < best[0]:
-            best = step, Solution(place, cuts, choice)
+            best = step, Solution(configuration_index, cuts, choice)
             if len(tried) <= rounds:
                 loads.append(load)
     if best is None and rounds and configuration.cuts is None:
         for cuts in planner.even_in_memory():
             if (planned := planner.planned(cuts)) is not None:
-                best = planned[0], Solution(place, cuts, planned[1])
+                best = planned[0], Solution(configuration_index, cuts, planned[1])
                 break
     return best
 
 
-def even_plans(instance: Instance, place: int) -> Iterator[Solution]:
+def even_plans(instance: Instance, configuration_index: int) -> Iterator[Solution]:
     """Plans of one configuration, of any schedule, on stages even in time, all units in one interface state: the cheapest
     options of each at a few prices of memory, whether they fit or not."""
-    configuration = instance.configurations[place]
+    configuration = instance.configurations[configuration_index]
     planner = _Planner(instance, configuration)
     cuts = planner.balanced(least_u_ns(instance, configuration)) if len(planner.choices) else None
     if cuts is not None:
-        for options in planner.places():
-            yield Solution(place, cuts, tuple(options.tolist()))
+        for options in planner.option_indices():
+            yield Solution(configuration_index, cuts, tuple(options.tolist()))
 
 
 class _Planner:
@@ -139,17 +141,17 @@ class _Planner:
 
     def __init__(self, instance: Instance, configuration: Configuration) -> None:
         self.instance, self.configuration = instance, configuration
-        site = configuration.sites[0]
-        self.tables: StageTables = stage_tables(configuration.tables[site.kind], configuration.schedule.sliced > 0)
-        self.memory, self.host = instance.limit_bytes(site), instance.host_limit_bytes(site)
+        group = configuration.device_groups[0]
+        self.tables: StageTables = stage_tables(configuration.tables[group.kind], configuration.schedule.sliced > 0)
+        self.memory, self.host = instance.limit_bytes(group), instance.host_limit_bytes(group)
         self.kinds = [unit.kind for unit in instance.units]
-        sites = len(configuration.sites)
-        by_kind = _choices(self.tables, configuration.in_flight(0) if configuration.schedule.chunks == 1 else sites)
+        group_count = len(configuration.device_groups)
+        by_kind = _choices(self.tables, configuration.in_flight(0) if configuration.schedule.chunks == 1 else group_count)
         self.choices: Integers = by_kind[:, self.kinds] if len(by_kind) else np.zeros((0, len(self.kinds)), np.int64)
 
-    def places(self) -> Integers:
+    def option_indices(self) -> Integers:
         """(choices, L): the formulation's numbers of the options."""
-        return self._spread([kind.places for kind in self.tables.kinds])
+        return self._spread([kind.indices for kind in self.tables.kinds])
 
     def _column(self, of: str) -> Integers:
         """(choices, L): a column of the reduced options."""
@@ -157,7 +159,7 @@ class _Planner:
 
     def _of_table(self, of: str) -> Integers:
         """(choices, L): a column of the formulation's tables."""
-        return self._spread([getattr(kind.table, of)[kind.places] for kind in self.tables.kinds])
+        return self._spread([getattr(kind.table, of)[kind.indices] for kind in self.tables.kinds])
 
     def _spread(self, by_kind: list[Integers]) -> Integers:
         begins = np.cumsum([0, *map(len, by_kind[:-1])])
@@ -243,7 +245,7 @@ class _Planner:
             return None
         tied = 0 if configuration.tied is None else configuration.tied.reduce_ns
         step = int(steps_ns(passes, configuration, tied)[0])
-        options = self.places()[chosen]
+        options = self.option_indices()[chosen]
         return step, tuple(options.tolist()), u_ns[chosen].astype(np.float64)
 
     def _passes(self, chosen: tuple[Integers, Integers], starts: Integers) -> Passes | None:
@@ -265,10 +267,10 @@ class _Planner:
             halved = [kind.table.halved for kind in self.tables.kinds]
             for row, number in ((0, 0), (1, 1), (2, None)):
                 values = [
-                    np.zeros(len(kind.places), np.int64)
-                    if each is None
-                    else (each.backward_ns if number is None else each.forward_ns[number])[kind.places]
-                    for kind, each in zip(self.tables.kinds, halved, strict=True)
+                    np.zeros(len(kind.indices), np.int64)
+                    if halves_of_kind is None
+                    else (halves_of_kind.backward_ns if number is None else halves_of_kind.forward_ns[number])[kind.indices]
+                    for kind, halves_of_kind in zip(self.tables.kinds, halved, strict=True)
                 ]
                 halves[row] = stage(self._spread(values)[chosen])
             halves[:2] += head[starts]
@@ -308,12 +310,12 @@ def _choices(tables: StageTables, in_flight: int) -> Integers:
     """(choices, kinds of units): of each interface cell that all kinds have, the cheapest options at a few prices of memory."""
     rows = []
     memory = [(kind.state + in_flight * (kind.kept + kind.held)).astype(np.float64) for kind in tables.kinds]
-    spread = sum(float(np.ptp(each)) for each in memory)
+    spread = sum(float(np.ptp(sizes)) for sizes in memory)
     prices = np.array(PRICES) * sum(float(np.ptp(kind.u_ns)) for kind in tables.kinds) / max(1.0, spread)
     for cell in range(len(tables.cell_enter)):
         inside = [np.flatnonzero(cells == cell) for cells in tables.cells_of]
         if all(len(options) for options in inside):
-            columns = [_cheapest(*each, prices) for each in zip(tables.kinds, memory, inside, strict=True)]
+            columns = [_cheapest(*of_kind, prices) for of_kind in zip(tables.kinds, memory, inside, strict=True)]
             rows.append(np.stack(columns, axis=1))
     return np.unique(np.concatenate(rows), axis=0) if rows else np.zeros((0, len(tables.kinds)), np.int64)
 

@@ -20,26 +20,26 @@ TINY = 20_000  # solutions that are all looked at
 MOST_PASSES = 20_000  # of a pipeline that is simulated pass by pass
 
 
-def interleaved(instance: Instance, place: int, bound: float, search: Search) -> float:
+def interleaved(instance: Instance, configuration_index: int, bound: float, search: Search) -> float:
     """Report the plans of a configuration that are tried; what is proven of it: infinite where all have been, else the bound
     that is known. Raises TimeoutError."""
-    part, configuration = instance.only([place]), instance.configurations[place]
+    part, configuration = instance.only([configuration_index]), instance.configurations[configuration_index]
     if solution_count(part) <= TINY:
         for solution in improving(part):
             search.check_time()
             if solution is not None:
-                search.report(Solution(place, solution.cuts, solution.choice))
+                search.report(Solution(configuration_index, solution.cuts, solution.choice))
         return inf
-    lean = leanest(instance, place)
+    lean = leanest(instance, configuration_index)
     if lean.bound_bytes > 0:
         return inf
     if lean.excess_bytes <= 0 and search.objective is None:
         search.report(lean.solution)
     apart = configuration.tied is None or configuration.tied.once is None
     if configuration.cuts is not None and configuration.reduction is None and apart:
-        return fixed_cuts(instance, place, bound, search)
+        return fixed_cuts(instance, configuration_index, bound, search)
     if 2 * configuration.stages * configuration.micro_batches <= MOST_PASSES:
-        for solution in even_plans(instance, place):
+        for solution in even_plans(instance, configuration_index):
             search.check_time()
             search.report(solution)
     return bound if np.isfinite(bound) else inf

@@ -35,7 +35,7 @@ PATIENCE_SECONDS = 0.15  # beyond the limit, for a process that has not noticed 
 class Entry(Protocol):
     """A configuration on its way. place: in the instance. stage: which step comes next."""
 
-    place: int
+    configuration_index: int
     stage: int
 
 
@@ -44,8 +44,8 @@ class Run(Protocol):
 
     search: Search
     statistics: dict[str, Any]
-    left: float
-    given_up: bool
+    abandoned_bound_ns: float
+    abandoned: bool
     source: str
     loosest: float
 
@@ -60,7 +60,7 @@ class Task:
     provisional: as of `Search`.
     """
 
-    place: int
+    configuration_index: int
     stage: int
     bound: float
     objective: int | None
@@ -85,8 +85,8 @@ class Step:
     task: Task
     stage: int = 0
     bound: float | None = None
-    left: float = inf
-    given_up: bool = False
+    abandoned_bound_ns: float = inf
+    abandoned: bool = False
     source: str = ""
     loosest: float = 0.0
     counts: dict[str, int] = field(default_factory=dict)
@@ -115,28 +115,28 @@ class Ahead:
         if not self.processes:
             if self.jobs == 1 or len(waiting) == 1:
                 return self.run.advanced(bound, entry)
-            self._fork([each[2] for each in waiting])
+            self._fork([item[2] for item in waiting])
         task = self._task(bound, entry)
-        step = self.ready.pop(task.place, None)
+        step = self.ready.pop(task.configuration_index, None)
         while step is None or step.task != task:
             self._give(task)
             for ahead_bound, _, other in heapq.nsmallest(AHEAD * self.jobs, waiting):
                 if other.stage in self.early and other is not entry and ahead_bound <= self.search.target():
                     next_task = self._task(ahead_bound, other)
-                    if other.place not in self.ready or self.ready[other.place].task != next_task:
+                    if other.configuration_index not in self.ready or self.ready[other.configuration_index].task != next_task:
                         self._give(next_task)
             self._receive(task)
-            step = self.ready.pop(task.place, None)
+            step = self.ready.pop(task.configuration_index, None)
         return self._counted(step, entry)
 
     def _task(self, bound: float, entry: Entry) -> Task:
-        return Task(entry.place, entry.stage, bound, self.search.objective, self.search.provisional)
+        return Task(entry.configuration_index, entry.stage, bound, self.search.objective, self.search.provisional)
 
     def _give(self, task: Task) -> None:
         """Send a task to an idle process that can take it, unless there is none, or one has it."""
         if any(process.task == task for process in self.processes):
             return
-        keeper = None if task.stage in self.early else self.keepers.get(task.place)
+        keeper = None if task.stage in self.early else self.keepers.get(task.configuration_index)
         for process in self.processes if keeper is None else [keeper]:
             if process.task is None:
                 process.task = task
@@ -147,10 +147,10 @@ class Ahead:
     def _receive(self, needed: Task) -> None:
         """Take what the processes send; plans of the task that is needed are reported at once. Raises TimeoutError."""
         busy = {process.connection: process for process in self.processes if process.task is not None}
-        left = self.search.remaining() + PATIENCE_SECONDS
-        if left < 0:
+        seconds = self.search.remaining() + PATIENCE_SECONDS
+        if seconds < 0:
             raise TimeoutError
-        for connection in wait(list(busy), wait_seconds(left)):
+        for connection in wait(list(busy), wait_seconds(seconds)):
             process = busy[connection]  # type: ignore[index]
             try:
                 message = process.connection.recv()
@@ -166,7 +166,7 @@ class Ahead:
                 message.plans, message.process = process.plans, process
                 process.task, process.plans = None, []
                 if message.task == needed or message.task.objective == self.search.objective:
-                    self.ready[message.task.place] = message
+                    self.ready[message.task.configuration_index] = message
 
     def _report(self, plans: list[Any]) -> None:
         """Report plans, in order, and leave none."""
@@ -181,9 +181,12 @@ class Ahead:
         if step.error is not None:
             raise step.error
         assert step.process is not None
-        entry.stage, self.keepers[entry.place] = step.stage, step.process
-        run.left, run.loosest = min(run.left, step.left), max(run.loosest, step.loosest)
-        run.given_up |= step.given_up
+        entry.stage, self.keepers[entry.configuration_index] = step.stage, step.process
+        run.abandoned_bound_ns, run.loosest = (
+            min(run.abandoned_bound_ns, step.abandoned_bound_ns),
+            max(run.loosest, step.loosest),
+        )
+        run.abandoned |= step.abandoned
         run.source = run.source if step.source == self.source else step.source
         for name, count in step.counts.items():
             run.statistics[name] += count
@@ -204,7 +207,7 @@ class Ahead:
                         threading.Thread(target=_watch, args=[lifeline], daemon=True).start()
                         signal.signal(signal.SIGINT, signal.SIG_IGN)
                         signal.pthread_sigmask(signal.SIG_SETMASK, signals)
-                        self._serve({entry.place: entry for entry in entries}, other_end)
+                        self._serve({entry.configuration_index: entry for entry in entries}, other_end)
                     finally:
                         os._exit(0)
                 self.processes.append(_Process(number, connection))
@@ -234,23 +237,23 @@ class Ahead:
             while True:
                 task: Task = connection.recv()
                 if task.stage in self.early:
-                    entries[task.place] = self.entry(task.place, task.stage)
+                    entries[task.configuration_index] = self.entry(task.configuration_index, task.stage)
                 search.best, search.objective, search.provisional = None, task.objective, task.provisional
-                step = self._taken(task, entries[task.place])
+                step = self._taken(task, entries[task.configuration_index])
                 if step.bound is None:
-                    del entries[task.place]
+                    del entries[task.configuration_index]
                 connection.send(step)
 
     def _taken(self, task: Task, entry: Any) -> Step:
         """What a task comes to in this process."""
         run, step = self.run, Step(task)
-        run.left, run.given_up, run.loosest, run.source = inf, False, 0.0, self.source
+        run.abandoned_bound_ns, run.abandoned, run.loosest, run.source = inf, False, 0.0, self.source
         run.statistics.update(dict.fromkeys(run.statistics, 0))
         try:
             step.bound = run.advanced(task.bound, entry)
         except Exception as error:
             step.error = error
-        step.stage, step.left, step.given_up = entry.stage, run.left, run.given_up
+        step.stage, step.abandoned_bound_ns, step.abandoned = entry.stage, run.abandoned_bound_ns, run.abandoned
         step.source, step.loosest, step.counts = run.source, run.loosest, dict(run.statistics)
         return step
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainplan.formulations.joint.lower_bounds import any_schedule_ns
-from trainplan.formulations.joint.problem import Configuration, Schedule, Site
+from trainplan.formulations.joint.problem import Configuration, DeviceGroup, Schedule
 from trainplan.formulations.joint.simulation import StageTimes, step_ns
 
 from tests.helpers.sizes import some_and_all
@@ -21,7 +21,7 @@ Moments = tuple[int, ...]  # when each site is free, and then when each micro-ba
 
 def least_step_ns(configuration: Configuration, stages: Sequence[StageTimes], tied_ns: int) -> int:
     """The step of the best order of passes: each micro-batch's passes are a chain, so what is done is a place in each chain."""
-    sites, m, chain = len(configuration.sites), configuration.micro_batches, 2 * len(stages)
+    sites, m, chain = len(configuration.device_groups), configuration.micro_batches, 2 * len(stages)
 
     def taken(place: int) -> tuple[int, int]:
         """The site of a pass of the chain, and its time."""
@@ -76,7 +76,11 @@ def cases(draw: st.DrawFn) -> Case:
     times = [StageTimes(*(draw(ns) for _ in range(7))) for _ in range(stages)]
     times[0], times[-1] = replace(times[0], message_forward_ns=0), replace(times[-1], message_backward_ns=0)
     configuration = Configuration(
-        schedule=schedule, micro_batches=m, sites=(Site((1,)),) * sites, links=(0,) * (stages - 1), make_tables=tuple
+        schedule=schedule,
+        micro_batches=m,
+        device_groups=(DeviceGroup((1,)),) * sites,
+        links=(0,) * (stages - 1),
+        make_tables=tuple,
     )
     return configuration, times, draw(ns) if draw(st.booleans()) else 0
 
@@ -104,7 +108,11 @@ def test_one_site_adds_up_a_table_of_both_its_stages_once() -> None:
     """Without anything to wait for, the bound is all that the site does."""
     times = [StageTimes(37, 158, 0, 58, 0, 183, 118), StageTimes(44, 212, 34, 0, 0, 112, 28)]
     configuration = Configuration(
-        schedule=Schedule("interleaved", chunks=2), micro_batches=2, sites=(Site((6,)),), links=(0,), make_tables=tuple
+        schedule=Schedule("interleaved", chunks=2),
+        micro_batches=2,
+        device_groups=(DeviceGroup((6,)),),
+        links=(0,),
+        make_tables=tuple,
     )
     passes = 2 * (37 + 158 + 58 + 44 + 212 + 34)
     assert bound_ns(configuration, times, 102) == passes + 183 + 118 + 112 + 28 + 102

@@ -37,11 +37,11 @@ def chosen(instance: Instance, solution: Solution, unit: int) -> Strategy:
 def usual_solution(usual: Instance, first: Configuration, strategies: list[Strategy]) -> Solution:
     """These strategies, in the stages of a configuration with fixed cuts, where units are chosen one by one."""
     cuts = first.cuts or ()
-    wanted = (first.schedule, first.micro_batches, len(first.sites))
+    wanted = (first.schedule, first.micro_batches, len(first.device_groups))
     for index, configuration in enumerate(usual.configurations):
         tables = [usual.table(configuration, 0, unit).options for unit in range(usual.length)]
         names = [[option.strategy for option in options] for options in tables]
-        same = (configuration.schedule, configuration.micro_batches, len(configuration.sites)) == wanted
+        same = (configuration.schedule, configuration.micro_batches, len(configuration.device_groups)) == wanted
         if same and all(strategy in own for strategy, own in zip(strategies, names, strict=True)):
             return Solution(index, cuts, tuple(own.index(strategy) for strategy, own in zip(strategies, names, strict=True)))
     raise AssertionError(f"no configuration has {wanted} with {strategies[0]}")

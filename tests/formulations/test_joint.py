@@ -14,7 +14,7 @@ from trainplan.formulations.joint.cost_tables import JointCosts
 from trainplan.formulations.joint.definition import PROBLEM
 from trainplan.formulations.joint.enumeration import cuts_of
 from trainplan.formulations.joint.evaluation import evaluate, malformed
-from trainplan.formulations.joint.problem import Configuration, Instance, Schedule, ScheduleName, Site, Solution
+from trainplan.formulations.joint.problem import Configuration, DeviceGroup, Instance, Schedule, ScheduleName, Solution
 from trainplan.formulations.joint.search_space import Space
 from trainplan.formulations.joint.simulation import StageTimes, ends_ns, graph_of
 from trainplan.formulations.joint.tables import HostPart
@@ -181,11 +181,11 @@ def test_ends_in_arrays_are_those_pass_by_pass(seed: int) -> None:
     """Of 1F1B and GPipe, with any times, also where the last micro-batch's backward pass takes longer."""
     rng = random.Random(seed)
     count, scale = rng.randint(1, 6), rng.choice([3, 1000])
-    sites = (Site((1,)),) * count
+    sites = (DeviceGroup((1,)),) * count
     configuration = Configuration(
         schedule=Schedule(rng.choice(["1f1b", "gpipe"])),
         micro_batches=rng.randint(1, 9),
-        sites=sites,
+        device_groups=sites,
         links=(0,) * (count - 1),
         make_tables=lambda: (),
     )

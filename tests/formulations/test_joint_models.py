@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from trainplan.formulations.joint.enumeration import solutions
 from trainplan.formulations.joint.evaluation import evaluate, violations
-from trainplan.formulations.joint.problem import STEPS, Configuration, Instance, Schedule, Site
+from trainplan.formulations.joint.problem import STEPS, Configuration, DeviceGroup, Instance, Schedule
 from trainplan.formulations.joint.tables import Boundary, Tables
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.joint.memory_feasibility.minimum_memory import LeastMemory, explain
@@ -40,7 +40,7 @@ def in_chunks(rng: random.Random, instance: Instance) -> Instance:
     chunked = Configuration(
         schedule=Schedule("interleaved", chunks=2),
         micro_batches=rng.choice([2, 4]),
-        sites=(Site((1,)), Site((1,))),
+        device_groups=(DeviceGroup((1,)), DeviceGroup((1,))),
         links=tuple(rng.randrange(2) for _ in range(3)),
         make_tables=lambda: tuple(tables),
     )

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 from trainplan.formulations.joint import stage_memory
-from trainplan.formulations.joint.problem import Configuration, Schedule, Site
+from trainplan.formulations.joint.problem import Configuration, DeviceGroup, Schedule
 from trainplan.formulations.joint.simulation import StageTimes, ends_ns, graph_of
 from trainplan.formulations.schedule import vectorised
 from trainplan.formulations.schedule.recorded import FEW
@@ -23,7 +23,7 @@ def random_times(rng: random.Random, stages: int) -> list[StageTimes]:
 
 def configured(schedule: Schedule, sites: int, micro_batches: int) -> Configuration:
     return Configuration(
-        schedule=schedule, micro_batches=micro_batches, sites=(Site((1,)),) * sites, links=(), make_tables=tuple
+        schedule=schedule, micro_batches=micro_batches, device_groups=(DeviceGroup((1,)),) * sites, links=(), make_tables=tuple
     )
 
 

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import numpy as np
-from trainplan.formulations.joint.problem import Configuration, DeviceClass, Instance, Schedule, Site, Unit
+from trainplan.formulations.joint.problem import Configuration, DeviceClass, DeviceGroup, Instance, Schedule, Unit
 from trainplan.formulations.joint.tables import FORBIDDEN, Boundary, Halved, Option, OptionTable, Tables, Tied
 
 UNITS, OPTIONS, DEVICES = 5, 3, 4
@@ -39,7 +39,7 @@ def random_instance(rng: random.Random, units: int = UNITS, options: int = OPTIO
             Configuration(
                 schedule=schedule,
                 micro_batches=m,
-                sites=tuple(Site((1,)) for _ in range(stages)),
+                device_groups=tuple(DeviceGroup((1,)) for _ in range(stages)),
                 links=tuple(rng.randrange(2) for _ in range(stages - 1)),
                 make_tables=lambda tables=tables: tables,
                 make_tied=lambda tied=tied: tied,
@@ -90,7 +90,7 @@ def _interleaved(rng: random.Random, instance: Instance, other: Configuration) -
         other,
         schedule=Schedule("interleaved", chunks=chunks, beside=rng.random() < 0.5),
         micro_batches=sites * rng.randint(1, 3),
-        sites=(Site((1,)),) * sites,
+        device_groups=(DeviceGroup((1,)),) * sites,
         links=tuple(rng.randrange(2) for _ in range(stages - 1)),
         make_tied=lambda: tied,
         cuts=tuple(sorted(rng.sample(possible, stages - 1))) if rng.random() < 0.5 else None,

@@ -13,7 +13,15 @@ import pytest
 from trainplan.formulations.joint.enumeration import solutions as enumerated
 from trainplan.formulations.joint.evaluation import evaluate, malformed, violations
 from trainplan.formulations.joint.lower_bounds import closed_form_ns
-from trainplan.formulations.joint.problem import Configuration, DeviceClass, Instance, Schedule, ScheduleName, Site, Solution
+from trainplan.formulations.joint.problem import (
+    Configuration,
+    DeviceClass,
+    DeviceGroup,
+    Instance,
+    Schedule,
+    ScheduleName,
+    Solution,
+)
 from trainplan.formulations.joint.simulation import StageTimes, step_ns
 from trainplan.formulations.joint.tables import Boundary, Tied
 from trainplan.profiling.base.quantities import format_bytes
@@ -23,7 +31,7 @@ from trainplan.solvers.joint.branch_and_bound import MEMORY
 from trainplan.solvers.joint.closed_form_bound import least_u_ns, quick_bound_ns
 from trainplan.solvers.joint.fixed_cuts.critical_path import longest_path
 from trainplan.solvers.joint.fixed_cuts.lp_bound import Relaxation
-from trainplan.solvers.joint.fixed_cuts.priced_chain import NAMES, OF_UNITS, Prices
+from trainplan.solvers.joint.fixed_cuts.priced_chain import NAMES, OF_UNITS, Multipliers
 from trainplan.solvers.joint.fixed_cuts.search import fixed_cuts
 from trainplan.solvers.joint.interleaved import interleaved
 from trainplan.solvers.joint.memory_feasibility import minimum_memory
@@ -50,7 +58,7 @@ def chunked(seed: int) -> Instance:
         other,
         schedule=schedule,
         micro_batches=rng.choice([2, 4]),
-        sites=(Site((1,)),) * (4 // schedule.chunks),
+        device_groups=(DeviceGroup((1,)),) * (4 // schedule.chunks),
         links=tuple(rng.randrange(2) for _ in range(3)),
         make_tied=lambda: tied,
         cuts=cuts,
@@ -109,8 +117,8 @@ def test_rows_are_what_evaluation_says(seed: int) -> None:
         assert paths[-1].length_ns(times) == evaluation.time_ns
         assert all(path.length_ns(times) <= evaluation.time_ns for path in paths)
         for site, excess in enumerate(relaxation.excess(relaxation.sizes(choice))):
-            peak = max(stage.peak_bytes for stage in evaluation.stages[site :: len(relaxation.sites)])
-            assert excess.max() + instance.limit_bytes(relaxation.configuration.sites[0]) == peak
+            peak = max(stage.peak_bytes for stage in evaluation.stages[site :: len(relaxation.group_memories)])
+            assert excess.max() + instance.limit_bytes(relaxation.configuration.device_groups[0]) == peak
 
 
 def test_no_choice_needs_less_than_the_bound_on_memory_and_one_needs_what_is_said() -> None:
@@ -118,7 +126,7 @@ def test_no_choice_needs_less_than_the_bound_on_memory_and_one_needs_what_is_sai
     exact = interleaving = 0
     for seed in range(160):
         instance = with_messages(chunked(seed), seed) if seed % 2 else chunked(seed)
-        limit = instance.limit_bytes(instance.configurations[0].sites[0])
+        limit = instance.limit_bytes(instance.configurations[0].device_groups[0])
         excesses = [evaluate(instance, solution).peak_bytes - limit for solution in solutions(instance)]
         lean = leanest(instance, 0)
         if not excesses:
@@ -140,7 +148,7 @@ def test_what_no_enumeration_settles_is_said_with_its_bound(monkeypatch: pytest.
     for seed in range(160):
         instance = with_messages(chunked(seed), seed)
         lean = leanest(instance, 0)
-        limit = instance.limit_bytes(instance.configurations[0].sites[0])
+        limit = instance.limit_bytes(instance.configurations[0].device_groups[0])
         if instance.configurations[0].schedule.chunks == 1 or lean.solution is None or lean.bound_bytes == lean.excess_bytes:
             continue
         few, some = (instance.with_memory(limit + lean.bound_bytes + more) for more in (-1, 0))
@@ -159,13 +167,15 @@ def test_stages_of_unlike_limits_are_filled_to_the_least(seed: int) -> None:
     """A small site may need a unit that the next one would take, too."""
     rng = random.Random(seed)
     instance = random_instance(rng, units=5, options=2)
-    while len(instance.configurations[0].sites) < 2 or instance.configurations[0].schedule.chunks > 1:
+    while len(instance.configurations[0].device_groups) < 2 or instance.configurations[0].schedule.chunks > 1:
         instance = random_instance(rng, units=5, options=2)
-    sites = len(instance.configurations[0].sites)
+    sites = len(instance.configurations[0].device_groups)
     largest = max(each.memory_bytes for each in instance.classes)
     classes = tuple(DeviceClass(f"c{x}", 1, rng.randint(1, 2 * largest), None) for x in range(sites))
-    apart = tuple(Site(tuple(int(x == y) for y in range(sites))) for x in range(sites))
-    unlike = replace(instance, classes=classes, configurations=(replace(instance.configurations[0], sites=apart, cuts=None),))
+    apart = tuple(DeviceGroup(tuple(int(x == y) for y in range(sites))) for x in range(sites))
+    unlike = replace(
+        instance, classes=classes, configurations=(replace(instance.configurations[0], device_groups=apart, cuts=None),)
+    )
     possible = [solution for solution in enumerated(unlike) if solution is not None]
     excesses = [excess_bytes(unlike, solution) for solution in possible]
     if possible:
@@ -197,7 +207,7 @@ def test_the_least_sum_at_prices_is_that_of_all_choices(seed: int) -> None:
     times = {name: rng.integers(0, 4, chain.stages).astype(float) for name in NAMES}
     units = {name: rng.integers(0, 4, chain.units).astype(float) for name in ("state_bytes", "kept_bytes", "work_bytes")}
     entering, returning = (rng.integers(0, 3, chain.units).astype(float) for _ in range(2))
-    value, choice = chain.least(Prices(times, units, entering, returning))
+    value, choice = chain.least(Multipliers(times, units, entering, returning))
 
     def total(choice: np.ndarray) -> float:
         sizes, all_times = relaxation.sizes(choice), chain.times(choice)
@@ -284,7 +294,7 @@ def test_longest_paths_are_as_long_as_the_simulated_step(name: ScheduleName) -> 
         configuration = Configuration(
             schedule=Schedule(name),
             micro_batches=m,
-            sites=(Site((1,)),) * stages,
+            device_groups=(DeviceGroup((1,)),) * stages,
             links=(0,) * (stages - 1),
             make_tables=tuple,
         )

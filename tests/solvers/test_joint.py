@@ -14,11 +14,11 @@ from trainplan.formulations.joint.enumeration import cuts_of, improving, solutio
 from trainplan.formulations.joint.evaluation import Evaluation, evaluate, violations
 from trainplan.formulations.joint.problem import (
     Configuration,
+    DeviceGroup,
     Instance,
     Reduction,
     Schedule,
     ScheduleName,
-    Site,
     Solution,
     Step,
 )
@@ -124,17 +124,17 @@ def assert_bounds_are_below(seed: int) -> None:
         candidate = Candidate(instance, index, Search(judge(instance)))
         for coarse, groups in ((True, 1), (False, 1), (False, GROUPS)):
             candidate.prepare(np.inf, coarse, groups)
-            bound, path = candidate.master.bound(np.inf, 1e-3)
+            bound, path = candidate.path_search.bound(np.inf, 1e-3)
             assert bound <= below
             for _ in range(3):
                 if coarse or path is None:
                     break
                 candidate.refine(path, 0.0)
-                bound, path = candidate.master.bound(np.inf, 1e-3)
+                bound, path = candidate.path_search.bound(np.inf, 1e-3)
                 assert bound <= below
             if alone is not None:
                 candidate.prepare(alone, coarse, groups)
-                assert candidate.master.possible(alone) is not None
+                assert candidate.path_search.possible(alone) is not None
     if least is not None:
         assert cheap_bound(instance)[0] <= least
 
@@ -233,7 +233,7 @@ def test_arrays_of_pipelines_end_as_their_passes_one_by_one(schedule: Schedule) 
         configuration = Configuration(
             schedule=schedule,
             micro_batches=m,
-            sites=(Site((1,)),) * stages,
+            device_groups=(DeviceGroup((1,)),) * stages,
             links=(0,) * (stages - 1),
             make_tables=tuple,
         )
@@ -258,10 +258,10 @@ def test_many_pipelines_are_simulated_as_the_formulation_does(seed: int) -> None
         for first, last in solution.spans():
             options = []
             for unit in range(first, last + 1):
-                places = candidate.tables.kinds[candidate.kinds[unit]].places.tolist()
-                if solution.choice[unit] not in places:
+                indices = candidate.tables.kinds[candidate.kinds[unit]].indices.tolist()
+                if solution.choice[unit] not in indices:
                     break
-                options.append(places.index(solution.choice[unit]))
+                options.append(indices.index(solution.choice[unit]))
             columns.append(candidate.exact.column(first, options) if len(options) == last - first + 1 else None)
         if any(column is None for column in columns):
             continue
@@ -369,7 +369,7 @@ def test_interleaved_chunks_are_solved_where_they_are_few(seed: int) -> None:
         other,
         schedule=Schedule("interleaved", chunks=2),
         micro_batches=rng.choice([2, 4]),
-        sites=(Site((1,)),) * 2,
+        device_groups=(DeviceGroup((1,)),) * 2,
         links=tuple(rng.randrange(2) for _ in range(3)),
         cuts=None,
     )
@@ -392,9 +392,9 @@ def test_what_is_not_bounded_is_refused_in_one_line() -> None:
     with pytest.raises(Unsuited, match="step is 'eq8'"):
         solve(replace(instance, step="eq8"), "decomposition")
     configuration = next(each for seed in range(99) for each in tiny_instance(seed).configurations if each.stages > 1)
-    sites = (replace(configuration.sites[0], kind=1), *configuration.sites[1:])
+    sites = (replace(configuration.device_groups[0], kind=1), *configuration.device_groups[1:])
     with pytest.raises(Unsuited, match="several kinds"):
-        solve(replace(instance, configurations=(replace(configuration, sites=sites),)), "decomposition")
+        solve(replace(instance, configurations=(replace(configuration, device_groups=sites),)), "decomposition")
 
 
 def test_what_bounds_do_not_count_is_refused() -> None:

@@ -190,7 +190,7 @@ def assert_paths_are_below(seed: int) -> int:
         for _ in range(10):
             memory, host = (tuple(rng.choice((0, 1, 10, 1000)) for _ in range(configuration.stages)) for _ in range(2))
             claim = ConfigurationEvidence(least, paths=random_paths(rng, configuration), memory=memory, host=host)
-            if instance.host_limit_bytes(configuration.sites[0]) is None and any(host):
+            if instance.host_limit_bytes(configuration.device_groups[0]) is None and any(host):
                 with pytest.raises(ValueError, match="hosts have prices, and their memory is not limited"):
                     least_by_paths_ns(instance, configuration, claim)
                 claim = replace(claim, host=())

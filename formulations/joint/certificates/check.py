@@ -64,9 +64,9 @@ def checked_bound_ns(instance: Instance, evidence: Evidence) -> int:
 def possible(instance: Instance, configuration: Configuration, claim: ConfigurationEvidence) -> bool:
     """Whether this evidence leaves a plan of the configuration with a step up to the one that it claims to be impossible."""
     schedule = configuration.schedule
-    if schedule.sliced or schedule.chunks > 1 or len({site.kind for site in configuration.sites}) > 1:
+    if schedule.sliced or schedule.chunks > 1 or len({group.kind for group in configuration.device_groups}) > 1:
         return True
-    if len({(instance.limit_bytes(site), instance.host_limit_bytes(site)) for site in configuration.sites}) > 1:
+    if len({(instance.limit_bytes(group), instance.host_limit_bytes(group)) for group in configuration.device_groups}) > 1:
         return True
     if claim.paths and configuration.stages > 1:
         return least_by_paths_ns(instance, configuration, claim) <= claim.impossible_ns

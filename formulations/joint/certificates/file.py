@@ -68,7 +68,7 @@ class ConfigurationEvidence:
         prices, depths, memory, host = (
             tuple(map(_whole, record.get(name, ()))) for name in ("prices", "depths", "memory", "host")
         )
-        paths = tuple(WeightedPath.from_dict(each) for each in record.get("paths", ()))
+        paths = tuple(WeightedPath.from_dict(path) for path in record.get("paths", ()))
         return cls(_whole(record["impossible_ns"]), prices, depths, paths, memory, host)
 
 

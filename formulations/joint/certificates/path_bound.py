@@ -42,11 +42,14 @@ def least_by_paths_ns(instance: Instance, configuration: Configuration, claim: C
     if whole <= 0:
         raise ValueError("paths weigh nothing")
     counts, constant = path_counts(instance, configuration, claim.paths)
-    device, room = instance.limit_bytes(configuration.sites[0]), instance.host_limit_bytes(configuration.sites[0])
-    if room is None and any(host):
+    device, host_limit = (
+        instance.limit_bytes(configuration.device_groups[0]),
+        instance.host_limit_bytes(configuration.device_groups[0]),
+    )
+    if host_limit is None and any(host):
         raise ValueError("hosts have prices, and their memory is not limited")
     least = _Chain(instance, configuration, counts, memory, host).least()
-    return -((sum(memory) * device + sum(host) * (room or 0) - constant - least) // whole)
+    return -((sum(memory) * device + sum(host) * (host_limit or 0) - constant - least) // whole)
 
 
 def path_counts(instance: Instance, configuration: Configuration, paths: Sequence[WeightedPath]) -> tuple[Counts, int]:
@@ -87,12 +90,12 @@ class _Chain:
         self, instance: Instance, configuration: Configuration, counts: Counts, memory: Sequence[int], host: Sequence[int]
     ) -> None:
         self.instance, self.configuration, self.stages = instance, configuration, configuration.stages
-        self.tables = configuration.tables[configuration.sites[0].kind]
+        self.tables = configuration.tables[configuration.device_groups[0].kind]
         in_flight = [configuration.in_flight(x) for x in range(self.stages)]
         flying = [price * depth for price, depth in zip(memory, in_flight, strict=True)]
         self._refuse_large(counts, memory, flying, host)
         by_name = {name: np.array(counts[name], np.int64)[:, None] for name in TIMES}
-        prices, flown, hosts = (np.array(each, np.int64)[:, None] for each in (memory, flying, host))
+        prices, flown, hosts = (np.array(numbers, np.int64)[:, None] for numbers in (memory, flying, host))
         forward, backward = by_name["forward_ns"], by_name["backward_ns"]
         self.inner, self.first, self.last = [], [], []  # by kind of unit, (p, S): each, and what first and last ones add
         for table in self.tables.units:
@@ -112,10 +115,10 @@ class _Chain:
     def _crossing(self, boundary: Boundary) -> tuple[Integers, ...]:
         """Where states do not agree (C, D), and, 0 there: re-layouts each way (C, D) and messages each way, (p - 1, C, D)."""
         links = list(self.configuration.links)
-        each = [boundary.relayout_forward_ns, boundary.relayout_backward_ns]
-        apart = np.maximum(*each) >= FORBIDDEN
-        each += [boundary.message_forward_ns[links], boundary.message_backward_ns[links]]
-        return apart, *(np.where(apart, 0, times) for times in each)
+        crossings = [boundary.relayout_forward_ns, boundary.relayout_backward_ns]
+        apart = np.maximum(*crossings) >= FORBIDDEN
+        crossings += [boundary.message_forward_ns[links], boundary.message_backward_ns[links]]
+        return apart, *(np.where(apart, 0, times) for times in crossings)
 
     def _refuse_large(self, counts: Counts, memory: Sequence[int], flying: Sequence[int], host: Sequence[int]) -> None:
         """Raises ValueError where sums may not fit into 64 bits: the largest of all, each number at its largest, in floats."""
@@ -140,28 +143,28 @@ class _Chain:
     def least(self) -> int:
         """The least sum over all cuts and options; at least `UNREACHED` where there is none."""
         instance, cuts, stages = self.instance, self.configuration.cuts, self.stages
-        ways_in = 1 + max(int(table.enter.max()) for table in self.tables.units)
-        ways_out = 1 + max(int(table.leave.max()) for table in self.tables.units)
-        inner, first = np.full((2, stages, ways_in), UNREACHED)
+        states_in = 1 + max(int(table.enter.max()) for table in self.tables.units)
+        states_out = 1 + max(int(table.leave.max()) for table in self.tables.units)
+        inner, first = np.full((2, stages, states_in), UNREACHED)
         first[0] = 0
-        left, ended = np.full((2, stages, ways_out), UNREACHED)
+        left, ended = np.full((2, stages, states_out), UNREACHED)
         for l, unit in enumerate(instance.units):
             table = self.tables.units[unit.kind]
             if l:
                 boundary = instance.boundary_kinds[l - 1]
-                inner, first = np.full((2, stages, ways_in), UNREACHED)
-                within = (left[:, :, None] + self.inside[boundary][:, :ways_out, :ways_in]).min(axis=1)
+                inner, first = np.full((2, stages, states_in), UNREACHED)
+                within = (left[:, :, None] + self.inside[boundary][:, :states_out, :states_in]).min(axis=1)
                 inner[:, : within.shape[1]] = np.minimum(within, UNREACHED)
                 if instance.cuttable[l - 1]:
-                    between = (ended[:-1, :, None] + self.across[boundary][:, :ways_out, :ways_in]).min(axis=1)
+                    between = (ended[:-1, :, None] + self.across[boundary][:, :states_out, :states_in]).min(axis=1)
                     for x in range(1, stages):
                         if cuts is None or cuts[x - 1] == l:
                             first[x, : between.shape[1]] = np.minimum(between[x - 1], UNREACHED)
             begun = first[:, table.enter] + self.first[unit.kind]
             through = np.minimum(np.minimum(inner[:, table.enter], begun) + self.inner[unit.kind], UNREACHED)
-            behind = np.minimum(through + self.last[unit.kind], UNREACHED)
-            left, ended = np.full((2, stages, ways_out), UNREACHED)
+            after = np.minimum(through + self.last[unit.kind], UNREACHED)
+            left, ended = np.full((2, stages, states_out), UNREACHED)
             for state in np.unique(table.leave):
                 here = table.leave == state
-                left[:, state], ended[:, state] = through[:, here].min(axis=1), behind[:, here].min(axis=1)
+                left[:, state], ended[:, state] = through[:, here].min(axis=1), after[:, here].min(axis=1)
         return int(ended[-1].min())

@@ -31,11 +31,11 @@ class PriceCheck:
 
     def __init__(self, instance: Instance, configuration: Configuration, claim: ConfigurationEvidence) -> None:
         self.instance, self.configuration, self.claim = instance, configuration, claim
-        self.kinds = configuration.tables[configuration.sites[0].kind]
+        self.kinds = configuration.tables[configuration.device_groups[0].kind]
         self.units, self.stages, self.m = instance.length, configuration.stages, configuration.micro_batches
         self.kind_of = np.array([unit.kind for unit in instance.units], np.intp)
         self.boundary_of = np.array(instance.boundary_kinds, np.intp)
-        self.memory = min(instance.limit_bytes(site) for site in configuration.sites)
+        self.memory = min(instance.limit_bytes(group) for group in configuration.device_groups)
         self.states = 1 + max(int(max(table.enter.max(), table.leave.max())) for table in self.kinds.units)
         least = [int((table.forward_ns + table.backward_ns).min()) for table in self.kinds.units]
         self.sums = np.concatenate([[0], np.cumsum([least[kind] for kind in self.kind_of])])
@@ -70,10 +70,10 @@ class PriceCheck:
             times.append(int(time[~slow].max(initial=0)))
             sizes.append(int((self._memory(table, self.claim.depths[-1]) + table.work_bytes)[~slow].max(initial=0)))
         crossing = max((int(matrix[matrix < FAR].max(initial=0)) for matrix in (*self.moves, *self.into, *self.out)), default=0)
-        room = int(FAR) // (self.longest + 2) - SCALE * (max(times) + crossing)
-        if room <= 0:
+        host_limit = int(FAR) // (self.longest + 2) - SCALE * (max(times) + crossing)
+        if host_limit <= 0:
             raise TooLarge("times of this instance are too large to be checked in 64 bits")
-        return room // max(sizes)
+        return host_limit // max(sizes)
 
     def _longest(self, limit: int) -> int:
         """No span of more units has m u up to the limit."""
@@ -124,8 +124,8 @@ class PriceCheck:
                 cost = SCALE * np.where(slow, 0, time) + prices[:, None] * np.where(slow, 0, self._memory(table, depth))
                 through = np.minimum(entered[here][:, :, table.enter] + np.where(slow, FAR, cost), FAR)
                 last = SCALE * np.where(slow, 0, table.turn_ns) + prices[:, None] * np.where(slow, 0, table.work_bytes)
-                behind = ended[unit[here]][:, None, table.leave]
-                ending[here] = np.minimum(through + last + behind, FAR).min(axis=2)
+                after = ended[unit[here]][:, None, table.leave]
+                ending[here] = np.minimum(through + last + after, FAR).min(axis=2)
                 for state in np.unique(table.leave):
                     reached[here, :, state] = through[:, :, table.leave == state].min(axis=2)
             bounds = -(-(ending - prices * np.int64(self.memory)) // SCALE)
@@ -152,11 +152,11 @@ class PriceCheck:
 
     def _ended(self) -> Integers:
         """(L, states): what a stage receives backward that ends with each unit, by how it is left."""
-        behind = np.zeros((self.units, self.states), np.int64)
+        after = np.zeros((self.units, self.states), np.int64)
         for boundary, times in enumerate(self.out):
             scaled = np.where(times >= FAR, FAR, SCALE * np.where(times >= FAR, 0, times))
-            behind[:-1][self.boundary_of == boundary] = scaled
-        return behind
+            after[:-1][self.boundary_of == boundary] = scaled
+        return after
 
     # Partitions
 
@@ -181,7 +181,7 @@ class PriceCheck:
 
     def _row(self, x: int) -> int:
         depth = self.configuration.in_flight(x)
-        return max(row for row, each in enumerate(self.claim.depths) if each <= depth)
+        return max(row for row, listed in enumerate(self.claim.depths) if listed <= depth)
 
     def _arcs(self, x: int) -> Integers:
         """(L, lengths): u of spans as a stage, FAR where they cannot be it."""
@@ -193,8 +193,8 @@ class PriceCheck:
         good &= (end == self.units) == (x == self.stages - 1)
         good &= (first == 0) == (x == 0)
         if self.configuration.cuts is not None:
-            borders = (0, *self.configuration.cuts, self.units)
-            good &= (first == borders[x]) & (end == borders[x + 1])
+            edges = (0, *self.configuration.cuts, self.units)
+            good &= (first == edges[x]) & (end == edges[x + 1])
         return np.where(good, u, FAR)
 
     def _extend(self, before: list[Integers], x: int, mask: Integers, limit: int) -> None:
@@ -239,7 +239,7 @@ class PriceCheck:
 def least_single_ns(instance: Instance, configuration: Configuration, prices: Sequence[int]) -> int:
     """No plan of a configuration of one stage has a shorter step: the least m u + g by the best of these prices, whatever the
     last unit's options allow of a table that both ends share."""
-    depth, none = configuration.in_flight(0), [[0]] * len(configuration.tables[configuration.sites[0].kind].boundaries)
+    depth, none = configuration.in_flight(0), [[0]] * len(configuration.tables[configuration.device_groups[0].kind].boundaries)
     return least_from_first_ns(instance, configuration, prices, configuration.micro_batches, depth, instance.length, none)[-1]
 
 
@@ -255,9 +255,9 @@ def least_from_first_ns(
     """The least p u + g of the spans that begin the model, by length less one, by the best of these prices, along the units by
     interface states, in Python's integers. out: by kind of boundary, what a span that ends there receives backward at least, by
     how it is left (the last state's, where there are fewer)."""
-    kinds, tied = configuration.tables[configuration.sites[0].kind], configuration.tied
+    kinds, tied = configuration.tables[configuration.device_groups[0].kind], configuration.tied
     shared = 0 if tied is None else tied.reduce_ns
-    limit = min(instance.limit_bytes(site) for site in configuration.sites)
+    limit = min(instance.limit_bytes(group) for group in configuration.device_groups)
     best = [0] * longest
     for price in prices:
         left: dict[int, int] = {}
@@ -267,7 +267,7 @@ def least_from_first_ns(
                 tables.append((tied.once, 0))
             final = l == instance.length - 1
             entered = _entered_single(kinds.boundaries[instance.boundary_kinds[l - 1]], left, p) if l else None
-            behind, left, ends = [0] if final else out[instance.boundary_kinds[l]], {}, list[int]()
+            after, left, ends = [0] if final else out[instance.boundary_kinds[l]], {}, list[int]()
             for table, more in tables:
                 time = p * (table.forward_ns + table.backward_ns) + table.last_ns + table.reduce_ns + table.optimizer_ns
                 time = time + (p * (table.head_ns + table.tail_ns) if not l else 0)
@@ -279,7 +279,7 @@ def least_from_first_ns(
                     cost, state = before + SCALE * int(time[s]) + p * price * int(memory[s]), int(table.leave[s])
                     left[state] = min(cost, left.get(state, cost))
                     work = max(int(table.work_forward_bytes[s]), int(table.work_backward_bytes[s]))
-                    crossing = behind[min(state, len(behind) - 1)]
+                    crossing = after[min(state, len(after) - 1)]
                     if crossing < FAR:
                         ending = SCALE * (p * (int(table.turn_ns[s]) + int(crossing)) + more)
                         ends.append(cost + ending + p * price * work)

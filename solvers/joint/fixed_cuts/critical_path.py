@@ -47,26 +47,26 @@ class Path:
 
 def longest_path(configuration: Configuration, times: Times, tied_ns: int) -> Path:
     """The longest path of the simulated step at times of the stages, (p,) by name. tied_ns: of a table that both ends share."""
-    graph, sites = graph_of(configuration), len(configuration.sites)
+    graph, group_count = graph_of(configuration), len(configuration.device_groups)
     ends = graph.ends_of_columns(lambda duration: sum(times[name][x] for name, x in duration))[:, 0].tolist()
-    reduced = [ends[last] + float(times[REDUCE][x::sites].sum()) for x, last in enumerate(graph.last)]
-    summed = {x: x for x in range(sites)}  # the site whose gradients each site waits for last
+    reduced = [ends[last] + float(times[REDUCE][x::group_count].sum()) for x, last in enumerate(graph.last)]
+    summed = {x: x for x in range(group_count)}  # the site whose gradients each site waits for last
     if tied_ns:
-        later = 0 if reduced[0] >= reduced[-1] else sites - 1
-        summed[0] = summed[sites - 1] = later
+        later = 0 if reduced[0] >= reduced[-1] else group_count - 1
+        summed[0] = summed[group_count - 1] = later
     ended = [
-        reduced[summed[x]] + (tied_ns if x in (0, sites - 1) else 0) + float(times[OPTIMIZER][x::sites].sum())
-        for x in range(sites)
+        reduced[summed[x]] + (tied_ns if x in (0, group_count - 1) else 0) + float(times[OPTIMIZER][x::group_count].sum())
+        for x in range(group_count)
     ]
-    site = int(np.argmax(ended))
+    group = int(np.argmax(ended))
     counts = {name: np.zeros(configuration.stages) for name in NAMES}
-    counts[OPTIMIZER][site::sites] = 1
-    counts[REDUCE][summed[site] :: sites] = 1
+    counts[OPTIMIZER][group::group_count] = 1
+    counts[REDUCE][summed[group] :: group_count] = 1
     # Which of several longest paths is found decides which rows a relaxation has, and so its answers.
     one_stage_in_whole_passes = configuration.schedule.chunks == 1 and not configuration.schedule.sliced
-    path, turns = graph.longest_path(ends, graph.last[summed[site]], last_of_equal=one_stage_in_whole_passes)
+    path, turns = graph.longest_path(ends, graph.last[summed[group]], last_of_equal=one_stage_in_whole_passes)
     for duration, number in Counter(graph.nodes[node].duration for node in path).items():
         for name, x in duration:
             counts[name][x] += number
-    constant_ns = tied_ns if tied_ns and site in (0, sites - 1) else 0
-    return Path(counts, constant_ns, site, summed[site], tuple(turns))
+    constant_ns = tied_ns if tied_ns and group in (0, group_count - 1) else 0
+    return Path(counts, constant_ns, group, summed[group], tuple(turns))

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.formulations.numbers import Integers
 from trainplan.solvers.joint.fixed_cuts.critical_path import Path, Times, longest_path
-from trainplan.solvers.joint.fixed_cuts.priced_chain import NAMES, Chain, Choice, Prices
-from trainplan.solvers.joint.fixed_cuts.site_memory import COLUMNS, HOST, Row, Sizes, host_row, site_memories
+from trainplan.solvers.joint.fixed_cuts.device_group_memory import COLUMNS, HOST, Row, Sizes, group_memories, host_row
+from trainplan.solvers.joint.fixed_cuts.priced_chain import NAMES, Chain, Choice, Multipliers
 from trainplan.solvers.joint.stages.option_tables import Floats
 
 OVER = 1e3  # steps that all of the memory once more costs in the linear program
@@ -35,7 +35,7 @@ RowKey = tuple[int, int]  # site and row; -1 and a stage for its host
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class KnownChoice:
     """A choice, with what the linear program counts of it: times of stages, (p,) by name, and sizes; its simulated step."""
 
     choice: Choice
@@ -47,17 +47,17 @@ class Seen:
 class Relaxation:
     """The linear program of one configuration with fixed cuts, and what it has come to. bound: no step is below it."""
 
-    def __init__(self, instance: Instance, place: int, bound: float) -> None:
-        self.place, self.bound = place, bound
-        self.chain = Chain(instance, place)
+    def __init__(self, instance: Instance, configuration_index: int, bound: float) -> None:
+        self.configuration_index, self.bound = configuration_index, bound
+        self.chain = Chain(instance, configuration_index)
         self.configuration = configuration = self.chain.configuration
-        site = configuration.sites[0]
+        group = configuration.device_groups[0]
         self.tied_ns = 0 if configuration.tied is None else configuration.tied.reduce_ns
-        self.host_bytes = instance.host_limit_bytes(site)
-        self.sites = site_memories(self.chain, instance.limit_bytes(site))
-        self.fullest = [memory.row(memory.fullest) for memory in self.sites]
-        self.seen: list[Seen] = []
-        self.best: Seen | None = None  # of those that fit
+        self.host_bytes = instance.host_limit_bytes(group)
+        self.group_memories = group_memories(self.chain, instance.limit_bytes(group))
+        self.fullest = [memory.row(memory.fullest) for memory in self.group_memories]
+        self.choices: list[KnownChoice] = []
+        self.best: KnownChoice | None = None  # of those that fit
         self.paths: dict[PathKey, Path] = {}
         self.rows: dict[RowKey, Row] = {}
 
@@ -70,24 +70,24 @@ class Relaxation:
     def take(self, choice: Choice) -> bool:
         """Take a choice into the linear program, with its longest path, and each site's row that it breaks most; whether some
         path or row is new."""
-        sizes, times, known, fits = self.sizes(choice), self.chain.times(choice), len(self.rows), True
-        for site, (memory, excess) in enumerate(zip(self.sites, self.excess(sizes), strict=True)):
+        sizes, times, row_count, fits = self.sizes(choice), self.chain.times(choice), len(self.rows), True
+        for group, (memory, excess) in enumerate(zip(self.group_memories, self.excess(sizes), strict=True)):
             worst = int(excess.argmax())
             if excess[worst] > 0:
                 fits = False
-                self.rows.setdefault((site, worst), memory.row(worst))
+                self.rows.setdefault((group, worst), memory.row(worst))
         for stage, most_bytes in self._full_hosts(sizes):
             fits = False
             self.rows.setdefault((-1, stage), host_row(self.chain, stage, most_bytes))
         step_ns, new = self._take_path(times)
-        self.seen.append(Seen(choice, times, sizes, round(step_ns)))
-        if fits and (self.best is None or self.seen[-1].step_ns < self.best.step_ns):
-            self.best = self.seen[-1]
-        return new or len(self.rows) > known
+        self.choices.append(KnownChoice(choice, times, sizes, round(step_ns)))
+        if fits and (self.best is None or self.choices[-1].step_ns < self.best.step_ns):
+            self.best = self.choices[-1]
+        return new or len(self.rows) > row_count
 
     def take_mixture(self, shares: Floats) -> bool:
         """Take the longest path of a mixture of the choices taken: shares (K, p) in stages; whether it is new."""
-        shared = {name: (shares * np.stack([seen.times[name] for seen in self.seen])).sum(axis=0) for name in NAMES}
+        shared = {name: (shares * np.stack([known.times[name] for known in self.choices])).sum(axis=0) for name in NAMES}
         return self._take_path(shared)[1]
 
     def _take_path(self, times: Times) -> tuple[float, bool]:
@@ -97,8 +97,8 @@ class Relaxation:
         return path.length_ns(times), new
 
     def excess(self, sizes: Sizes) -> list[Integers]:
-        """Of each site, by how much its rows are over its memory (see `SiteMemory`)."""
-        return [memory.excess(sizes) for memory in self.sites]
+        """Of each site, by how much its rows are over its memory (see `DeviceGroupMemory`)."""
+        return [memory.excess(sizes) for memory in self.group_memories]
 
     def _full_hosts(self, sizes: Sizes) -> list[tuple[int, int]]:
         """The stages that need more of their hosts than these have, and what they have."""
@@ -112,7 +112,7 @@ class Relaxation:
         sizes = self.sizes(choice)
         over = np.array([bool((excess > 0).any()) for excess in self.excess(sizes)])
         for stage, _ in self._full_hosts(sizes):
-            over[stage % len(self.sites)] = True
+            over[stage % len(self.group_memories)] = True
         return over
 
     # Bounds
@@ -136,13 +136,13 @@ class Relaxation:
     def solve(self, scale_ns: float) -> tuple[dict[PathKey, float], dict[RowKey, float], Floats]:
         """Weights of the paths and prices of the rows by the linear program over the choices taken; and the share of each
         choice in each stage, (K, p). scale_ns: about a step."""
-        starts, count, stages = self.chain.starts, len(self.seen), self.chain.stages
+        starts, count, stages = self.chain.starts, len(self.choices), self.chain.stages
         paths, rows = list(self.paths.values()), list(self.rows.values())
-        times = {name: np.stack([seen.times[name] for seen in self.seen]) for name in NAMES}
+        times = {name: np.stack([known.times[name] for known in self.choices]) for name in NAMES}
         by_path = np.stack([sum(path.counts[name] * times[name] for name in NAMES) for path in paths]) / scale_ns
         by_row = np.zeros((len(rows), count, stages))
         for number, row in enumerate(rows):
-            sums = [np.add.reduceat(seen.sizes.by_unit(row), starts) for seen in self.seen]
+            sums = [np.add.reduceat(known.sizes.by_unit(row), starts) for known in self.choices]
             by_row[number] = np.array(sums) / row.most_bytes
         # Columns: the step, the share of the memory that is exceeded, and shares of choices in stages. The last rows say that
         # stages mix choices alike in the states at the cut between them.
@@ -171,23 +171,23 @@ class Relaxation:
         chain, rows = self.chain, list[Floats]()
         for x, first in enumerate(chain.starts[1:].tolist()):
             pairs: dict[tuple[int, int], list[int]] = {}
-            for number, seen in enumerate(self.seen):
-                leave = int(chain.tables[first - 1].leave[seen.choice[first - 1]])
-                enter = int(chain.tables[first].enter[seen.choice[first]])
+            for number, known in enumerate(self.choices):
+                leave = int(chain.tables[first - 1].leave[known.choice[first - 1]])
+                enter = int(chain.tables[first].enter[known.choice[first]])
                 pairs.setdefault((leave, enter), []).append(number)
             for numbers in list(pairs.values())[1:]:
-                row = np.zeros((len(self.seen), chain.stages))
+                row = np.zeros((len(self.choices), chain.stages))
                 row[numbers, x], row[numbers, x + 1] = 1, -1
                 rows.append(row.ravel())
-        return np.array(rows).reshape(len(rows), len(self.seen) * chain.stages)
+        return np.array(rows).reshape(len(rows), len(self.choices) * chain.stages)
 
     def solution(self, choice: Choice) -> Solution:
         """A choice as a solution of the instance."""
         assert self.configuration.cuts is not None
-        return Solution(self.place, self.configuration.cuts, self.chain.options(choice))
+        return Solution(self.configuration_index, self.configuration.cuts, self.chain.options(choice))
 
 
-def priced(times: Mapping[str, Floats], rows: list[tuple[Row, float]]) -> Prices:
+def priced(times: Mapping[str, Floats], rows: list[tuple[Row, float]]) -> Multipliers:
     """Weighted times, and rows of memory with their prices in ns a byte, as prices of a chain's numbers."""
     length = len(rows[0][0].entering) if rows else 0
     units = {name: np.zeros(length) for name in (COLUMNS if rows else ())}
@@ -197,7 +197,7 @@ def priced(times: Mapping[str, Floats], rows: list[tuple[Row, float]]) -> Prices
             units[name] += price * factor
         entering += price * row.entering
         returning += price * row.returning
-    return Prices(times, units, entering, returning)
+    return Multipliers(times, units, entering, returning)
 
 
 def solve_program(matrix: Floats, lower: Floats, upper: Floats, cost: Floats) -> tuple[Floats, Floats]:

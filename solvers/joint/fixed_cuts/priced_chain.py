@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from trainplan.formulations.joint.problem import Instance
 from trainplan.formulations.joint.tables import FORBIDDEN, TIMES, Boundary, OptionTable
 from trainplan.formulations.numbers import Integers
-from trainplan.solvers.joint.stages.option_tables import Floats, Places, undominated_options
+from trainplan.solvers.joint.stages.option_tables import Floats, Indices, undominated_options
 
 # Times of a stage, by the names of `StageTimes`: those of units, and those of boundaries.
 FORWARD, BACKWARD, LAST, REDUCE, OPTIMIZER = "forward_ns", "backward_ns", "last_ns", "reduce_ns", "optimizer_ns"
@@ -23,11 +23,11 @@ INTO, BACK = "message_forward_ns", "message_backward_ns"
 NAMES = (FORWARD, BACKWARD, LAST, REDUCE, OPTIMIZER, INTO, BACK)
 OF_UNITS = (FORWARD, BACKWARD, LAST, REDUCE, OPTIMIZER)
 
-Choice = Places  # (L,): an option of each unit, by its place among those that are left
+Choice = Indices  # (L,): an option of each unit, by its place among those that are left
 
 
 @dataclass(frozen=True, eq=False)
-class Prices:
+class Multipliers:
     """What each number of a solution costs.
 
     times: by name, (p,), of the stages' times. units: by name of a column in bytes, (L,). entering, returning: (L,), of the
@@ -43,11 +43,11 @@ class Prices:
 class Chain:
     """The chain of one configuration of an instance, with the cuts that it has, on sites of one kind."""
 
-    def __init__(self, instance: Instance, place: int) -> None:
-        configuration = instance.configurations[place]
+    def __init__(self, instance: Instance, configuration_index: int) -> None:
+        configuration = instance.configurations[configuration_index]
         assert configuration.cuts is not None
         self.instance, self.configuration = instance, configuration
-        tables = configuration.tables[configuration.sites[0].kind]
+        tables = configuration.tables[configuration.device_groups[0].kind]
         self.units, self.stages = instance.length, configuration.stages
         self.starts = np.array([0, *configuration.cuts], np.intp)
         self.ends = np.append(self.starts[1:], self.units) - 1
@@ -55,13 +55,13 @@ class Chain:
         kinds = [unit.kind for unit in instance.units]
         indices = {kind: undominated_options(tables.units[kind]) for kind in set(kinds)}
         reduced = {kind: tables.units[kind].keep(indices[kind].tolist()) for kind in indices}
-        self.places: list[Places] = [indices[kind] for kind in kinds]
+        self.indices: list[Indices] = [indices[kind] for kind in kinds]
         self.tables: list[OptionTable] = [reduced[kind] for kind in kinds]
         self.boundaries: list[Boundary] = [tables.boundaries[kind] for kind in instance.boundary_kinds]
 
     def options(self, choice: Choice) -> tuple[int, ...]:
         """A choice by the formulation's numbers of options."""
-        return tuple(int(self.places[l][s]) for l, s in enumerate(choice))
+        return tuple(int(self.indices[l][s]) for l, s in enumerate(choice))
 
     def column(self, name: str, choice: Choice) -> Integers:
         """(L,): a column of the options of a choice."""
@@ -103,10 +103,10 @@ class Chain:
             times[name] = times.get(name, 0) + np.add.reduceat(before, self.starts)
         return times
 
-    def least(self, prices: Prices) -> tuple[float, Choice]:
+    def least(self, prices: Multipliers) -> tuple[float, Choice]:
         """The least sum of all numbers at these prices over all choices, and a choice that has it."""
         costs, crossed = self._unit_costs(prices), self._boundary_costs(prices)
-        values, trail = costs[0], list[tuple[Places, Floats]]()
+        values, trail = costs[0], list[tuple[Indices, Floats]]()
         for l in range(1, self.units):
             # The cheapest option that leaves in each state, then the best of these for each state that is entered.
             order, starts, states = self._by_leave[l - 1]
@@ -124,9 +124,9 @@ class Chain:
         return float(values.min()), np.array(choice[::-1], np.intp)
 
     @cached_property
-    def _by_leave(self) -> list[tuple[Places, Places, Places]]:
+    def _by_leave(self) -> list[tuple[Indices, Indices, Indices]]:
         """Of each unit: its options sorted by the state they leave in, where each state's begin, and the states."""
-        made: dict[int, tuple[Places, Places, Places]] = {}
+        made: dict[int, tuple[Indices, Indices, Indices]] = {}
         for table in self.tables:
             if id(table) not in made:
                 order = np.argsort(table.leave, kind="stable")
@@ -134,7 +134,7 @@ class Chain:
                 made[id(table)] = order, starts, states
         return [made[id(table)] for table in self.tables]
 
-    def _unit_costs(self, prices: Prices) -> list[Floats]:
+    def _unit_costs(self, prices: Multipliers) -> list[Floats]:
         """Of each unit, (S,), what its options cost."""
         times, names = prices.times, tuple(prices.units)
         weights = np.zeros((self.units, len(OF_UNITS) + 3 + len(names)))
@@ -153,13 +153,13 @@ class Chain:
         return costs
 
     @cached_property
-    def _alike(self) -> list[tuple[Places, OptionTable]]:
+    def _alike(self) -> list[tuple[Indices, OptionTable]]:
         """The units of each kind, with their options."""
         tables = {id(table): table for table in self.tables}
         indices = [id(table) for table in self.tables]
         return [(np.array([l for l, index in enumerate(indices) if index == key], np.intp), tables[key]) for key in tables]
 
-    def _boundary_costs(self, prices: Prices) -> list[Floats]:
+    def _boundary_costs(self, prices: Multipliers) -> list[Floats]:
         """Of each boundary, what it costs by the states before and after it; infinite where they do not agree."""
         before, after = self.stage_of[:-1], self.stage_of[1:]
         by_name = {FORWARD: after, INTO: after, BACKWARD: before, BACK: before}
@@ -168,15 +168,15 @@ class Chain:
             weights += [prices.entering[1:], prices.returning[1:]]
         stacked = np.stack(weights, axis=1)
         costs: list[Floats] = [np.zeros((0, 0))] * (self.units - 1)
-        for places, matrices, forbidden in self._crossings:
-            values = np.tensordot(stacked[places], matrices[: stacked.shape[1]], axes=1)
+        for indices, matrices, forbidden in self._crossings:
+            values = np.tensordot(stacked[indices], matrices[: stacked.shape[1]], axes=1)
             values[:, forbidden] = np.inf
-            for index, value in zip(places.tolist(), values, strict=True):
+            for index, value in zip(indices.tolist(), values, strict=True):
                 costs[index] = value
         return costs
 
     @cached_property
-    def _crossings(self) -> list[tuple[Places, Floats, NDArray[np.bool_]]]:
+    def _crossings(self) -> list[tuple[Indices, Floats, NDArray[np.bool_]]]:
         """Boundaries that are alike: their places; re-layouts and messages each way in ns and messages in bytes, (6, C, D), in
         the order of `_boundary_costs`; and which states do not agree."""
         groups: dict[tuple[int, int], list[int]] = {}
@@ -188,9 +188,9 @@ class Chain:
         for indices in groups.values():
             boundary, first = self.boundaries[indices[0]], indices[0]
             shape = boundary.relayout_forward_ns.shape
-            each = [self.crossings[name][first] for name in (FORWARD, INTO, BACKWARD, BACK)]
-            each += [boundary.message_forward_bytes, boundary.message_backward_bytes] if first + 1 in cut else [None, None]
-            matrices = np.stack([np.zeros(shape) if one is None else one.astype(np.float64) for one in each])
+            crossed = [self.crossings[name][first] for name in (FORWARD, INTO, BACKWARD, BACK)]
+            crossed += [boundary.message_forward_bytes, boundary.message_backward_bytes] if first + 1 in cut else [None, None]
+            matrices = np.stack([np.zeros(shape) if one is None else one.astype(np.float64) for one in crossed])
             forbidden = np.maximum(boundary.relayout_forward_ns, boundary.relayout_backward_ns) >= FORBIDDEN
             found.append((np.array(indices, np.intp), matrices, forbidden))
         return found

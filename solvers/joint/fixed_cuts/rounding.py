@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
+from trainplan.solvers.joint.fixed_cuts.device_group_memory import HELD, KEPT, STATE, WORK
 from trainplan.solvers.joint.fixed_cuts.lp_bound import PathKey, Relaxation, priced
 from trainplan.solvers.joint.fixed_cuts.priced_chain import BACK, BACKWARD, FORWARD, INTO, NAMES, OF_UNITS, Choice
-from trainplan.solvers.joint.fixed_cuts.site_memory import HELD, KEPT, STATE, WORK
 from trainplan.solvers.joint.stages.option_tables import Floats
 
 HALVINGS = 16  # of each site's price of memory
@@ -18,7 +18,7 @@ LOWEST, HIGHEST = -30.0, 15.0  # exponents of 2 of prices, in proportion to what
 def even_weights(relaxation: Relaxation) -> dict[str, Floats]:
     """Weights of times that are those of an even pipeline: all that a site does, divided among the sites."""
     often = dict.fromkeys((FORWARD, BACKWARD, INTO, BACK), relaxation.configuration.micro_batches)
-    return {name: np.full(relaxation.chain.stages, often.get(name, 1) / len(relaxation.sites)) for name in NAMES}
+    return {name: np.full(relaxation.chain.stages, often.get(name, 1) / len(relaxation.group_memories)) for name in NAMES}
 
 
 def at_prices(relaxation: Relaxation, times: Mapping[str, Floats], prices: Floats, slope: float = 0.0) -> Choice:
@@ -35,7 +35,7 @@ def at_prices(relaxation: Relaxation, times: Mapping[str, Floats], prices: Float
 
 def _slopes(relaxation: Relaxation, slope: float) -> Floats:
     factors = np.ones(relaxation.chain.units)
-    for memory in relaxation.sites:
+    for memory in relaxation.group_memories:
         factors[memory.units] = np.exp2(slope * np.linspace(-0.5, 0.5, len(memory.units)))
     return factors
 
@@ -57,7 +57,7 @@ def fitted(relaxation: Relaxation, weights: Mapping[PathKey, float], slope: floa
     """
     even, paths = even_weights(relaxation), relaxation.weighted(weights)
     times = {name: (1 - evenness) * paths[name] + evenness * even[name] for name in NAMES}
-    low, high = np.full(len(relaxation.sites), LOWEST), np.full(len(relaxation.sites), HIGHEST)
+    low, high = np.full(len(relaxation.group_memories), LOWEST), np.full(len(relaxation.group_memories), HIGHEST)
     mean = mean_price(relaxation, times)
     free = at_prices(relaxation, times, mean * np.exp2(low), slope)
     if not relaxation.over(free).any():
@@ -75,19 +75,19 @@ def _filled(relaxation: Relaxation, choice: Choice, times: Mapping[str, Floats])
     gain the most for their memory first."""
     chain, seen = relaxation.chain, relaxation.sizes(choice)
     excess, choice = relaxation.excess(seen), choice.copy()
-    while gains := sorted(_gains(relaxation, choice, times), key=lambda each: -each[0]):
+    while gains := sorted(_gains(relaxation, choice, times), key=lambda gain: -gain[0]):
         changed = False
         for _, l, option in gains:
-            table, site = chain.tables[l], int(chain.stage_of[l]) % len(relaxation.sites)
+            table, group = chain.tables[l], int(chain.stage_of[l]) % len(relaxation.group_memories)
             if relaxation.host_bytes is not None and table.host_bytes[option] > table.host_bytes[choice[l]]:
                 continue
-            memory = relaxation.sites[site]
+            memory = relaxation.group_memories[group]
             index = int(np.searchsorted(memory.units, l))
             before = int(choice[l])
             more = (int(getattr(table, name)[option] - getattr(table, name)[before]) for name in (STATE, HELD, KEPT, WORK))
-            after = excess[site] + memory.more(index, *more)
+            after = excess[group] + memory.more(index, *more)
             if (after <= 0).all() and _gain_ns(relaxation, l, before, option, times) > 0:
-                excess[site], choice[l], changed = after, option, True
+                excess[group], choice[l], changed = after, option, True
         if not changed:
             break
     return choice

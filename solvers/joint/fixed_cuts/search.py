@@ -25,20 +25,20 @@ SLOPES, EVENNESS = (0.0, -1.0, 1.0), (1.0, 0.3)  # of choices that are fitted
 Key = TypeVar("Key")
 
 
-def fixed_cuts(instance: Instance, place: int, bound: float, search: Search) -> float:
+def fixed_cuts(instance: Instance, configuration_index: int, bound: float, search: Search) -> float:
     """Report plans of a configuration with fixed cuts; what is proven of it: infinite where none of its plans is of interest
     any more. bound: what is known. Raises TimeoutError."""
-    relaxation = Relaxation(instance, place, bound)
+    relaxation = Relaxation(instance, configuration_index, bound)
     even, longest = even_weights(relaxation), relaxation.chain.longest_ns() + relaxation.tied_ns
     mean = mean_price(relaxation, even)
     for factor in FIRST:
         search.check_time()
-        relaxation.take(at_prices(relaxation, even, np.full(len(relaxation.sites), factor * mean)))
+        relaxation.take(at_prices(relaxation, even, np.full(len(relaxation.group_memories), factor * mean)))
     center: tuple[dict[PathKey, float], dict[RowKey, float]] | None = None
     fitted_at, bounds = 0, list[float]()
     for turn in range(ROUNDS):
         search.check_time()
-        scale_ns = relaxation.seen[-1].step_ns
+        scale_ns = relaxation.choices[-1].step_ns
         weights, prices, shares = relaxation.solve(scale_ns)
         center = center or (weights, prices)
         new = relaxation.take_mixture(shares)

@@ -33,19 +33,21 @@ def agreeing_choices(configuration: Configuration) -> int | None:
     return count
 
 
-def best_agreeing(instance: Instance, place: int, below: float, search: Search | None = None) -> tuple[int, Solution] | None:
+def best_agreeing(
+    instance: Instance, configuration_index: int, below: float, search: Search | None = None
+) -> tuple[int, Solution] | None:
     """The step and the solution of the best choice of such a configuration that fits, with a step below some time; None where
     there is none. Raises TimeoutError.
 
     A choice is passed over where the times of its stages are nowhere below those of one that fits: its step is not, either,
     since every pass waits for the same ones.
     """
-    configuration = instance.configurations[place]
+    configuration = instance.configurations[configuration_index]
     cuts, count = configuration.cuts, len(configuration.tables[0].units[0].options)
     assert cuts is not None
     timed, tied_ns = [], 0 if configuration.tied is None else configuration.tied.reduce_ns
     for s in range(count):
-        solution = Solution(place, cuts, (s,) * instance.length)
+        solution = Solution(configuration_index, cuts, (s,) * instance.length)
         once = shares_table(configuration, solution.choice)
         tables = tables_of(instance, configuration, solution, once)
         stages = [stage_times(instance, configuration, solution, tables, x) for x in range(configuration.stages)]
@@ -55,13 +57,13 @@ def best_agreeing(instance: Instance, place: int, below: float, search: Search |
             search.check_time()
     best: tuple[int, Solution] | None = None
     fitting = list[np.ndarray]()
-    for times, tables, solution in sorted(timed, key=lambda each: int(each[0].sum())):
+    for times, tables, solution in sorted(timed, key=lambda candidate: int(candidate[0].sum())):
         if any((times >= other).all() for other in fitting):
             continue
         if search is not None:
             search.check_time()
         sizes = [stage_bytes(instance, configuration, solution, tables, x) for x in range(configuration.stages)]
-        limits = [instance.limit_bytes(configuration.site(x)) for x in range(configuration.stages)]
+        limits = [instance.limit_bytes(configuration.device_group(x)) for x in range(configuration.stages)]
         if any(most > limit for (most, _), limit in zip(peaks(configuration, sizes), limits, strict=True)):
             continue
         evaluation = evaluate(instance, solution)

@@ -16,7 +16,7 @@ from trainplan.solvers.joint.free_cuts.pipeline_columns import Passes
 from trainplan.solvers.joint.free_cuts.priced_chain import COLUMNS
 from trainplan.solvers.joint.free_cuts.reduced_cost_pruning import Guides, loosened
 from trainplan.solvers.joint.free_cuts.suffix_enumeration import Pool
-from trainplan.solvers.joint.stages.option_tables import Floats, Places
+from trainplan.solvers.joint.stages.option_tables import Floats, Indices
 
 ROUNDS = 3
 
@@ -30,7 +30,7 @@ class PoolBounds:
     weights: Floats
     constants_ns: Floats
 
-    def least_ns(self, stage: int, first: Places, enter: Places, passes: Passes) -> Floats:
+    def least_ns(self, stage: int, first: Indices, enter: Indices, passes: Passes) -> Floats:
         """(N,): no step is below it with suffixes from a stage on. passes: (p - stage, N)."""
         sums = np.einsum("ckz,czn->kn", self.weights[:, :, stage:], _columns(passes), optimize=True)
         sums += self.before[stage][:-1, first, enter] + self.constants_ns[:, None]
@@ -120,7 +120,7 @@ def _behind(guides: Guides, pools: Sequence[Pool], sums: Sequence[Floats], acros
     return behind[::-1]
 
 
-def _least(nodes: Places, values: Floats) -> tuple[Places, Floats]:
+def _least(nodes: Indices, values: Floats) -> tuple[Indices, Floats]:
     """The nodes that there are, ascending, and the least values of each, (K, nodes). values: (K, N)."""
     order = np.argsort(nodes, kind="stable")
     present, starts = np.unique(nodes[order], return_index=True)

@@ -10,10 +10,10 @@ from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.search import Search
 from trainplan.solvers.joint.closed_form_bound import least_u_ns
 from trainplan.solvers.joint.free_cuts.critical_path_bounds import slope
-from trainplan.solvers.joint.free_cuts.path_bound_search import Arcs, Master, StageArcs
+from trainplan.solvers.joint.free_cuts.path_bound_search import Arcs, PathBoundSearch, StageArcs
 from trainplan.solvers.joint.free_cuts.reduced_cost_pruning import Guides
 from trainplan.solvers.joint.stages.label_setting import Column, Entry, Stages
-from trainplan.solvers.joint.stages.option_tables import Floats, Places, StageTables, cut_classes, stage_tables
+from trainplan.solvers.joint.stages.option_tables import Floats, Indices, StageTables, cut_classes, stage_tables
 from trainplan.solvers.joint.stages.span_bounds import Exit, Weight, prices_of, span_bounds
 from trainplan.solvers.pipeline.spans import spans_of
 
@@ -26,18 +26,18 @@ EXACT_FLOATS = 2.0**51
 class CandidateBounds:
     """One configuration of an instance, with what is proven of its spans."""
 
-    def __init__(self, instance: Instance, place: int, search: Search) -> None:
-        self.instance, self.place, self.search = instance, place, search
-        configuration = instance.configurations[place]
+    def __init__(self, instance: Instance, configuration_index: int, search: Search) -> None:
+        self.instance, self.configuration_index, self.search = instance, configuration_index, search
+        configuration = instance.configurations[configuration_index]
         self.configuration: Configuration = configuration
         self.stages, self.m = configuration.stages, configuration.micro_batches
         self.units = instance.length
         self.kinds = tuple(unit.kind for unit in instance.units)
         self.schedule = "sliced" if configuration.schedule.sliced else configuration.schedule.name
         self.tied_ns = 0 if configuration.tied is None else configuration.tied.reduce_ns
-        site = configuration.sites[0]
-        self.memory_bytes, host = instance.limit_bytes(site), instance.host_limit_bytes(site)
-        self.tables: StageTables = stage_tables(configuration.tables[site.kind], self.schedule == "sliced")
+        device_group = configuration.device_groups[0]
+        self.memory_bytes, host = instance.limit_bytes(device_group), instance.host_limit_bytes(device_group)
+        self.tables: StageTables = stage_tables(configuration.tables[device_group.kind], self.schedule == "sliced")
         self.spans = spans_of(self.kinds, instance.boundary_kinds)
         self.in_flight = [configuration.in_flight(x) for x in range(self.stages)]
         self.depths = sorted(set(self.in_flight))
@@ -49,7 +49,9 @@ class CandidateBounds:
         longest = sum(int((kind.u_ns + kind.extra_ns).max()) for kind in map(self.tables.kinds.__getitem__, self.kinds))
         if (self.m + 4) * 2 * longest > EXACT_FLOATS:
             longest_step = f"has steps of up to {(self.m + 4) * 2 * longest} ns, which floats do not hold"
-            raise Unsuited("instance", f"configurations[{place}]", longest_step, "give smaller times, or take another method")
+            raise Unsuited(
+                "instance", f"configurations[{configuration_index}]", longest_step, "give smaller times, or take another method"
+            )
 
     def _stages(self, groups: int) -> Stages:
         cuts = cut_classes(self.tables, groups)
@@ -108,9 +110,9 @@ class CandidateBounds:
     def raise_bound(self, row: int, into: Entry, out: Exit | None, number: int, weight: Weight, value: float) -> bool:
         """Take an exact value for a depth and all deeper ones; whether the bound rises."""
         link, group = into
-        place = 0 if weight == (1, 0) else 1 + self.weights.index(weight[0])
+        configuration_index = 0 if weight == (1, 0) else 1 + self.weights.index(weight[0])
         behind = 0 if out is None else 1 + self.exits.index(out)
-        values = self.bounds[link][group, place, row:, behind, number]
+        values = self.bounds[link][group, configuration_index, row:, behind, number]
         rose = bool(values[0] < value)
         np.maximum(values, value, out=values)
         return rose
@@ -126,9 +128,9 @@ class CandidateBounds:
             band = slice(low, max(low, high))
             inside = self._inside[band] & (self._ending[band] if final else ~self._ending[band])
             if fixed is not None:
-                borders = (0, *fixed, units)
+                edges = (0, *fixed, units)
                 end = np.arange(units)[band, None] + 1 + np.arange(longest)
-                inside = inside & (np.arange(units)[band, None] == borders[x]) & (end == borders[x + 1])
+                inside = inside & (np.arange(units)[band, None] == edges[x]) & (end == edges[x + 1])
             values = self.bounds[links[x - 1] if x else links[0]][: None if x else 1, :, self.row[x]]
             number = self._number[band]
             if final:
@@ -145,8 +147,8 @@ class CandidateBounds:
             there = np.concatenate([[0.0], np.cumsum([self._least_trip(kind) for kind in self.kinds])])
             trip, head = there[-1] - there, there + self.least_extra_ns
         of_all = Arcs(arcs, self.weights, before, trip, head)
-        self.master = Master(of_all, units, self.m, self.schedule, self.search.check_time)
-        self.master.with_capped(self._capped)
+        self.path_search = PathBoundSearch(of_all, units, self.m, self.schedule, self.search.check_time)
+        self.path_search.with_capped(self._capped)
 
     def _spans(self) -> None:
         """Of every first unit and length up to the longest: the last unit, the class, and whether it may be a stage."""
@@ -159,7 +161,7 @@ class CandidateBounds:
         self._inside = inside & cuttable[first] & cuttable[last + 1]
         self._ending = last == self.units - 1
 
-    def _behind(self, link: int) -> Places:
+    def _behind(self, link: int) -> Indices:
         """(L, classes of cuts): where bounds have the exits behind each unit, over a kind of link; the first of the last."""
         boundaries = sorted(set(self.instance.boundary_kinds))
         classes = range(self.exact.cuts.count)

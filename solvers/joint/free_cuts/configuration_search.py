@@ -42,7 +42,7 @@ class Candidate(CandidateBounds):
             into = (links[x - 1] if x else links[0], group)
             out = None if x == self.stages - 1 else (self.instance.boundary_kinds[last], links[x], following)
             picks = self.columns.setdefault((x, first, last), [])
-            weights: list[Weight] = [(1, 0), *((p, 1) for p in self.weights if p <= self.master.rates[x])]
+            weights: list[Weight] = [(1, 0), *((p, 1) for p in self.weights if p <= self.path_search.rates[x])]
             for weight in weights:
                 if x and weight != (1, 0) and picks and picks[0].extra_ns + self.tied_ns <= ahead:
                     break  # the bounds by u alone tell as much: this stage ends its work before the first one
@@ -59,10 +59,10 @@ class Candidate(CandidateBounds):
         """Solve the first stage of a path for its least u + g under the largest u that a step up to the limit leaves it;
         whether that is more than was known. Raises TimeoutError."""
         first, last, _, following = path[0]
-        if self.schedule == "sliced" or not np.isfinite(limit) or self.master.left(limit) is None:
+        if self.schedule == "sliced" or not np.isfinite(limit) or self.path_search.left(limit) is None:
             return False
-        most = float(self.master.most_first_u(limit)[0, last, following])
-        least = float(self.master.first_stage(limit, True)[0, last, following])
+        most = float(self.path_search.most_first_u(limit)[0, last, following])
+        least = float(self.path_search.first_stage(limit, True)[0, last, following])
         picks = self.columns.get((0, first, last), [])
         out = (self.instance.boundary_kinds[last], self.configuration.links[0], following)
         exits = self.exact.cuts.exits[out]
@@ -80,7 +80,7 @@ class Candidate(CandidateBounds):
         if solved.bound + self.tied_ns <= least:
             return False
         self._capped.setdefault((last, following), []).append((most, solved.bound + self.tied_ns))
-        self.master.with_capped(self._capped)
+        self.path_search.with_capped(self._capped)
         return True
 
     def take_count(self) -> int:
@@ -100,9 +100,9 @@ class Candidate(CandidateBounds):
         for likely in cuts.likely[: -LIKELY - 1 : -1]:
             if few and self._cuttable(likely):
                 configurations = list(self.instance.configurations)
-                configurations[self.place] = replace(self.configuration, cuts=likely)
+                configurations[self.configuration_index] = replace(self.configuration, cuts=likely)
                 part = replace(self.instance, configurations=tuple(configurations))
-                fixed_cuts(part, self.place, bound, self.search)
+                fixed_cuts(part, self.configuration_index, bound, self.search)
         self.guides = Guides(cuts)
         return cuts.bound
 
@@ -110,11 +110,11 @@ class Candidate(CandidateBounds):
         """The linear program of all pipelines that may have a step up to a limit; None where there are none."""
         begins = None
         if np.isfinite(limit):
-            left = self.master.left(limit)
+            left = self.path_search.left(limit)
             if left is None:
                 return None
             begins = self._begins(left[0])
-        cuts = FreeCuts(self.instance, self.place, bound, begins)
+        cuts = FreeCuts(self.instance, self.configuration_index, bound, begins)
         cuts.run(lambda: cuts.bound <= self.search.target(), self.search.check_time)
         return cuts
 
@@ -126,18 +126,18 @@ class Candidate(CandidateBounds):
         return begins
 
     def _cuttable(self, cuts: Sequence[int]) -> bool:
-        borders = (0, *cuts, self.units)
-        return all(a < b for a, b in pairwise(borders)) and all(self.instance.cuttable[cut - 1] for cut in cuts)
+        edges = (0, *cuts, self.units)
+        return all(a < b for a, b in pairwise(edges)) and all(self.instance.cuttable[cut - 1] for cut in cuts)
 
     def enumerated(self, limit: float, target: Callable[[], float], labels: int) -> float:
         """Settle what the path bounds leave of steps up to a limit, by all pipelines of all columns of the spans left: the
         least bound of what time did not allow; infinite where nothing is left. Raises TooMany and TimeoutError."""
-        left = self.master.left(limit)
+        left = self.path_search.left(limit)
         return np.inf if left is None else self._searched(*left, limit, target, labels)
 
     def partitions(self, limit: float, most: int) -> list[tuple[int, ...]] | None:
         """The cuts that a step up to the limit may have by the bounds on spans; None where they are more than so many."""
-        left = self.master.left(limit)
+        left = self.path_search.left(limit)
         if left is None:
             return []
         waiting: list[tuple[int, ...]] = [(0,)]
@@ -148,18 +148,18 @@ class Candidate(CandidateBounds):
             waiting = [(*begun, end) for begun in waiting for end in ends.get(begun[-1], ())]
             if len(waiting) > most:
                 return None
-        return [borders[1:-1] for borders in waiting if borders[-1] == self.units]
+        return [edges[1:-1] for edges in waiting if edges[-1] == self.units]
 
     def _searched(
         self, masks: Sequence[Mask], before: Sequence[Floats], limit: float, target: Callable[[], float], labels: int
     ) -> float:
         guide = None if self.guides is None else self.guides.at(limit, self._begins(masks))
-        least = [each.min(axis=0) for each in before]
-        behind, pools = self.master.behind(masks), list[Pool]()
+        least = [sums.min(axis=0) for sums in before]
+        behind, pools = self.path_search.behind(masks), list[Pool]()
         for x in reversed(range(self.stages)):
             first, last = (np.array(ends, np.intp) for ends in zip(*_spans_left(*masks[x]), strict=True))
-            most = self.master.most_u(x, limit, first, least[x][first], behind[x + 1][last + 1])
-            weight, most_ns = self.master.most_with_extra(x, limit, first, last, least[x][first], behind[x + 1][last + 1])
+            most = self.path_search.most_u(x, limit, first, least[x][first], behind[x + 1][last + 1])
+            weight, most_ns = self.path_search.most_with_extra(x, limit, first, last, least[x][first], behind[x + 1][last + 1])
             wanted = Front(
                 first,
                 last,
@@ -177,7 +177,7 @@ class Candidate(CandidateBounds):
                 return np.inf
         pools, bounds = pools[::-1], None
         if self.schedule == "sliced":
-            head = self.master.arcs.head_ns
+            head = self.path_search.arcs.head_ns
             assert head is not None
             least = [head] * len(before)
         elif self.guides is not None:
@@ -188,14 +188,19 @@ class Candidate(CandidateBounds):
             least = [bounds.before_ns(x) for x in range(self.stages)]
         kinds = self.instance.boundary_kinds
         enumeration = Enumeration(
-            self.tables, self.configuration, pools, kinds, least, self.master.arcs.before_ns, self.tied_ns, bounds
+            self.tables, self.configuration, pools, kinds, least, self.path_search.arcs.before_ns, self.tied_ns, bounds
         )
 
-        def report(suffixes: Suffixes, place: int) -> None:
-            columns = [pool.columns[int(number)] for pool, number in zip(pools, suffixes.chosen[:, place], strict=True)]
-            firsts = [int(pool.first[int(number)]) for pool, number in zip(pools, suffixes.chosen[:, place], strict=True)]
+        def report(suffixes: Suffixes, configuration_index: int) -> None:
+            columns = [
+                pool.columns[int(number)] for pool, number in zip(pools, suffixes.chosen[:, configuration_index], strict=True)
+            ]
+            firsts = [
+                int(pool.first[int(number)])
+                for pool, number in zip(pools, suffixes.chosen[:, configuration_index], strict=True)
+            ]
             path = tuple((first, end - 1) for first, end in pairwise((*firsts, self.units)))
-            if self.search.betters(int(suffixes.bound[place])):
+            if self.search.betters(int(suffixes.bound[configuration_index])):
                 self.search.report(self.solution(path, columns))
 
         return enumeration.run(lambda: min(limit, target()), report, self.search.out_of_time)
@@ -214,8 +219,8 @@ class Candidate(CandidateBounds):
         choice: list[int] = []
         for (first, *_), column in zip(path, columns, strict=True):
             kinds = [self.tables.kinds[self.kinds[first + index]] for index in range(len(column.options))]
-            choice += [int(kind.places[s]) for kind, s in zip(kinds, column.options, strict=True)]
-        return Solution(self.place, tuple(step[0] for step in path[1:]), tuple(choice))
+            choice += [int(kind.indices[s]) for kind, s in zip(kinds, column.options, strict=True)]
+        return Solution(self.configuration_index, tuple(step[0] for step in path[1:]), tuple(choice))
 
 
 def _spans_left(low: int, mask: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:

@@ -30,7 +30,7 @@ FIRST = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 1e9)  # prices of memory, in proportion 
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class KnownPipeline:
     """A pipeline, with what the linear program counts of it, (p,) each: times by name, memory and host in bytes."""
 
     pipeline: Pipeline
@@ -40,49 +40,49 @@ class Seen:
 
 
 @dataclass(frozen=True, eq=False)
-class Point:
+class DualPoint:
     """Weights of paths, which add up to 1, and prices of a byte of each stage's memory and host, (p,)."""
 
     weights: Mapping[PathKey, float]
     memory: Floats
     host: Floats
 
-    def towards(self, other: Point, share: float) -> Point:
+    def towards(self, other: DualPoint, share: float) -> DualPoint:
         """A point between this one and another one."""
         keys = {**self.weights, **other.weights}
         weights = {key: (1 - share) * self.weights.get(key, 0.0) + share * other.weights.get(key, 0.0) for key in keys}
         memory, host = ((1 - share) * a + share * b for a, b in ((self.memory, other.memory), (self.host, other.host)))
-        return Point(weights, memory, host)
+        return DualPoint(weights, memory, host)
 
 
 class FreeCuts:
     """The linear program of one configuration, and what it has come to. bound: no step is below it. point: that has it."""
 
-    def __init__(self, instance: Instance, place: int, bound: float, begins: Booleans | None = None) -> None:
-        self.chain, self.bound = FreeChain(instance, place), bound
+    def __init__(self, instance: Instance, configuration_index: int, bound: float, begins: Booleans | None = None) -> None:
+        self.chain, self.bound = FreeChain(instance, configuration_index), bound
         if begins is not None:
             self.chain.begins &= begins
         self.configuration = configuration = self.chain.configuration
         self.stages = configuration.stages
         self.tied_ns = 0 if configuration.tied is None else configuration.tied.reduce_ns
-        self.memory_bytes = instance.limit_bytes(configuration.sites[0])
-        self.host_bytes = instance.host_limit_bytes(configuration.sites[0])
-        self.seen: list[Seen] = []
+        self.memory_bytes = instance.limit_bytes(configuration.device_groups[0])
+        self.host_bytes = instance.host_limit_bytes(configuration.device_groups[0])
+        self.pipelines: list[KnownPipeline] = []
         self._keys: set[bytes] = set()
         self.paths: dict[PathKey, Path] = {}
-        self.point: Point | None = None
+        self.point: DualPoint | None = None
         self.likely: list[tuple[int, ...]] = []  # cuts of pipelines near the bound, the likeliest last
 
     def run(self, worth: Callable[[], bool], check_time: Callable[[], None]) -> None:
         """Raise the bound as far as it goes, or as long as it is worth it. Raises TimeoutError, by `check_time`."""
         self._begin()
-        if not self.seen:  # nowhere do states agree
+        if not self.pipelines:  # nowhere do states agree
             self.bound = inf
         best = -inf  # the largest value of any point
-        for _ in range(ROUNDS if self.seen else 0):
+        for _ in range(ROUNDS if self.pipelines else 0):
             check_time()
             value, point, shares = self._solve()
-            new = self._take_path({name: (shares * self._of_seen(name)).sum(axis=0) for name in NAMES})
+            new = self._take_path({name: (shares * self._times_of(name)).sum(axis=0) for name in NAMES})
             self.point = self.point or point
             for tried in (point.towards(self.point, 0.5), point):
                 least, pipeline = self.least(tried)
@@ -97,13 +97,13 @@ class FreeCuts:
             if not new or not worth() or best >= value * (1 - SETTLED):
                 return
 
-    def least(self, point: Point) -> tuple[float, Pipeline | None]:
+    def least(self, point: DualPoint) -> tuple[float, Pipeline | None]:
         """The bound by a point, a whole number, and a pipeline that has it."""
         value, pipeline = self.chain.least(self.prices(point))
         constant, taken = self.constants_ns(point)
         return float(np.floor(value + constant - taken - EXACT * (value + constant + taken) - 1)), pipeline
 
-    def prices(self, point: Point) -> FreePrices:
+    def prices(self, point: DualPoint) -> FreePrices:
         """A point as prices of the chain's numbers."""
         times = {
             name: np.asarray(sum(weight * self.paths[key].counts[name] for key, weight in point.weights.items()))[None]
@@ -111,7 +111,7 @@ class FreeCuts:
         }
         return FreePrices(times, point.memory[None], point.host[None])
 
-    def constants_ns(self, point: Point) -> tuple[float, float]:
+    def constants_ns(self, point: DualPoint) -> tuple[float, float]:
         """What paths have beside times of stages, and what the memory of all stages costs at the point's prices."""
         paths = sum(weight * self.paths[key].constant_ns for key, weight in point.weights.items())
         return paths, float(point.memory.sum() * self.memory_bytes + point.host.sum() * (self.host_bytes or 0))
@@ -136,8 +136,8 @@ class FreeCuts:
             return False
         chain = self.chain
         self._keys.add(pipeline.key)
-        self.seen.append(Seen(pipeline, chain.times(pipeline), chain.memory(pipeline), chain.host(pipeline)))
-        self._take_path(self.seen[-1].times)
+        self.pipelines.append(KnownPipeline(pipeline, chain.times(pipeline), chain.memory(pipeline), chain.host(pipeline)))
+        self._take_path(self.pipelines[-1].times)
         return True
 
     def _take_path(self, times: Times) -> bool:
@@ -146,19 +146,19 @@ class FreeCuts:
         self.paths.setdefault(path.key, path)
         return new
 
-    def _of_seen(self, name: str) -> Integers:
-        return np.stack([seen.times[name] for seen in self.seen])
+    def _times_of(self, name: str) -> Integers:
+        return np.stack([known.times[name] for known in self.pipelines])
 
-    def _solve(self) -> tuple[float, Point, Floats]:
+    def _solve(self) -> tuple[float, DualPoint, Floats]:
         """The linear program's value in ns, infinite where it goes past the memory; the point; and the share of each pipeline
         in each stage, (K, p)."""
-        count, stages, paths = len(self.seen), self.stages, list(self.paths.values())
+        count, stages, paths = len(self.pipelines), self.stages, list(self.paths.values())
         counts = {name: np.stack([path.counts[name] for path in paths]) for name in NAMES}
-        by_path = np.sum([counts[name][:, None] * self._of_seen(name)[None] for name in NAMES], axis=0)  # (paths, K, p)
+        by_path = np.sum([counts[name][:, None] * self._times_of(name)[None] for name in NAMES], axis=0)  # (paths, K, p)
         scale = float(by_path.sum(axis=2).max(axis=0).min()) or 1.0
-        limits = [(np.stack([seen.memory for seen in self.seen]), self.memory_bytes)]
+        limits = [(np.stack([known.memory for known in self.pipelines]), self.memory_bytes)]
         if self.host_bytes is not None:
-            limits.append((np.stack([seen.host for seen in self.seen]), self.host_bytes))
+            limits.append((np.stack([known.host for known in self.pipelines]), self.host_bytes))
         agreed = self._agreement()
         rows = len(limits) * stages
         matrix = np.zeros((len(paths) + rows + 1 + len(agreed), 2 + count * stages))
@@ -180,13 +180,13 @@ class FreeCuts:
         prices = np.maximum(-duals[len(paths) : len(paths) + rows], 0.0).reshape(len(limits), stages) * scale
         prices = prices / np.array([[max(limit, 1)] for _, limit in limits])
         host = prices[1] if len(limits) > 1 else np.zeros(stages)
-        point = Point({key: float(w) for key, w in zip(self.paths, weights, strict=True) if w > 0}, prices[0], host)
+        point = DualPoint({key: float(w) for key, w in zip(self.paths, weights, strict=True) if w > 0}, prices[0], host)
         value = float(values[0]) * scale if values[1] < 1e-9 else inf
         self._note_likely(values[2:].reshape(count, stages))
         return value, point, values[2:].reshape(count, stages)
 
     def _note_likely(self, shares: Floats) -> None:
-        cuts = np.array([seen.pipeline.cuts for seen in self.seen]).reshape(len(self.seen), -1)
+        cuts = np.array([known.pipeline.cuts for known in self.pipelines]).reshape(len(self.pipelines), -1)
         mean = np.rint((shares[:, 1:] * cuts).sum(axis=0) / shares[:, 1:].sum(axis=0)).astype(int)
         mean = tuple(mean.tolist())
         if mean in self.likely:
@@ -197,15 +197,15 @@ class FreeCuts:
         """Rows over the shares of pipelines in stages, (.., K p): at each cut, and for each of its places and pair of states
         around it, the share in the stage before is the share in the stage after."""
         chain, rows = self.chain, list[Floats]()
-        leaves = [chain.column("leave", seen.pipeline) for seen in self.seen]
-        enters = [chain.column("enter", seen.pipeline) for seen in self.seen]
+        leaves = [chain.column("leave", known.pipeline) for known in self.pipelines]
+        enters = [chain.column("enter", known.pipeline) for known in self.pipelines]
         for x in range(self.stages - 1):
             alike: dict[tuple[int, int, int], list[int]] = {}
-            for number, seen in enumerate(self.seen):
-                cut = seen.pipeline.cuts[x]
+            for number, known in enumerate(self.pipelines):
+                cut = known.pipeline.cuts[x]
                 alike.setdefault((cut, int(leaves[number][cut - 1]), int(enters[number][cut])), []).append(number)
             for numbers in alike.values():
-                row = np.zeros((len(self.seen), self.stages))
+                row = np.zeros((len(self.pipelines), self.stages))
                 row[numbers, x], row[numbers, x + 1] = 1, -1
                 rows.append(row.ravel())
-        return np.array(rows).reshape(len(rows), len(self.seen) * self.stages)
+        return np.array(rows).reshape(len(rows), len(self.pipelines) * self.stages)

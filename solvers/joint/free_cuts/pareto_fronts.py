@@ -19,7 +19,7 @@ from trainplan.solvers.joint.free_cuts.pipeline_columns import Passes
 from trainplan.solvers.joint.free_cuts.reduced_cost_pruning import Guide
 from trainplan.solvers.joint.free_cuts.suffix_enumeration import Pool
 from trainplan.solvers.joint.stages.label_setting import Column, Stages
-from trainplan.solvers.joint.stages.option_tables import Floats, KindOptions, Places
+from trainplan.solvers.joint.stages.option_tables import Floats, Indices, KindOptions
 
 RAW, MOST_RAW = 40, 2**21  # times as many labels, and so many, before those are dropped that others do for
 AT_ONCE = 2**18  # labels that are made before those are dropped that cannot matter
@@ -43,8 +43,8 @@ class Front:
     0 of the first stage itself.
     """
 
-    first: Places
-    last: Places
+    first: Indices
+    last: Indices
     most_u_ns: Floats
     weight: int
     most_ns: Floats
@@ -60,15 +60,15 @@ class _Labels:
     """In parallel arrays (N,): options of the first unit, places of the labels behind them, ways in, and group: last unit times
     the number of ways out, plus the way out. entries: (11, N). sums: (K, N), see `Guide`."""
 
-    option: Places
-    parent: Places
-    enter: Places
-    group: Places
+    option: Indices
+    parent: Indices
+    enter: Indices
+    group: Indices
     entries: Integers
     sums: Floats
 
-    def at(self, places: Places) -> _Labels:
-        return _Labels(*(column[..., places] for column in vars(self).values()))
+    def at(self, indices: Indices) -> _Labels:
+        return _Labels(*(column[..., indices] for column in vars(self).values()))
 
 
 def front(stages: Stages, wanted: Front, limit: int, check_time: Callable[[], None] = lambda: None) -> Pool:
@@ -81,8 +81,8 @@ def front(stages: Stages, wanted: Front, limit: int, check_time: Callable[[], No
     least = _sums([int(kinds[l].u_ns.min()) for l in range(low, high + 1)])
     least_ends = _sums([int((p * kinds[l].u_ns + kinds[l].extra_ns).min()) for l in range(low, high + 1)])
     trail: dict[int, _Labels] = {}
-    found: list[tuple[int, Places, Integers]] = []  # first unit, labels, and entries
-    behind: _Labels | None = None
+    found: list[tuple[int, Indices, Integers]] = []  # first unit, labels, and entries
+    following: _Labels | None = None
     for l in range(high, low - 1, -1):
         check_time()
         inside = (wanted.first <= l) & (wanted.last >= l)
@@ -91,16 +91,16 @@ def front(stages: Stages, wanted: Front, limit: int, check_time: Callable[[], No
         np.maximum.at(most, wanted.last[inside], (wanted.most_u_ns - (least[l - low] - least[wanted.first - low]))[inside])
         ends = wanted.most_ns - (least_ends[l - low] - least_ends[wanted.first - low])
         np.maximum.at(most_ends, wanted.last[inside], ends[inside])
-        room = _Room(stages, wanted, l, most, most_ends)
+        limits = _Limits(stages, wanted, l, most, most_ends)
         parts = []
         if (wanted.last == l).any():
-            parts.append(room.of(_begun(stages, l, kinds[l], times[id(kinds[l])], wanted)))
-        for some in () if behind is None else _pieces(behind, len(kinds[l].places)):
-            parts.append(room.of(_longer(stages, l, some, kinds[l], times[id(kinds[l])], wanted)))
+            parts.append(limits.of(_single_unit(stages, l, kinds[l], times[id(kinds[l])], wanted)))
+        for some in () if following is None else _pieces(following, len(kinds[l].indices)):
+            parts.append(limits.of(_extended(stages, l, some, kinds[l], times[id(kinds[l])], wanted)))
             if sum(len(part.option) for part in parts) > min(RAW * limit, MOST_RAW):
                 raise TooMany
         if not parts:
-            behind = None
+            following = None
             continue
         labels = _Labels(
             *(np.concatenate(columns, axis=-1) for columns in zip(*(vars(p).values() for p in parts), strict=True))
@@ -108,19 +108,19 @@ def front(stages: Stages, wanted: Front, limit: int, check_time: Callable[[], No
         before = [kinds[k] for k in range(low, l)]
         compared = _compared(stages, labels.entries, before, wanted)
         if (wanted.first == l).any():  # those that begin a stage get what its first unit adds, which depends on their option
-            indices = kinds[l].places[labels.option]
+            indices = kinds[l].indices[labels.option]
             compared += [kinds[l].table.head_ns[indices], kinds[l].table.tail_ns[indices]]
         labels = labels.at(_best(stages, labels, compared))
         if len(labels.option) > limit:
             raise TooMany
-        trail[l] = behind = labels
+        trail[l] = following = labels
         if (wanted.first == l).any():
             found.append((l, *_completed(stages, l, kinds[l], labels, wanted)))
     return _pool(stages, trail, found)
 
 
 @dataclass(frozen=True, eq=False)
-class _Room:
+class _Limits:
     """What labels of a first unit may have. most, most_ends: by last unit, the most u, and p u + g, that some span leaves."""
 
     stages: Stages
@@ -160,8 +160,8 @@ def _sums(values: list[int]) -> Integers:
 
 def _times(kind: KindOptions) -> Integers:
     """(8, S): the entries of options that are times; halves are 0 where none is sliced."""
-    table = kind.table.keep(kind.places.tolist())
-    halves = np.zeros((3, len(kind.places)), np.int64)
+    table = kind.table.keep(kind.indices.tolist())
+    halves = np.zeros((3, len(kind.indices)), np.int64)
     if table.halved is not None:
         halves = np.stack([*table.halved.forward_ns, table.halved.backward_ns])
     return np.concatenate(
@@ -178,23 +178,23 @@ def _u_ns(entries: Integers, sliced: bool) -> Integers:
     return u
 
 
-def _begun(stages: Stages, l: int, kind: KindOptions, times: Integers, wanted: Front) -> _Labels:
+def _single_unit(stages: Stages, l: int, kind: KindOptions, times: Integers, wanted: Front) -> _Labels:
     """The labels of a last unit alone."""
-    options, states = np.arange(len(kind.places)), kind.states(wanted.depth)
+    options, states = np.arange(len(kind.indices)), kind.states(wanted.depth)
     entries = np.concatenate([times, np.stack([states + kind.kept + kind.work, states, kind.host])])
     entries[BACKWARD] += kind.final_ns
     entries[HALVED] += kind.final_ns
-    sums = np.zeros((0, len(options))) if wanted.guide is None else wanted.guide.begun(l, kind.leave)
+    sums = np.zeros((0, len(options))) if wanted.guide is None else wanted.guide.last_unit_sums(l, kind.leave)
     group = l * stages.tables.ways_out + kind.leave
     return _Labels(options, np.zeros(len(options), np.intp), kind.enter, group, entries, sums)
 
 
-def _longer(stages: Stages, l: int, behind: _Labels, kind: KindOptions, times: Integers, wanted: Front) -> _Labels:
+def _extended(stages: Stages, l: int, following: _Labels, kind: KindOptions, times: Integers, wanted: Front) -> _Labels:
     """All labels of a unit before those of the next one, some `_pieces` of all, where their states agree."""
     boundary = stages.boundaries[l]
-    option, parent = np.nonzero(np.isfinite(stages.tables.moves[boundary])[kind.leave][:, behind.enter])
-    crossing, state = stages.tables.crossings[boundary], (kind.leave[option], behind.enter[parent])
-    entries = behind.entries[:, parent]
+    option, parent = np.nonzero(np.isfinite(stages.tables.moves[boundary])[kind.leave][:, following.enter])
+    crossing, state = stages.tables.crossings[boundary], (kind.leave[option], following.enter[parent])
+    entries = following.entries[:, parent]
     entries[: HALVED + 1] += times[:, option]
     entries[FORWARD] += crossing.forward_ns[state]
     entries[BACKWARD] += crossing.backward_ns[state]
@@ -205,10 +205,10 @@ def _longer(stages: Stages, l: int, behind: _Labels, kind: KindOptions, times: I
     entries[PEAK] = states + kind.kept[option] + np.maximum(kind.work[option] + m, h)
     entries[STATES] = states + m
     entries[HOST] += kind.host[option]
-    sums = behind.sums[:, parent]
+    sums = following.sums[:, parent]
     if wanted.guide is not None:
-        sums += wanted.guide.more(l, option, *state)
-    return _Labels(option, behind.option[parent], kind.enter[option], behind.group[parent], entries, sums)
+        sums += wanted.guide.added_sums(l, option, *state)
+    return _Labels(option, following.option[parent], kind.enter[option], following.group[parent], entries, sums)
 
 
 def _compared(stages: Stages, entries: Integers, before: Sequence[KindOptions], wanted: Front) -> list[Integers]:
@@ -221,20 +221,20 @@ def _compared(stages: Stages, entries: Integers, before: Sequence[KindOptions], 
     else:
         ends = entries[REDUCE] if wanted.ends_apart else entries[REDUCE] + entries[OPTIMIZER]
         more = sum(
-            int((kind.table.reduce_ns if wanted.ends_apart else kind.table.end_ns)[kind.places].max()) for kind in before
+            int((kind.table.reduce_ns if wanted.ends_apart else kind.table.end_ns)[kind.indices].max()) for kind in before
         )
         rows += [entries[LAST], np.where(ends + more <= wanted.hidden_ns, 0, ends)]
         rows += [entries[OPTIMIZER]] if wanted.ends_apart else []
     if not before:
         return [*rows, entries[PEAK], entries[STATES], entries[HOST]]
     # With any units before them the peak is at most max(H, M + work) + sum (states + kept), by the largest of each.
-    room = sum(int((kind.states(wanted.depth) + kind.kept).max()) for kind in before)
+    limits = sum(int((kind.states(wanted.depth) + kind.kept).max()) for kind in before)
     work = max(int(kind.work.max()) for kind in before)
-    fits = np.maximum(entries[PEAK], entries[STATES] + work) + room <= stages.memory_bytes
+    fits = np.maximum(entries[PEAK], entries[STATES] + work) + limits <= stages.memory_bytes
     return [*rows, np.where(fits, 0, entries[PEAK]), np.where(fits, 0, entries[STATES]), entries[HOST]]
 
 
-def _best(stages: Stages, labels: _Labels, compared: list[Integers]) -> Places:
+def _best(stages: Stages, labels: _Labels, compared: list[Integers]) -> Indices:
     """The places of the labels that no other one does for."""
     if not len(labels.option):
         return np.zeros(0, np.intp)
@@ -243,9 +243,9 @@ def _best(stages: Stages, labels: _Labels, compared: list[Integers]) -> Places:
     return undominated(labels.group * stages.tables.ways_in + labels.enter, first, varied)
 
 
-def _completed(stages: Stages, l: int, kind: KindOptions, labels: _Labels, wanted: Front) -> tuple[Places, Integers]:
+def _completed(stages: Stages, l: int, kind: KindOptions, labels: _Labels, wanted: Front) -> tuple[Indices, Integers]:
     """The labels that are columns of spans which begin with a unit, and their entries with what a stage's first unit adds."""
-    table, indices = kind.table, kind.places[labels.option]
+    table, indices = kind.table, kind.indices[labels.option]
     entries = labels.entries.copy()
     entries[[FORWARD, FIRST_HALF, SECOND_HALF]] += table.head_ns[indices]
     entries[[BACKWARD, HALVED]] += table.tail_ns[indices]
@@ -261,12 +261,12 @@ def _completed(stages: Stages, l: int, kind: KindOptions, labels: _Labels, wante
     return kept, entries[:, kept]
 
 
-def _pool(stages: Stages, trail: dict[int, _Labels], found: Sequence[tuple[int, Places, Integers]]) -> Pool:
+def _pool(stages: Stages, trail: dict[int, _Labels], found: Sequence[tuple[int, Indices, Integers]]) -> Pool:
     firsts = np.concatenate([np.full(len(indices), l, np.intp) for l, indices, _ in found] or [np.zeros(0, np.intp)])
-    indices = np.concatenate([each for _, each, _ in found] or [np.zeros(0, np.intp)])
-    entries = np.concatenate([each for _, _, each in found] or [np.zeros((11, 0), np.int64)], axis=1)
-    groups = np.concatenate([trail[l].group[each] for l, each, _ in found] or [np.zeros(0, np.intp)])
-    enters = np.concatenate([trail[l].enter[each] for l, each, _ in found] or [np.zeros(0, np.intp)])
+    indices = np.concatenate([labels for _, labels, _ in found] or [np.zeros(0, np.intp)])
+    entries = np.concatenate([labels for _, _, labels in found] or [np.zeros((11, 0), np.int64)], axis=1)
+    groups = np.concatenate([trail[l].group[labels] for l, labels, _ in found] or [np.zeros(0, np.intp)])
+    enters = np.concatenate([trail[l].enter[labels] for l, labels, _ in found] or [np.zeros(0, np.intp)])
     last, leave = np.divmod(groups, stages.tables.ways_out)
     passes = Passes(
         forward_ns=entries[FORWARD][None],
@@ -283,11 +283,11 @@ def _pool(stages: Stages, trail: dict[int, _Labels], found: Sequence[tuple[int, 
 class _Columns(Sequence[Column]):
     """Columns that are made when they are asked for. first, last: their units; places: in the labels of the first unit."""
 
-    def __init__(self, stages: Stages, trail: dict[int, _Labels], first: Places, last: Places, places: Places) -> None:
-        self.stages, self.trail, self.first, self.last, self.places = stages, trail, first, last, places
+    def __init__(self, stages: Stages, trail: dict[int, _Labels], first: Indices, last: Indices, indices: Indices) -> None:
+        self.stages, self.trail, self.first, self.last, self.indices = stages, trail, first, last, indices
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.indices)
 
     @overload
     def __getitem__(self, number: int) -> Column: ...
@@ -297,9 +297,9 @@ class _Columns(Sequence[Column]):
 
     def __getitem__(self, number: int | slice) -> Column | Sequence[Column]:
         if isinstance(number, slice):
-            return [self[each] for each in range(len(self))[number]]
-        options, place = [], int(self.places[number])
+            return [self[position] for position in range(len(self))[number]]
+        options, index = [], int(self.indices[number])
         for l in range(int(self.first[number]), int(self.last[number]) + 1):
-            options.append(int(self.trail[l].option[place]))
-            place = int(self.trail[l].parent[place])
+            options.append(int(self.trail[l].option[index]))
+            index = int(self.trail[l].parent[index])
         return self.stages.column(int(self.first[number]), options)

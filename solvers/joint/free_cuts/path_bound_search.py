@@ -72,7 +72,7 @@ class Arcs:
     head_ns: Floats | None = None
 
 
-class Master:
+class PathBoundSearch:
     """Bisection over V for one configuration of P >= 2 stages with m micro-batches. schedule: `gpipe`, `1f1b` or `sliced`.
 
     check_time: called in each pass over the stages; what it raises is passed on.
@@ -328,8 +328,8 @@ def _traced(steps: Sequence[tuple[int, NDArray[np.intp], int]]) -> tuple[Step, .
     """The path of least S from the first unit. steps: by stage, its least first unit, and by class before and unit the place of
     the best length and class behind, of which there are so many."""
     path, first, into = [], 0, 0
-    for low, place, classes in steps:
-        length, out = divmod(int(place[into, first - low]), classes)
+    for low, best, classes in steps:
+        length, out = divmod(int(best[into, first - low]), classes)
         path.append((first, first + length, into, out))
         first, into = first + length + 1, out
     return tuple(path)

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 from trainplan.solvers.chain.dominance import undominated
-from trainplan.solvers.joint.stages.option_tables import Floats, Places
+from trainplan.solvers.joint.stages.option_tables import Floats, Indices
 
 if TYPE_CHECKING:
-    from trainplan.solvers.joint.free_cuts.path_bound_search import Mask, Master
+    from trainplan.solvers.joint.free_cuts.path_bound_search import Mask, PathBoundSearch
 
 Step = tuple[int, int, int, int]  # a stage: first and last unit, the classes of the cuts before and after it
 MANY, MOST = 20_000, 1_000_000  # labels of one stage from which they are rounded; pairs of arcs and labels at once
@@ -39,51 +39,51 @@ class _Labels:
     """Suffixes that begin at some unit, in parallel arrays: node (class of the cut before * (L + 1) + unit), S, K; the first
     stage's length less one, the class behind it, and the place of the label of the stages after it."""
 
-    node: Places
+    node: Indices
     sums: Floats
     longest: Floats
-    length: Places
-    out: Places
-    parent: Places
+    length: Indices
+    out: Indices
+    parent: Indices
 
 
-def whole_path(master: Master, limit: float, tolerance: float) -> tuple[Step, ...] | None:
+def whole_path(search: PathBoundSearch, limit: float, tolerance: float) -> tuple[Step, ...] | None:
     """None where no partition has a step up to `limit`, by the paths of each whole one; else the stages of one that these
     leave. tolerance: a share of the limit that rounding may lose, so that a partition just above it is left, too."""
-    left = master.left(limit)
+    left = search.left(limit)
     if left is None:
         return None
     masks, before = left
-    if master.schedule == "sliced":
-        return master.possible(limit)
-    waits, stays = _prefix_waits(master, masks, before), 1 if master.schedule == "gpipe" else 2
-    units, stages = master.units, master.stages
+    if search.schedule == "sliced":
+        return search.possible(limit)
+    waits, stays = _prefix_waits(search, masks, before), 1 if search.schedule == "gpipe" else 2
+    units, stages = search.units, search.stages
     grain = max(1.0, np.floor(tolerance * limit / (GRAINS * stages)))
     start = np.array([units], np.intp)
     zero = np.zeros(1)
     none = np.zeros(1, np.intp)
     labels, trail = _Labels(start, zero, zero, none, none, none), list[_Labels]()
     for x in reversed(range(stages)):
-        master.check_time()
-        labels = _longer(master, x, masks[x], before[x], waits[x], stays, labels, limit, grain)
+        search.check_time()
+        labels = _longer(search, x, masks[x], before[x], waits[x], stays, labels, limit, grain)
         if not len(labels.node):
             return None
         trail.append(labels)
     return _traced(trail[::-1], int(labels.longest.argmin()))
 
 
-def _prefix_waits(master: Master, masks: Sequence[Mask], before: Sequence[Floats]) -> list[Floats]:
+def _prefix_waits(search: PathBoundSearch, masks: Sequence[Mask], before: Sequence[Floats]) -> list[Floats]:
     """M by stage: (classes, L + 1), of the stages before it; far below 0 where nothing waits."""
-    units, m = master.units, master.m
+    units, m = search.units, search.m
     waits = [np.full((1, units + 1), NEVER)]
-    for x, (arcs, (low, mask)) in enumerate(zip(master.arcs.stages, masks, strict=True)):
-        w, rounds = master.stages - 1 - x, 1 if master.schedule == "gpipe" else 2
+    for x, (arcs, (low, mask)) in enumerate(zip(search.arcs.stages, masks, strict=True)):
+        w, rounds = search.stages - 1 - x, 1 if search.schedule == "gpipe" else 2
         _, rows, width, classes = mask.shape
         first = np.arange(low, low + rows)
         u = np.where(mask, arcs.u_ns[:, low - arcs.low : low - arcs.low + rows, :width], np.inf)
         through_first = waits[-1][:, first, None, None] + rounds * u
-        if master.schedule == "gpipe" or w < m:
-            passes = m if master.schedule == "gpipe" else m - w
+        if search.schedule == "gpipe" or w < m:
+            passes = m if search.schedule == "gpipe" else m - w
             least = before[x][:, first, None, None] if x else np.zeros((1, rows, 1, 1))
             through_first = np.maximum(through_first, least + passes * u)
         through = np.where(mask, through_first, np.inf).min(axis=0)
@@ -96,53 +96,61 @@ def _prefix_waits(master: Master, masks: Sequence[Mask], before: Sequence[Floats
 
 
 def _longer(
-    master: Master, x: int, masked: Mask, before: Floats, waits: Floats, stays: int, labels: _Labels, limit: float, grain: float
+    search: PathBoundSearch,
+    x: int,
+    masked: Mask,
+    before: Floats,
+    waits: Floats,
+    stays: int,
+    labels: _Labels,
+    limit: float,
+    grain: float,
 ) -> _Labels:
     """The labels with stage x before them that may belong to a step up to the limit, without those that others do for."""
-    arcs, (low, mask), units = master.arcs.stages[x], masked, master.units
+    arcs, (low, mask), units = search.arcs.stages[x], masked, search.units
     into, row, length, out = np.nonzero(mask)
     first = low + row
     node = out * (units + 1) + np.minimum(first + length + 1, units)
     order = np.argsort(labels.node, kind="stable")
     sorted_nodes = labels.node[order]
     starts, ends = np.searchsorted(sorted_nodes, node), np.searchsorted(sorted_nodes, node, side="right")
-    many, parts = ends - starts, []
-    place = (into, row + low - arcs.low, length, out)
-    u, excess = arcs.u_ns[place], arcs.excess_ns[place]
-    head = master.first_stage(limit, True)[0, length, out] if x == 0 else u
-    for chunk in _chunks(many):
-        arc = np.repeat(np.arange(chunk.start, chunk.stop), many[chunk])
-        within = np.arange(len(arc)) - np.repeat(np.cumsum(many[chunk]) - many[chunk], many[chunk])
+    counts, parts = ends - starts, []
+    label = (into, row + low - arcs.low, length, out)
+    u, excess = arcs.u_ns[label], arcs.excess_ns[label]
+    head = search.first_stage(limit, True)[0, length, out] if x == 0 else u
+    for chunk in _chunks(counts):
+        arc = np.repeat(np.arange(chunk.start, chunk.stop), counts[chunk])
+        within = np.arange(len(arc)) - np.repeat(np.cumsum(counts[chunk]) - counts[chunk], counts[chunk])
         parent = order[starts[arc] + within]
         sums, longest = labels.sums[parent], labels.longest[parent]
-        base = _need(master, u[arc], sums, x)
+        base = _need(search, u[arc], sums, x)
         if x == 0:
             path = np.maximum(base + excess[arc], head[arc] + longest)
             fits = path <= limit
         else:
             path = np.maximum(base, u[arc] + longest)
             fits = (before[into[arc], first[arc]] + path <= limit) & (
-                master.arcs.before_ns[first[arc]] + base + excess[arc] <= limit
+                search.arcs.before_ns[first[arc]] + base + excess[arc] <= limit
             )
             fits &= waits[into[arc], first[arc]] + stays * (sums + u[arc]) <= limit
         kept = np.flatnonzero(fits)
         arc, parent = arc[kept], parent[kept]
-        made = _Labels(into[arc] * (units + 1) + first[arc], sums[kept] + u[arc], path[kept], length[arc], out[arc], parent)
-        parts.append(_best(made, grain))
+        labelled = _Labels(into[arc] * (units + 1) + first[arc], sums[kept] + u[arc], path[kept], length[arc], out[arc], parent)
+        parts.append(_best(labelled, grain))
     return _best(_joined(parts), grain) if len(parts) != 1 else parts[0]
 
 
-def _need(master: Master, u: Floats, after: Floats, x: int) -> Floats:
-    needed: Floats = master.need(u, after, master.stages - 1 - x, np.zeros(0, np.intp))
+def _need(search: PathBoundSearch, u: Floats, after: Floats, x: int) -> Floats:
+    needed: Floats = search.need(u, after, search.stages - 1 - x, np.zeros(0, np.intp))
     return needed
 
 
-def _chunks(many: NDArray[np.int64]) -> list[slice]:
+def _chunks(counts: NDArray[np.int64]) -> list[slice]:
     """Arcs in slices with at most about MOST labels together."""
-    sums = np.cumsum(many)
+    sums = np.cumsum(counts)
     count = int(sums[-1]) // MOST + 1 if len(sums) else 1
-    borders = np.searchsorted(sums, np.arange(1, count) * MOST).tolist() if count > 1 else list[int]()
-    edges = [0, *(border + 1 for border in borders), len(many)]
+    cut_points = np.searchsorted(sums, np.arange(1, count) * MOST).tolist() if count > 1 else list[int]()
+    edges = [0, *(border + 1 for border in cut_points), len(counts)]
     return [slice(a, b) for a, b in pairwise(edges) if a < b]
 
 
@@ -164,11 +172,11 @@ def _best(labels: _Labels, grain: float) -> _Labels:
     return _Labels(*(column[kept] for column in vars(labels).values()))
 
 
-def _traced(trail: Sequence[_Labels], place: int) -> tuple[Step, ...]:
+def _traced(trail: Sequence[_Labels], label: int) -> tuple[Step, ...]:
     """The stages of a label of the first stage. trail: by stage, its labels."""
     path, first, into = [], 0, 0
     for labels in trail:
-        length, out = int(labels.length[place]), int(labels.out[place])
+        length, out = int(labels.length[label]), int(labels.out[label])
         path.append((first, first + length, into, out))
-        first, into, place = first + length + 1, out, int(labels.parent[place])
+        first, into, label = first + length + 1, out, int(labels.parent[label])
     return tuple(path)

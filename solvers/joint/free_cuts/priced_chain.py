@@ -17,7 +17,7 @@ from trainplan.formulations.joint.problem import Instance
 from trainplan.formulations.joint.tables import FORBIDDEN
 from trainplan.formulations.numbers import Integers
 from trainplan.solvers.joint.fixed_cuts.priced_chain import BACK, BACKWARD, FORWARD, INTO, LAST, NAMES, OPTIMIZER, REDUCE
-from trainplan.solvers.joint.stages.option_tables import Floats, Places, stage_tables
+from trainplan.solvers.joint.stages.option_tables import Floats, Indices, stage_tables
 
 Booleans = NDArray[np.bool_]
 COLUMNS = (FORWARD, BACKWARD, LAST, REDUCE, OPTIMIZER)
@@ -37,8 +37,8 @@ class FreePrices:
 class Pipeline:
     """Cuts and options of all units, by their places in the reduced tables. stages: (L,), of each unit."""
 
-    stages: Places
-    options: Places
+    stages: Indices
+    options: Indices
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -52,7 +52,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True, eq=False)
-class Before:
+class PrefixSums:
     """The least sums of all that comes before each unit is entered, (L, K, p, E) by its stage and the state it is entered in:
     where it is not its stage's first unit (inner), and where it is (first)."""
 
@@ -61,7 +61,7 @@ class Before:
 
 
 @dataclass(frozen=True, eq=False)
-class Behind:
+class SuffixSums:
     """The least sums of all that comes behind each unit, (L, K, p, D) by its stage and the state it is left in: where it is not
     its stage's last unit (inner), and where it is (last)."""
 
@@ -72,12 +72,12 @@ class Behind:
 class FreeChain:
     """The chain of one configuration of an instance with one stage on each of equal sites."""
 
-    def __init__(self, instance: Instance, place: int) -> None:
-        configuration = instance.configurations[place]
+    def __init__(self, instance: Instance, configuration_index: int) -> None:
+        configuration = instance.configurations[configuration_index]
         assert configuration.schedule.chunks == 1 and not configuration.schedule.sliced
         self.instance, self.configuration = instance, configuration
         self.units, self.stages = instance.length, configuration.stages
-        self.tables = stage_tables(configuration.tables[configuration.sites[0].kind])
+        self.tables = stage_tables(configuration.tables[configuration.device_groups[0].kind])
         self.kinds = np.array([unit.kind for unit in instance.units], np.intp)
         self.boundaries = np.array(instance.boundary_kinds, np.intp)
         self.in_flight = np.array([configuration.in_flight(x) for x in range(self.stages)], np.float64)
@@ -98,22 +98,24 @@ class FreeChain:
         forward and backward; as last unit backward, and its work."""
         stacked = []
         for kind in self.tables.kinds:
-            times = [getattr(kind.table, name)[kind.places] for name in COLUMNS]
-            ends = [getattr(kind.table, name)[kind.places] for name in ("head_ns", "tail_ns", "turn_ns")]
+            times = [getattr(kind.table, name)[kind.indices] for name in COLUMNS]
+            ends = [getattr(kind.table, name)[kind.indices] for name in ("head_ns", "tail_ns", "turn_ns")]
             stacked.append(np.stack([*times, kind.state, kind.kept + kind.held, kind.host, *ends, kind.work]).astype(float))
         return stacked
 
     @cached_property
     def _crossings(self) -> tuple[Floats, Floats, Floats, Floats, Booleans]:
         """Re-layouts each way (Q, D, E) and messages each way (Q, links, D, E) as floats, 0 where forbidden; and what is."""
-        each = self.tables.crossings
+        crossings = self.tables.crossings
         shape = (0, self.tables.ways_out, self.tables.ways_in)
         forward, backward = (
-            np.stack([getattr(crossing, name) for crossing in each]) if each else np.zeros(shape, np.int64)
+            np.stack([getattr(crossing, name) for crossing in crossings]) if crossings else np.zeros(shape, np.int64)
             for name in ("forward_ns", "backward_ns")
         )
         messages = [
-            np.stack([getattr(crossing, name) for crossing in each]) if each else np.zeros((0, 1, *shape[1:]), np.int64)
+            np.stack([getattr(crossing, name) for crossing in crossings])
+            if crossings
+            else np.zeros((0, 1, *shape[1:]), np.int64)
             for name in ("message_forward_ns", "message_backward_ns")
         ]
         apart = (forward >= FORBIDDEN) | (backward >= FORBIDDEN)
@@ -149,7 +151,7 @@ class FreeChain:
 
     # Shortest paths
 
-    def before(self, prices: FreePrices, begins: Booleans | None = None) -> tuple[Before, Floats]:
+    def before(self, prices: FreePrices, begins: Booleans | None = None) -> tuple[PrefixSums, Floats]:
         """What comes before each unit at least, and (K,) the least sums of whole pipelines. begins: (L, p), whether a unit may
         be the first one of a stage; by default where cuts may be."""
         begins = self.begins if begins is None else begins
@@ -158,8 +160,8 @@ class FreeChain:
         tables, shape = self.tables, prices.memory.shape
         plain = not any(cost.any() for cost in first_costs)
         cells = [
-            [tables.by_cell(kind, cost) for kind, cost in enumerate(each)]
-            for each in (
+            [tables.by_cell(kind, cost) for kind, cost in enumerate(by_kind)]
+            for by_kind in (
                 costs,
                 [a + b for a, b in zip(costs, last_costs, strict=True)],
                 [a + b for a, b in zip(costs, first_costs, strict=True)],
@@ -187,9 +189,9 @@ class FreeChain:
                 reached, begun = inner[l][..., tables.cell_enter], first[l][..., tables.cell_enter]
                 left = tables.by_leave(np.minimum(reached + cells[0][kind], begun + cells[2][kind]))
                 ended = tables.by_leave(np.minimum(reached + cells[1][kind], begun + cells[3][kind]))
-        return Before(inner, first), ended[:, -1].min(axis=-1)
+        return PrefixSums(inner, first), ended[:, -1].min(axis=-1)
 
-    def behind(self, prices: FreePrices, begins: Booleans | None = None) -> Behind:
+    def behind(self, prices: FreePrices, begins: Booleans | None = None) -> SuffixSums:
         """What comes behind each unit at least; of a stage's last unit, without what it adds as such. begins: see `before`."""
         begins = self.begins if begins is None else begins
         costs, first_costs, last_costs = self.unit_costs(prices)
@@ -207,7 +209,7 @@ class FreeChain:
                 entered = self._by_enter(number, after + first_costs[number])[:, 1:]
                 back = (across[boundary] + entered[..., None, :]).min(axis=-1)
                 last[l - 1, :, :-1] = np.where(begins[l, 1:, None], back, np.inf)
-        return Behind(inner, last)
+        return SuffixSums(inner, last)
 
     def _by_enter(self, number: int, values: Floats) -> Floats:
         """The least value of a kind's options by how they are entered: (.., S) to (.., E)."""
@@ -217,7 +219,7 @@ class FreeChain:
         return least
 
     @cached_property
-    def _entered(self) -> list[tuple[Places, Places, Places]]:
+    def _entered(self) -> list[tuple[Indices, Indices, Indices]]:
         """By kind of unit: its options sorted by how they are entered, where each state's begin, and the states."""
         found = []
         for kind in self.tables.kinds:
@@ -257,8 +259,8 @@ class FreeChain:
     # Pipelines
 
     @cached_property
-    def _offsets(self) -> Places:
-        counts = [len(kind.places) for kind in self.tables.kinds]
+    def _offsets(self) -> Indices:
+        counts = [len(kind.indices) for kind in self.tables.kinds]
         return np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.intp)
 
     @cached_property
@@ -266,8 +268,8 @@ class FreeChain:
         """Columns of the options of all kinds of units, one kind after the other."""
         kinds = self.tables.kinds
         names = (*COLUMNS, "head_ns", "tail_ns", "turn_ns")
-        columns = {name: np.concatenate([getattr(kind.table, name)[kind.places] for kind in kinds]) for name in names}
-        own = ("places", "enter", "leave", "state", "kept", "held", "work", "host")
+        columns = {name: np.concatenate([getattr(kind.table, name)[kind.indices] for kind in kinds]) for name in names}
+        own = ("indices", "enter", "leave", "state", "kept", "held", "work", "host")
         return columns | {name: np.concatenate([getattr(kind, name) for kind in kinds]) for name in own}
 
     def column(self, name: str, pipeline: Pipeline) -> Integers:
@@ -284,15 +286,15 @@ class FreeChain:
         times[BACKWARD] += self.column("tail_ns", pipeline)[starts] + self.column("turn_ns", pipeline)[ends]
         times[INTO], times[BACK] = np.zeros((2, self.stages), np.int64)
         leave, enter = self.column("leave", pipeline)[:-1], self.column("enter", pipeline)[1:]
-        each = self.tables.crossings
+        crossings = self.tables.crossings
         for l, (boundary, out, into) in enumerate(zip(self.boundaries.tolist(), leave, enter, strict=True), 1):
             before, after = int(pipeline.stages[l - 1]), int(pipeline.stages[l])
-            times[FORWARD][after] += each[boundary].forward_ns[out, into]
-            times[BACKWARD][before] += each[boundary].backward_ns[out, into]
+            times[FORWARD][after] += crossings[boundary].forward_ns[out, into]
+            times[BACKWARD][before] += crossings[boundary].backward_ns[out, into]
             if before != after:
                 link = self.links[before]
-                times[INTO][after] = each[boundary].message_forward_ns[link, out, into]
-                times[BACK][before] = each[boundary].message_backward_ns[link, out, into]
+                times[INTO][after] = crossings[boundary].message_forward_ns[link, out, into]
+                times[BACK][before] = crossings[boundary].message_backward_ns[link, out, into]
         return times
 
     def memory(self, pipeline: Pipeline) -> Floats:
@@ -310,7 +312,7 @@ class FreeChain:
 
     def choice(self, pipeline: Pipeline) -> tuple[int, ...]:
         """The options of a pipeline by the formulation's numbers."""
-        return tuple(self.column("places", pipeline).tolist())
+        return tuple(self.column("indices", pipeline).tolist())
 
 
 def stacked(prices: Sequence[FreePrices]) -> FreePrices:

@@ -16,9 +16,17 @@ from numpy.typing import NDArray
 from trainplan.solvers.joint.fixed_cuts.critical_path import longest_path
 from trainplan.solvers.joint.fixed_cuts.lp_bound import EXACT
 from trainplan.solvers.joint.fixed_cuts.priced_chain import BACKWARD, NAMES
-from trainplan.solvers.joint.free_cuts.lp_bound import FreeCuts, Point
-from trainplan.solvers.joint.free_cuts.priced_chain import COLUMNS, Before, Behind, Booleans, FreeChain, FreePrices, stacked
-from trainplan.solvers.joint.stages.option_tables import Floats, Places
+from trainplan.solvers.joint.free_cuts.lp_bound import DualPoint, FreeCuts
+from trainplan.solvers.joint.free_cuts.priced_chain import (
+    COLUMNS,
+    Booleans,
+    FreeChain,
+    FreePrices,
+    PrefixSums,
+    SuffixSums,
+    stacked,
+)
+from trainplan.solvers.joint.stages.option_tables import Floats, Indices
 
 MOST_SETS, LARGEST = 36, 4_000_000  # sets of weights; floats of all of them, by unit, stage and state
 TOWARDS = (0.15, 0.5, 1.0)  # how far sets go towards single paths
@@ -61,8 +69,8 @@ class GuidesAt:
     """Guides under a limit on the step. limits: (K,), of all sums."""
 
     guides: Guides
-    before: Before
-    behind: Behind
+    before: PrefixSums
+    behind: SuffixSums
     limits: Floats
 
     def stage(self, x: int) -> Guide:
@@ -77,29 +85,29 @@ class Guide:
         guides, self.limits = at.guides, at.limits[:, None]
         self.costs, self.first_costs, self.last_costs = ([cost[:, x] for cost in unit_cost] for unit_cost in guides.unit_costs)
         self.inside = guides.boundary_costs[0][:, :, x]
-        self.began = at.before.first[:, :, x]
-        self.before = np.minimum(at.before.inner[:, :, x], self.began)
+        self.entered_first = at.before.first[:, :, x]
+        self.before = np.minimum(at.before.inner[:, :, x], self.entered_first)
         self.behind = at.behind.last[:, :, x]
         self.kinds, self.boundaries = guides.chain.kinds, guides.chain.boundaries
 
-    def begun(self, l: int, leave: Places) -> Floats:
+    def last_unit_sums(self, l: int, leave: Indices) -> Floats:
         """The sums of a unit's options as the stage's last one."""
         sums: Floats = self.costs[self.kinds[l]] + self.last_costs[self.kinds[l]] + self.behind[l][:, leave]
         return sums
 
-    def more(self, l: int, option: Places, leave: Places, enter: Places) -> Floats:
+    def added_sums(self, l: int, option: Indices, leave: Indices, enter: Indices) -> Floats:
         """What options of a unit add that stand before others."""
         more: Floats = self.costs[self.kinds[l]][:, option] + self.inside[self.boundaries[l]][:, leave, enter]
         return more
 
-    def may_go_on(self, l: int, enter: Places, sums: Floats) -> NDArray[np.bool_]:
+    def may_go_on(self, l: int, enter: Indices, sums: Floats) -> NDArray[np.bool_]:
         """Whether some pipeline within the limit may have what is known, with a unit entered so."""
         may: NDArray[np.bool_] = (sums + self.before[l][:, enter] <= self.limits).all(axis=0)
         return may
 
-    def may_begin(self, l: int, option: Places, enter: Places, sums: Floats) -> NDArray[np.bool_]:
+    def may_begin(self, l: int, option: Indices, enter: Indices, sums: Floats) -> NDArray[np.bool_]:
         """Whether some pipeline within the limit may have what is known as a whole stage."""
-        total = sums + self.first_costs[self.kinds[l]][:, option] + self.began[l][:, enter]
+        total = sums + self.first_costs[self.kinds[l]][:, option] + self.entered_first[l][:, enter]
         may: NDArray[np.bool_] = (total <= self.limits).all(axis=0)
         return may
 
@@ -109,29 +117,29 @@ def loosened(limits: Floats) -> Floats:
     return limits + EXACT * np.abs(limits) + 1
 
 
-def _points(cuts: FreeCuts) -> list[Point]:
+def _points(cuts: FreeCuts) -> list[DualPoint]:
     """The point of the best bound, and points on the ways from it to single paths: those that it weighs most, and those of
     pipelines near the ones seen with one stage slower than the others."""
     assert cuts.point is not None
     point = cuts.point
-    each = cuts.chain.units * cuts.stages * cuts.chain.tables.ways_in
-    most = max(2, min(MOST_SETS, LARGEST // each) // len(TOWARDS))  # single paths
+    set_size = cuts.chain.units * cuts.stages * cuts.chain.tables.ways_in
+    most = max(2, min(MOST_SETS, LARGEST // set_size) // len(TOWARDS))  # single paths
     keys = sorted(point.weights, key=lambda key: -point.weights[key])[: most // 2]
-    mean = {name: np.mean([seen.times[name] for seen in cuts.seen[-5:]], axis=0) for name in NAMES}
+    mean = {name: np.mean([pipeline.times[name] for pipeline in cuts.pipelines[-5:]], axis=0) for name in NAMES}
     for x in range(cuts.stages)[: most - len(keys)]:
         slower = {name: times * np.where(np.arange(cuts.stages) == x, SLOWER, 1.0) for name, times in mean.items()}
         path = longest_path(cuts.configuration, slower, cuts.tied_ns)
         cuts.paths.setdefault(path.key, path)
         keys.append(path.key)
-    singles = [Point({key: 1.0}, point.memory, point.host) for key in dict.fromkeys(keys)]
+    singles = [DualPoint({key: 1.0}, point.memory, point.host) for key in dict.fromkeys(keys)]
     return [point, *(_scaled(cuts, point, point.towards(single, share)) for share in TOWARDS for single in singles)]
 
 
-def _scaled(cuts: FreeCuts, point: Point, other: Point) -> Point:
+def _scaled(cuts: FreeCuts, point: DualPoint, other: DualPoint) -> DualPoint:
     """A point with the prices of memory of another one, as much higher or lower in each stage as its times weigh."""
     own, its = (
-        np.sum([weight * cuts.paths[key].counts[BACKWARD] for key, weight in each.weights.items()], axis=0)
-        for each in (point, other)
+        np.sum([weight * cuts.paths[key].counts[BACKWARD] for key, weight in dual.weights.items()], axis=0)
+        for dual in (point, other)
     )
     factors = its / np.maximum(own, 1e-9)
-    return Point(other.weights, point.memory * factors, point.host * factors)
+    return DualPoint(other.weights, point.memory * factors, point.host * factors)

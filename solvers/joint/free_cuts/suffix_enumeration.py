@@ -16,7 +16,7 @@ from trainplan.formulations.joint.problem import Configuration
 from trainplan.formulations.numbers import Integers
 from trainplan.solvers.joint.free_cuts.pipeline_columns import Passes, pass_ends_ns
 from trainplan.solvers.joint.stages.label_setting import Column
-from trainplan.solvers.joint.stages.option_tables import Floats, Places, StageTables
+from trainplan.solvers.joint.stages.option_tables import Floats, Indices, StageTables
 
 if TYPE_CHECKING:
     from trainplan.solvers.joint.free_cuts.column_pruning import PoolBounds
@@ -30,32 +30,32 @@ class Pool:
     """The columns that a stage may have, in parallel arrays (N,): first and last unit, states, and passes (1, N)."""
 
     columns: Sequence[Column]
-    first: Places
-    last: Places
-    enter: Places
-    leave: Places
+    first: Indices
+    last: Indices
+    enter: Indices
+    leave: Indices
     passes: Passes
 
-    def at(self, places: Places) -> Pool:
+    def at(self, indices: Indices) -> Pool:
         """Some of them."""
         return Pool(
-            Chosen(self.columns, places),
-            self.first[places],
-            self.last[places],
-            self.enter[places],
-            self.leave[places],
-            _each(self.passes, lambda column: column[..., places]),
+            Chosen(self.columns, indices),
+            self.first[indices],
+            self.last[indices],
+            self.enter[indices],
+            self.leave[indices],
+            _each(self.passes, lambda column: column[..., indices]),
         )
 
 
 class Chosen(Sequence[Column]):
     """Some of a sequence of columns, by their places there."""
 
-    def __init__(self, columns: Sequence[Column], places: Places) -> None:
-        self.columns, self.places = columns, places
+    def __init__(self, columns: Sequence[Column], indices: Indices) -> None:
+        self.columns, self.indices = columns, indices
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.indices)
 
     @overload
     def __getitem__(self, number: int) -> Column: ...
@@ -65,8 +65,8 @@ class Chosen(Sequence[Column]):
 
     def __getitem__(self, number: int | slice) -> Column | Sequence[Column]:
         if isinstance(number, slice):
-            return Chosen(self.columns, self.places[number])
-        return self.columns[int(self.places[number])]
+            return Chosen(self.columns, self.indices[number])
+        return self.columns[int(self.indices[number])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,21 +75,21 @@ class Suffixes:
     (P - stage, N), the column of each stage in its pool; passes: (P - stage, N). bound: no step with the suffix is shorter."""
 
     stage: int
-    first: Places
-    enter: Places
-    chosen: Places
+    first: Indices
+    enter: Indices
+    chosen: Indices
     passes: Passes
     bound: Floats
 
-    def at(self, places: Places | slice) -> Suffixes:
+    def at(self, indices: Indices | slice) -> Suffixes:
         """Some of them."""
         return Suffixes(
             self.stage,
-            self.first[places],
-            self.enter[places],
-            self.chosen[:, places],
-            _each(self.passes, lambda column: column[..., places]),
-            self.bound[places],
+            self.first[indices],
+            self.enter[indices],
+            self.chosen[:, indices],
+            _each(self.passes, lambda column: column[..., indices]),
+            self.bound[indices],
         )
 
 
@@ -137,7 +137,7 @@ class Enumeration:
             else:
                 longer = self._longer(suffixes, limit())
                 waiting.append(longer.at(np.argsort(longer.bound, kind="stable")))
-        return min((float(each.bound.min()) for each in waiting if len(each.first)), default=np.inf)
+        return min((float(suffixes.bound.min()) for suffixes in waiting if len(suffixes.first)), default=np.inf)
 
     def _at_once(self, suffixes: Suffixes) -> int:
         """How many suffixes to make longer at once, so that simulating the longer ones takes a moment."""

@@ -55,47 +55,47 @@ def excess_bytes(instance: Instance, solution: Solution) -> int:
     """By how much the stage that is furthest over its limit is over it; below 0 where all fit."""
     configuration = instance.configurations[solution.configuration]
     by_stage = peaks(configuration, bytes_of_stages(instance, solution))
-    return max(most - instance.limit_bytes(configuration.site(x)) for x, (most, _) in enumerate(by_stage))
+    return max(most - instance.limit_bytes(configuration.device_group(x)) for x, (most, _) in enumerate(by_stage))
 
 
 def over_hosts(instance: Instance, solution: Solution) -> bool:
     """Whether a stage needs more of its host than there is."""
     configuration = instance.configurations[solution.configuration]
-    rooms = [instance.host_limit_bytes(configuration.site(x)) for x in range(configuration.stages)]
-    if all(room is None for room in rooms):
+    host_limits = [instance.host_limit_bytes(configuration.device_group(x)) for x in range(configuration.stages)]
+    if all(host_limit is None for host_limit in host_limits):
         return False
     needs = [int(stage.host.sum()) for stage in bytes_of_stages(instance, solution)]
-    return any(room is not None and need > room for room, need in zip(rooms, needs, strict=True))
+    return any(host_limit is not None and need > host_limit for host_limit, need in zip(host_limits, needs, strict=True))
 
 
-def ways(instance: Instance, place: int) -> Iterator[Way]:
+def fill_orders(instance: Instance, configuration_index: int) -> Iterator[FillOrder]:
     """A configuration; where one stage may hold a table of both ends as one parameter, once with the options of both ends that
     let it be so, and once with those that do not."""
-    configuration = instance.configurations[place]
+    configuration = instance.configurations[configuration_index]
     tied = configuration.tied
     if tied is None or tied.equal is None:
-        yield Way(instance, configuration, place)
+        yield FillOrder(instance, configuration, configuration_index)
         return
     for row in np.unique(tied.equal, axis=0):
         firsts = tuple(np.flatnonzero((tied.equal == row).all(axis=1)).tolist())
         for once in (True, False):
             if lasts := tuple(np.flatnonzero(row == once).tolist()):
-                yield Way(instance, configuration, place, firsts, lasts, once)
+                yield FillOrder(instance, configuration, configuration_index, firsts, lasts, once)
 
 
 @dataclass(frozen=True)
-class Way:
+class FillOrder:
     """One configuration. firsts, lasts: the options of the first and the last unit that count, None where all do; once: whether
     a table of both is then one parameter."""
 
     instance: Instance
     configuration: Configuration
-    place: int
+    configuration_index: int
     firsts: tuple[int, ...] | None = None
     lasts: tuple[int, ...] | None = None
     once: bool = False
-    rows: dict[tuple[Any, ...], list[Any]] = field(default_factory=dict, repr=False, compare=False)
-    short: list[int] = field(default_factory=lambda: [LARGEST], repr=False, compare=False)
+    undominated_rows: dict[tuple[Any, ...], list[Any]] = field(default_factory=dict, repr=False, compare=False)
+    least_overrun: list[int] = field(default_factory=lambda: [LARGEST], repr=False, compare=False)
 
     def better(self, best: tuple[int, Solution] | None) -> tuple[int, Solution] | None:
         """The solution of the least excess over the limits, this one's or the best so far."""
@@ -107,10 +107,10 @@ class Way:
             while better is None and low <= high:
                 middle = (low + high) // 2
                 better = self.within(middle)
-                low = low if better is not None else max(middle + 1, self.short[0])
+                low = low if better is not None else max(middle + 1, self.least_overrun[0])
         return best
 
-    def much_better(self, best: tuple[int, Solution] | None, by: int) -> tuple[int, Solution] | None:
+    def improve_by_at_least(self, best: tuple[int, Solution] | None, by: int) -> tuple[int, Solution] | None:
         """The best so far, or one of this configuration that beats it by so many bytes, as often as there is one."""
         while best is None or self.least_excess <= best[0] - by:
             better = self.within(LARGEST if best is None else best[0] - by)
@@ -124,7 +124,7 @@ class Way:
         """No solution is over its limits by less: every unit with what it needs least alone, and the states of all units shared
         out evenly."""
         count, length = self.configuration.stages, self.instance.length
-        limit = max(self.instance.limit_bytes(site) for site in self.configuration.sites)
+        limit = max(self.instance.limit_bytes(group) for group in self.configuration.device_groups)
         alone = states = 0
         alike = Counter((unit.kind, l == 0, l == length - 1) for l, unit in enumerate(self.instance.units))
         indices = {(unit.kind, l == 0, l == length - 1): l for l, unit in enumerate(self.instance.units)}
@@ -138,7 +138,7 @@ class Way:
     def within(self, excess: int) -> Solution | None:
         """A solution whose stages are over their limits by no more than this; None where there is none. Then none is within
         less than `short` either, the least excess of all ends of stages that were over this one."""
-        self.short[0] = LARGEST
+        self.least_overrun[0] = LARGEST
         reached: dict[Start, Suffix] = {(self.instance.length, ANY): Suffix((), None)}
         for x in reversed(range(self.configuration.stages)):
             begun: dict[Start, Suffix] = {}
@@ -155,7 +155,7 @@ class Way:
             while chosen is not None:
                 choice.append(chosen[0])
                 chosen = chosen[1]
-            return Solution(self.place, suffix.cuts[1:], tuple(choice))
+            return Solution(self.configuration_index, suffix.cuts[1:], tuple(choice))
         return None
 
     def _stages(
@@ -163,26 +163,26 @@ class Way:
     ) -> Iterator[tuple[int, dict[int, list[Label]]]]:
         """The stages that end before a unit, entered in a state, and fit, from the shortest on: by their first units, and by
         the state in which those are entered, the labels that no other dominates."""
-        site = self.configuration.site(stage)
-        limit = self.instance.limit_bytes(site) + excess
-        room = self.instance.host_limit_bytes(site) if self._host_counts else None
+        group = self.configuration.device_group(stage)
+        limit = self.instance.limit_bytes(group) + excess
+        host_limit = self.instance.host_limit_bytes(group) if self._host_counts else None
         labels = {state: [Label(0, 0, 0, suffix.chosen)]}
         for unit in reversed(range(stage, end)):
-            made: dict[int, list[Label]] = {}
+            extended: dict[int, list[Label]] = {}
             for after, rest in labels.items():
                 for key, base, kept, work, host, s in self._options(unit, stage, after):
                     for label in rest:
                         peak = kept + max(work, label.peak)
                         grown = Label(base + label.base, peak, host + label.host, (s, label.chosen))
-                        if room is not None and grown.host > room:
+                        if host_limit is not None and grown.host > host_limit:
                             continue
                         if grown.base + peak <= limit:
-                            made.setdefault(key, []).append(grown)
+                            extended.setdefault(key, []).append(grown)
                         else:
-                            self.short[0] = min(self.short[0], excess + grown.base + peak - limit)
-            if not made:
+                            self.least_overrun[0] = min(self.least_overrun[0], excess + grown.base + peak - limit)
+            if not extended:
                 return
-            labels = {key: _undominated(each) for key, each in made.items()}
+            labels = {key: _undominated(candidates) for key, candidates in extended.items()}
             yield unit, labels
 
     def _options(self, unit: int, stage: int, after: int) -> Iterator[tuple[int, int, int, int, int, int]]:
@@ -194,7 +194,7 @@ class Way:
             indices = tuple(s for s in indices if self._agree(unit, stage, int(table.leave[s]), after))
         n = self.configuration.in_flight(stage)
         key = id(table), n, indices
-        if key not in self.rows:
+        if key not in self.undominated_rows:
             bases = table.state_bytes + n * table.held_bytes + (n - 1) * table.kept_bytes
             enters = table.enter if self._apart else np.full(len(table.options), ANY)
             hosts = table.host_bytes if self._host_counts else np.zeros_like(bases)
@@ -206,8 +206,8 @@ class Way:
                     row[0] == other[0] and all(a <= b for a, b in zip(other[1:5], row[1:5], strict=True)) for other in lean
                 ):
                     lean.append(row)
-            self.rows[key] = lean
-        yield from self.rows[key]
+            self.undominated_rows[key] = lean
+        yield from self.undominated_rows[key]
 
     def _table(self, unit: int, stage: int) -> tuple[OptionTable, tuple[int, ...]]:
         """The options of a unit, and which of them count."""
@@ -234,8 +234,8 @@ class Way:
     @cached_property
     def _host_counts(self) -> bool:
         """Whether some stage could need more of its host than that has: all units on one, with what they need most there."""
-        rooms = [self.instance.host_limit_bytes(site) for site in self.configuration.sites]
-        least = min((room for room in rooms if room is not None), default=None)
+        host_limits = [self.instance.host_limit_bytes(group) for group in self.configuration.device_groups]
+        least = min((host_limit for host_limit in host_limits if host_limit is not None), default=None)
         tables = self.configuration.tables
         most = (max(int(table.units[unit.kind].host_bytes.max()) for table in tables) for unit in self.instance.units)
         return least is not None and sum(most) > least
@@ -243,15 +243,17 @@ class Way:
     @cached_property
     def _alike(self) -> bool:
         """Whether all sites have the same tables and limits: else a small one may need units that a later one would take."""
-        sites = self.configuration.sites
-        rooms = {(site.kind, self.instance.limit_bytes(site), self.instance.host_limit_bytes(site)) for site in sites}
-        return len(rooms) == 1
+        groups = self.configuration.device_groups
+        host_limits = {
+            (group.kind, self.instance.limit_bytes(group), self.instance.host_limit_bytes(group)) for group in groups
+        }
+        return len(host_limits) == 1
 
     @cached_property
     def _apart(self) -> bool:
         """Whether interface states must be told apart, since some do not agree."""
         boundaries = [boundary for tables in self.configuration.tables for boundary in tables.boundaries]
-        return any(int(matrix.max(initial=0)) >= FORBIDDEN for each in boundaries for matrix in _relayouts(each))
+        return any(int(matrix.max(initial=0)) >= FORBIDDEN for boundary in boundaries for matrix in _relayouts(boundary))
 
     def _agree(self, unit: int, stage: int, leave: int, after: int) -> bool:
         """Whether a unit may be left in a state where the next one is entered in another."""

@@ -11,13 +11,13 @@ from dataclasses import replace
 from functools import cached_property
 
 from trainplan.formulations.joint.enumeration import improving, solution_count, solutions
-from trainplan.formulations.joint.evaluation import Evaluation, evaluate, over_memory, site_state_bytes
+from trainplan.formulations.joint.evaluation import Evaluation, evaluate, group_state_bytes, over_memory
 from trainplan.formulations.joint.problem import Configuration, Instance, Schedule, Solution
 from trainplan.formulations.joint.recompute_first import RECOMPUTE_FIRST
 from trainplan.formulations.plan.strategy import Strategy
 from trainplan.solvers.core.result import Infeasibility, short_of_memory
-from trainplan.solvers.joint.memory_feasibility.greedy_fill import LARGEST, Way, excess_bytes, over_hosts, ways
-from trainplan.solvers.joint.memory_feasibility.interleaved_memory import Lean
+from trainplan.solvers.joint.memory_feasibility.greedy_fill import LARGEST, FillOrder, excess_bytes, fill_orders, over_hosts
+from trainplan.solvers.joint.memory_feasibility.interleaved_memory import LeanChoice
 from trainplan.solvers.joint.memory_feasibility.interleaved_memory import leanest as leanest_chunks
 
 MOST_ENUMERATED = 20_000
@@ -58,33 +58,42 @@ class LeastMemory:
         self.instance = instance
 
     @cached_property
-    def ways(self) -> list[Way]:
+    def fill_orders(self) -> list[FillOrder]:
         """Those of configurations that are not interleaved, the most promising first."""
-        plain = [place for place, each in enumerate(self.instance.configurations) if each.schedule.chunks == 1]
-        return sorted((way for place in plain for way in ways(self.instance, place)), key=lambda each: each.least_excess)
+        plain = [
+            configuration_index
+            for configuration_index, configuration in enumerate(self.instance.configurations)
+            if configuration.schedule.chunks == 1
+        ]
+        return sorted(
+            (order for configuration_index in plain for order in fill_orders(self.instance, configuration_index)),
+            key=lambda order: order.least_excess,
+        )
 
     @cached_property
-    def leans(self) -> dict[int, Lean]:
+    def lean_choices(self) -> dict[int, LeanChoice]:
         """Of interleaved configurations, by their places."""
         chunked = [
-            place for place, configuration in enumerate(self.instance.configurations) if configuration.schedule.chunks > 1
+            configuration_index
+            for configuration_index, configuration in enumerate(self.instance.configurations)
+            if configuration.schedule.chunks > 1
         ]
-        return {place: leanest_chunks(self.instance, place) for place in chunked}
+        return {configuration_index: leanest_chunks(self.instance, configuration_index) for configuration_index in chunked}
 
     def fits(self) -> bool | None:
         """Whether some solution fits; None where that is not known of interleaved chunks, and they are many."""
-        if any(way.least_excess <= 0 and way.within(0) is not None for way in self.ways):
+        if any(order.least_excess <= 0 and order.within(0) is not None for order in self.fill_orders):
             return True
-        if any(lean.excess_bytes <= 0 for lean in self.leans.values()):
+        if any(lean.excess_bytes <= 0 for lean in self.lean_choices.values()):
             return True
-        open_ones = [place for place, lean in self.leans.items() if lean.bound_bytes <= 0]
+        open_ones = [configuration_index for configuration_index, lean in self.lean_choices.items() if lean.bound_bytes <= 0]
         if (part := self._few(open_ones)) is None:
             return None
         return any(solution is not None for solution in improving(part))
 
-    def _few(self, places: Sequence[int]) -> Instance | None:
+    def _few(self, indices: Sequence[int]) -> Instance | None:
         """The instance with these configurations alone; None where their solutions are too many to look at all of them."""
-        part = self.instance.only(places)
+        part = self.instance.only(indices)
         return part if solution_count(part) <= MOST_ENUMERATED else None
 
     def least(self) -> tuple[Solution, int] | None:
@@ -92,29 +101,33 @@ class LeastMemory:
         them: mostly what this one is. None where none is known: where hosts are too small for any, or of interleaved chunks."""
         best: tuple[int, Solution] | None = None
         for parts in COARSE:  # so that few are followed to the byte
-            for way in self.ways:
-                limit = max(self.instance.limit_bytes(site) for site in way.configuration.sites)
-                best = way.much_better(best, max(1, limit // parts))
-        for way in self.ways:
-            if best is None or way.least_excess < best[0]:
-                best = way.better(best)
+            for order in self.fill_orders:
+                limit = max(self.instance.limit_bytes(group) for group in order.configuration.device_groups)
+                best = order.improve_by_at_least(best, max(1, limit // parts))
+        for order in self.fill_orders:
+            if best is None or order.least_excess < best[0]:
+                best = order.better(best)
         if best is not None and best[0] <= 0:
             return best[1], best[0]
-        for lean in self.leans.values():
+        for lean in self.lean_choices.values():
             if lean.solution is not None and (best is None or lean.excess_bytes < best[0]):
                 best = lean.excess_bytes, lean.solution
-        bounds = {place: lean.bound_bytes for place, lean in self.leans.items() if best is None or lean.bound_bytes < best[0]}
+        bounds = {
+            configuration_index: lean.bound_bytes
+            for configuration_index, lean in self.lean_choices.items()
+            if best is None or lean.bound_bytes < best[0]
+        }
         if (part := self._few(tuple(bounds))) is not None:
             best, bounds = self._enumerated(tuple(bounds), part, best), {}
         return None if best is None else (best[1], min([best[0], *bounds.values()]))
 
     def _enumerated(
-        self, places: Sequence[int], part: Instance, best: tuple[int, Solution] | None
+        self, indices: Sequence[int], part: Instance, best: tuple[int, Solution] | None
     ) -> tuple[int, Solution] | None:
         """The best so far, or that of all solutions of a part of the configurations, at these places."""
         for solution in solutions(part):
             if solution is not None:
-                lifted = replace(solution, configuration=places[solution.configuration])
+                lifted = replace(solution, configuration=indices[solution.configuration])
                 excess = excess_bytes(self.instance, lifted)
                 if (best is None or excess < best[0]) and not over_hosts(self.instance, lifted):
                     best = excess, lifted
@@ -127,17 +140,22 @@ def host_reason(instance: Instance) -> Infeasibility | None:
     apart = replace(instance, configurations=tuple(map(_one_by_one, instance.configurations)))
 
     def first_of(limited: Instance) -> Solution | None:
-        possible = (way for index in range(len(limited.configurations)) for way in ways(limited, index))
-        return next((solution for way in possible if (solution := way.within(LARGEST)) is not None), None)
+        possible = (order for index in range(len(limited.configurations)) for order in fill_orders(limited, index))
+        return next((solution for order in possible if (solution := order.within(LARGEST)) is not None), None)
 
-    def within(room: int) -> Solution | None:
+    def within(host_limit: int) -> Solution | None:
         """A solution that needs no more of the host for each device."""
-        return first_of(replace(apart, classes=tuple(replace(each, host_bytes=room) for each in apart.classes)))
+        return first_of(replace(apart, classes=tuple(replace(devices, host_bytes=host_limit) for devices in apart.classes)))
 
-    rooms = [room for each in instance.configurations for x in each.sites if (room := instance.host_limit_bytes(x)) is not None]
-    if not rooms or first_of(apart) is not None or (least_host := within(LARGEST)) is None:
+    host_limits = [
+        host_limit
+        for configuration in instance.configurations
+        for x in configuration.device_groups
+        if (host_limit := instance.host_limit_bytes(x)) is not None
+    ]
+    if not host_limits or first_of(apart) is not None or (least_host := within(LARGEST)) is None:
         return None
-    low = min(rooms) + 1
+    low = min(host_limits) + 1
     high = max(stage.host_bytes for stage in evaluate(instance, least_host).stages)
     while low < high:
         middle = (low + high) // 2
@@ -145,10 +163,10 @@ def host_reason(instance: Instance) -> Infeasibility | None:
             low = middle + 1
         else:
             high, least_host = max(stage.host_bytes for stage in evaluate(instance, smaller).stages), smaller
-    stage = max(evaluate(instance, least_host).stages, key=lambda each: each.host_bytes)
+    stage = max(evaluate(instance, least_host).stages, key=lambda evaluated: evaluated.host_bytes)
     name = f"{instance.units[stage.last].name}, of a host's part for each device"
     advice = ("give hosts of more memory, or options that keep less there",)
-    return Infeasibility(min(rooms), high, stage.last, name, high, 0, advice, parts=HOST_PARTS)
+    return Infeasibility(min(host_limits), high, stage.last, name, high, 0, advice, parts=HOST_PARTS)
 
 
 def _one_by_one(configuration: Configuration) -> Configuration:
@@ -156,7 +174,7 @@ def _one_by_one(configuration: Configuration) -> Configuration:
     chunks = configuration.schedule.chunks
     if chunks == 1:
         return configuration
-    return replace(configuration, schedule=Schedule("gpipe"), sites=configuration.sites * chunks)
+    return replace(configuration, schedule=Schedule("gpipe"), device_groups=configuration.device_groups * chunks)
 
 
 def _may_offload(instance: Instance, configuration: Configuration) -> bool:
@@ -165,7 +183,7 @@ def _may_offload(instance: Instance, configuration: Configuration) -> bool:
     origin = instance.provenance
     if RECOMPUTE_FIRST.name in origin:
         return False
-    tables = [table for each in configuration.tables for table in each.units]
+    tables = [table for group_tables in configuration.tables for table in group_tables.units]
     there = any("hidden" in option.host for table in tables for option in table.options)
     return origin.get("cost_model") == "streams" and origin.get("cp") == "1" and not there
 
@@ -174,10 +192,10 @@ def reason(instance: Instance, solution: Solution, evaluation: Evaluation, bound
     """Why a solution of little memory does not fit, and what to change. bound: by how many bytes every solution is over the
     limits of its devices."""
     configuration = instance.configurations[solution.configuration]
-    limits = [instance.limit_bytes(configuration.site(x)) for x in range(configuration.stages)]
+    limits = [instance.limit_bytes(configuration.device_group(x)) for x in range(configuration.stages)]
     spare = [limit - stage.peak_bytes for limit, stage in zip(limits, evaluation.stages, strict=True)]
     x = spare.index(min(spare))
-    worst, limit, state_bytes = evaluation.stages[x], limits[x], site_state_bytes(configuration, evaluation, x)
+    worst, limit, state_bytes = evaluation.stages[x], limits[x], group_state_bytes(configuration, evaluation, x)
     if state_bytes > limit:
         advice = "use a --cluster of more devices: the model states alone do not fit"
     else:

@@ -100,8 +100,8 @@ class Stages:
         around = (into, self.boundaries[first - 1]) if first else None
         key = (self.kinds[first : last + 1], self.boundaries[first:last], around, weight, out, depth)
         if key not in self.solved:
-            shallower = [each for each in self.solved if each[:-1] == key[:-1] and each[-1] < depth] if depth > 1 else []
-            best = max(shallower, key=lambda each: each[-1], default=None)
+            shallower = [other for other in self.solved if other[:-1] == key[:-1] and other[-1] < depth] if depth > 1 else []
+            best = max(shallower, key=lambda other: other[-1], default=None)
             if (
                 best is not None
                 and (easier := self.solved[best])
@@ -263,7 +263,7 @@ class Stages:
         """What a choice takes as a stage that begins at a unit."""
         chosen = [int(s) for s in options]
         tables = [self.tables.kinds[self.kinds[first + index]] for index in range(len(chosen))]
-        indices = [int(kind.places[s]) for kind, s in zip(tables, chosen, strict=True)]
+        indices = [int(kind.indices[s]) for kind, s in zip(tables, chosen, strict=True)]
         pairs = list(zip((kind.table for kind in tables), indices, strict=True))
 
         def total(name: str) -> int:
@@ -277,7 +277,7 @@ class Stages:
             state = int(tables[index].leave[chosen[index]]), int(tables[index + 1].enter[chosen[index + 1]])
             columns = crossing.forward_ns, crossing.backward_ns, crossing.halved_forward_ns, crossing.halved_backward_ns
             crossed += [column[state] for column in columns]
-        moved, behind, halved_moved, halved_back = crossed.tolist()
+        moved, moved_back, halved_moved, halved_back = crossed.tolist()
         halves = [(table.halved, s) for table, s in pairs]
         first_half, second_half = (
             forward + halved_moved + sum(int(h.forward_ns[half, s]) for h, s in halves if h) for half in (0, 1)
@@ -285,7 +285,7 @@ class Stages:
         return Column(
             options=tuple(chosen),
             forward_ns=forward + total("forward_ns") + moved,
-            backward_ns=back + total("backward_ns") + behind,
+            backward_ns=back + total("backward_ns") + moved_back,
             last_ns=total("last_ns"),
             reduce_ns=total("reduce_ns"),
             optimizer_ns=total("optimizer_ns"),

@@ -18,7 +18,7 @@ from trainplan.formulations.joint.tables import BYTES, FORBIDDEN, TIMES, Boundar
 from trainplan.formulations.numbers import Integers
 
 Floats = NDArray[np.float64]
-Places = NDArray[np.intp]
+Indices = NDArray[np.intp]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,9 +30,9 @@ class KindOptions:
     """
 
     table: OptionTable
-    places: Places
-    enter: Places
-    leave: Places
+    indices: Indices
+    enter: Indices
+    leave: Indices
     u_ns: Integers
     extra_ns: Integers
     first_ns: Integers
@@ -104,17 +104,17 @@ class StageTables:
 
     def _kind(self, table: OptionTable) -> KindOptions:
         enter, leave = self.enter_state[table.enter], self.leave_state[table.leave]
-        places = _undominated(enter, leave, _costs(table))
-        chosen = table.keep(places.tolist())
+        indices = _undominated(enter, leave, _costs(table))
+        chosen = table.keep(indices.tolist())
         u_ns = chosen.forward_ns + chosen.backward_ns
         if self.sliced and chosen.halved is not None:
             forward = np.minimum(chosen.forward_ns, chosen.halved.forward_ns.sum(axis=0))
             u_ns = forward + np.minimum(chosen.backward_ns, chosen.halved.backward_ns)
         return KindOptions(
             table=table,
-            places=places,
-            enter=enter[places],
-            leave=leave[places],
+            indices=indices,
+            enter=enter[indices],
+            leave=leave[indices],
             u_ns=u_ns,
             extra_ns=chosen.last_ns + chosen.end_ns,
             first_ns=chosen.head_ns + chosen.tail_ns,
@@ -127,7 +127,7 @@ class StageTables:
         )
 
     @cached_property
-    def cells_of(self) -> tuple[Places, ...]:
+    def cells_of(self) -> tuple[Indices, ...]:
         """By kind, the cell of each option (S,)."""
         number = {pair: cell for cell, pair in enumerate(zip(self.cell_enter.tolist(), self.cell_leave.tolist(), strict=True))}
         return tuple(
@@ -145,7 +145,7 @@ class StageTables:
         return least
 
     @cached_property
-    def left_order(self) -> tuple[Places, Places, Places]:
+    def left_order(self) -> tuple[Indices, Indices, Indices]:
         """Cells sorted by how they are left, where each such group begins, and the ways out that there are."""
         order = np.argsort(self.cell_leave, kind="stable")
         ways, starts = np.unique(self.cell_leave[order], return_index=True)
@@ -164,7 +164,7 @@ class StageTables:
         return spread
 
 
-def _crossing(boundary: Boundary, lefts: Places, enters: Places, links: int) -> Crossing:
+def _crossing(boundary: Boundary, lefts: Indices, enters: Indices, links: int) -> Crossing:
     """A boundary by the first state of each merged kind; FORBIDDEN where it has no such state. links: how many kinds."""
 
     def merged(matrix: Integers | None) -> Integers:
@@ -227,23 +227,23 @@ def _grouped(values: Floats, present: NDArray[np.bool_], most: int) -> list[NDAr
     """States, as masks, in at most so many groups of similar values: (states, ..)."""
     states = np.flatnonzero(present)
     sums = np.where(np.isfinite(values), values, 0.0).sum(axis=1)[states] if values.size else np.zeros(len(states))
-    borders = np.unique(sums)
-    if len(borders) > most:  # where neighbouring values differ most
-        widest = np.sort(np.argsort(np.diff(borders))[len(borders) - most :])
-        borders = borders[np.concatenate([[0], widest + 1])]
-    number = np.searchsorted(borders, sums, side="right") - 1
-    return [np.isin(np.arange(len(present)), states[number == group]) for group in range(len(borders))]
+    thresholds = np.unique(sums)
+    if len(thresholds) > most:  # where neighbouring values differ most
+        widest = np.sort(np.argsort(np.diff(thresholds))[len(thresholds) - most :])
+        thresholds = thresholds[np.concatenate([[0], widest + 1])]
+    number = np.searchsorted(thresholds, sums, side="right") - 1
+    return [np.isin(np.arange(len(present)), states[number == group]) for group in range(len(thresholds))]
 
 
-_made: WeakKeyDictionary[Tables, dict[bool, StageTables]] = WeakKeyDictionary()
+_STAGE_TABLES: WeakKeyDictionary[Tables, dict[bool, StageTables]] = WeakKeyDictionary()
 
 
 def stage_tables(tables: Tables, sliced: bool = False) -> StageTables:
     """The tables made ready, once for all configurations that share them."""
-    made = _made.setdefault(tables, {})
-    if sliced not in made:
-        made[sliced] = StageTables(tables, sliced)
-    return made[sliced]
+    cached = _STAGE_TABLES.setdefault(tables, {})
+    if sliced not in cached:
+        cached[sliced] = StageTables(tables, sliced)
+    return cached[sliced]
 
 
 def _padded(boundaries: Sequence[Boundary], units: Sequence[OptionTable]) -> tuple[Integers, Integers]:
@@ -256,9 +256,9 @@ def _padded(boundaries: Sequence[Boundary], units: Sequence[OptionTable]) -> tup
     for b in boundaries:
         stacks = [b.relayout_forward_ns[None], b.relayout_backward_ns[None], b.message_forward_ns, b.message_backward_ns]
         stacks += [
-            each[None] if each.ndim == 2 else each
-            for each in (b.halved_relayout_forward_ns, b.halved_relayout_backward_ns, b.halved_message_forward_ns)
-            if each is not None
+            halved[None] if halved.ndim == 2 else halved
+            for halved in (b.halved_relayout_forward_ns, b.halved_relayout_backward_ns, b.halved_message_forward_ns)
+            if halved is not None
         ]
         for stack in stacks:
             whole = np.full((len(stack), lefts, enters), FORBIDDEN, np.int64)
@@ -268,13 +268,13 @@ def _padded(boundaries: Sequence[Boundary], units: Sequence[OptionTable]) -> tup
     return stacked.transpose(1, 0, 2).reshape(lefts, -1), stacked.transpose(2, 0, 1).reshape(enters, -1)
 
 
-def _ways(rows: Integers) -> Places:
+def _ways(rows: Integers) -> Indices:
     """The number of each row's kind, equal rows being of one kind; counted in the order of first rows."""
     numbers: dict[bytes, int] = {}
     return np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in np.ascontiguousarray(rows)], np.intp)
 
 
-def undominated_options(table: OptionTable) -> Places:
+def undominated_options(table: OptionTable) -> Indices:
     """The options of a table that no other one beats, by its own interface states."""
     return _undominated(table.enter, table.leave, _costs(table))
 
@@ -289,7 +289,7 @@ def _costs(table: OptionTable) -> Integers:
     return np.stack(columns)
 
 
-def _undominated(enter: Places, leave: Places, columns: Integers) -> Places:
+def _undominated(enter: Indices, leave: Indices, columns: Integers) -> Indices:
     """Options that no other one of their interface states is at most in all columns (columns, S); of equal ones the first."""
     count = columns.shape[1]
     alike = (enter[:, None] == enter) & (leave[:, None] == leave)

@@ -20,7 +20,7 @@ from trainplan.solvers.joint.stages.option_tables import cut_classes, stage_tabl
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class TiedCase:
     """One chain: the kinds of its units, their tables, the numbers of the options that the first and the last unit have where
     these are only some, and what a shared table adds."""
 
@@ -33,76 +33,76 @@ class Part:
 class Single:
     """One configuration of one stage. bound_ns: what is proven of it so far; infinite once it is done with."""
 
-    def __init__(self, instance: Instance, place: int, search: Search) -> None:
-        self.instance, self.place, self.search = instance, place, search
-        self.configuration: Configuration = instance.configurations[place]
+    def __init__(self, instance: Instance, configuration_index: int, search: Search) -> None:
+        self.instance, self.configuration_index, self.search = instance, configuration_index, search
+        self.configuration: Configuration = instance.configurations[configuration_index]
         self.m = self.configuration.micro_batches
         self.kinds = tuple(unit.kind for unit in instance.units)
-        site = self.configuration.sites[0]
-        self.memory_bytes, self.host_bytes = instance.limit_bytes(site), instance.host_limit_bytes(site)
+        device_group = self.configuration.device_groups[0]
+        self.memory_bytes, self.host_bytes = instance.limit_bytes(device_group), instance.host_limit_bytes(device_group)
         self.depth = self.configuration.in_flight(0)
         self.sliced = self.configuration.schedule.sliced > 0
-        self.parts = list(self._parts())
+        self.cases = list(self._cases())
         self.count = 0
 
-    def _parts(self) -> Iterator[Part]:
+    def _cases(self) -> Iterator[TiedCase]:
         """Every chain: with all options of the first and the last unit, or some of them."""
-        tables, tied = self.configuration.tables[self.configuration.sites[0].kind], self.configuration.tied
+        tables, tied = self.configuration.tables[self.configuration.device_groups[0].kind], self.configuration.tied
         kinds, shared_ns = self.kinds, 0 if tied is None else tied.reduce_ns
         if tied is None or tied.equal is None:
-            yield Part(kinds, tables, None, shared_ns)
+            yield TiedCase(kinds, tables, None, shared_ns)
             return
         assert tied.once is not None and len(kinds) > 1
         first, last, count = tables.units[kinds[0]], tables.units[kinds[-1]], len(tables.units)
         for row in np.unique(tied.equal, axis=0):
-            ahead = np.flatnonzero((tied.equal == row).all(axis=1)).tolist()
+            firsts = np.flatnonzero((tied.equal == row).all(axis=1)).tolist()
             for equal, table, more in ((True, tied.once, 0), (False, last, shared_ns)):
-                behind = np.flatnonzero(row == equal).tolist()
-                if behind:
-                    units = (*tables.units, first.keep(ahead), table.keep(behind))
-                    yield Part((count, *kinds[1:-1], count + 1), replace(tables, units=units), (ahead, behind), more)
+                lasts = np.flatnonzero(row == equal).tolist()
+                if lasts:
+                    units = (*tables.units, first.keep(firsts), table.keep(lasts))
+                    yield TiedCase((count, *kinds[1:-1], count + 1), replace(tables, units=units), (firsts, lasts), more)
 
-    def _least(self, part: Part) -> int:
+    def _least(self, case: TiedCase) -> int:
         """No choice of a chain takes less: every unit at its least m u + g, whatever the memory and re-layouts."""
-        tables = part.tables.units
+        tables = case.tables.units
         least = {
-            kind: int((self.m * _u_ns(tables[kind], self.sliced) + _extra_ns(tables[kind])).min()) for kind in set(part.kinds)
+            kind: int((self.m * _u_ns(tables[kind], self.sliced) + _extra_ns(tables[kind])).min()) for kind in set(case.kinds)
         }
-        return sum(least[kind] for kind in part.kinds) + part.shared_ns
+        return sum(least[kind] for kind in case.kinds) + case.shared_ns
 
-    def _least_bytes(self, part: Part) -> int:
+    def _least_bytes(self, case: TiedCase) -> int:
         """No choice of a chain needs less memory: the least states of every unit, and the least pass of some unit."""
-        tables, n = part.tables.units, self.depth
+        tables, n = case.tables.units, self.depth
         states, passes = dict[int, int](), dict[int, int]()
-        for kind in set(part.kinds):
+        for kind in set(case.kinds):
             table = tables[kind]
             states[kind] = int((table.state_bytes + n * table.held_bytes + (n - 1) * table.kept_bytes).min())
             passes[kind] = int((table.kept_bytes + table.work_bytes).min())
-        return sum(states[kind] for kind in part.kinds) + max(passes.values())
+        return sum(states[kind] for kind in case.kinds) + max(passes.values())
 
     def run(self, target: Callable[[], float], tolerance: float) -> float:
         """Solve all chains, reporting plans: the least bound of those that are not above the target. Raises TimeoutError."""
         bounds = [np.inf]
-        for least, _, part in sorted((self._least(part), number, part) for number, part in enumerate(self.parts)):
+        for least, _, case in sorted((self._least(case), number, case) for number, case in enumerate(self.cases)):
             if least > target():
                 bounds.append(least)
                 break
-            if self._least_bytes(part) > self.memory_bytes:
+            if self._least_bytes(case) > self.memory_bytes:
                 continue
-            tables, kinds = stage_tables(part.tables, self.sliced), part.kinds
+            tables, kinds = stage_tables(case.tables, self.sliced), case.kinds
             cuts = cut_classes(tables, 1)
             stages = Stages(tables, kinds, self.instance.boundary_kinds, self.memory_bytes, self.host_bytes, cuts)
-            chain, worth_ns = (0, len(kinds) - 1, self.depth, (self.m, 1), (0, 0), None), target() - part.shared_ns
+            chain, worth_ns = (0, len(kinds) - 1, self.depth, (self.m, 1), (0, 0), None), target() - case.shared_ns
             solved = stages.solve(*chain, self.search, tolerance, worth_ns)
             self.count += 1
             if solved.column is not None:
                 options = zip(kinds, solved.column.options, strict=True)
-                choice = [int(tables.kinds[kind].places[s]) for kind, s in options]
-                if part.ends is not None:
-                    ahead, behind = part.ends
-                    choice[0], choice[-1] = ahead[choice[0]], behind[choice[-1]]
-                self.search.report(Solution(self.place, (), tuple(choice)))
-            bounds.append(solved.bound + part.shared_ns)
+                choice = [int(tables.kinds[kind].indices[s]) for kind, s in options]
+                if case.ends is not None:
+                    firsts, lasts = case.ends
+                    choice[0], choice[-1] = firsts[choice[0]], lasts[choice[-1]]
+                self.search.report(Solution(self.configuration_index, (), tuple(choice)))
+            bounds.append(solved.bound + case.shared_ns)
         return min(bounds)
 
 

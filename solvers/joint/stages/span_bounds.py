@@ -62,7 +62,7 @@ def span_bounds(
     free = [not move.any() for move in tables.moves]
     p, w, rates = np.tile(p, (groups, 1)), np.tile(w, (groups, 1)), rates * groups
     behind = [np.zeros((tables.ways_out, len(rates)))]
-    behind += [_at_rates(p, cuts.exits[each]).T for each in exits]
+    behind += [_at_rates(p, cuts.exits[out]).T for out in exits]
     classes = sum(len(level.kind) for level in spans.levels[:longest])
     best = np.full((len(behind), classes, len(depths), groups, len(weights)), np.inf)
     shape, units = (groups, len(weights), len(prices)), len(spans.levels)

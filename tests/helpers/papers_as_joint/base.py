@@ -10,9 +10,9 @@ import numpy as np
 from trainplan.formulations.joint.problem import (
     Configuration,
     DeviceClass,
+    DeviceGroup,
     Instance,
     Schedule,
-    Site,
     Solution,
     Step,
     Unit,
@@ -72,7 +72,11 @@ def free_boundary(
 def one_stage(tables: Tables, micro_batches: int = 1) -> Configuration:
     """One stage on one device, and its tables."""
     return Configuration(
-        schedule=Schedule(), micro_batches=micro_batches, sites=(Site((1,)),), links=(), make_tables=constant((tables,))
+        schedule=Schedule(),
+        micro_batches=micro_batches,
+        device_groups=(DeviceGroup((1,)),),
+        links=(),
+        make_tables=constant((tables,)),
     )
 
 

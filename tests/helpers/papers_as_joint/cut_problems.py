@@ -11,9 +11,9 @@ from trainplan.formulations.cluster_strategy.problem import Solution as ClusterS
 from trainplan.formulations.joint.problem import (
     Configuration,
     DeviceClass,
+    DeviceGroup,
     Reduction,
     Schedule,
-    Site,
     Solution,
 )
 from trainplan.formulations.joint.tables import Option, OptionTable, Tables, Tied
@@ -32,14 +32,14 @@ NO_LIMIT = 2**48
 # stage-assignment and pipeline-partition
 
 
-def _sites(instance: Chain, by_stage: bool) -> tuple[list[DeviceClass], tuple[Site, ...]]:
+def _sites(instance: Chain, by_stage: bool) -> tuple[list[DeviceClass], tuple[DeviceGroup, ...]]:
     """Classes of devices by the memory that stages have, and a site of one device for each stage. by_stage: whether every site
     is of a kind of its own."""
     count = instance.stages
     limits = [NO_LIMIT] * count if instance.memory is None else instance.memory.limit_bytes.tolist()
     sizes = sorted(set(limits))
     classes = [DeviceClass(f"device {index}", limits.count(size), size) for index, size in enumerate(sizes)]
-    sites = [Site(tuple(int(limit == size) for size in sizes), x if by_stage else 0) for x, limit in enumerate(limits)]
+    sites = [DeviceGroup(tuple(int(limit == size) for size in sizes), x if by_stage else 0) for x, limit in enumerate(limits)]
     return classes, tuple(sites)
 
 
@@ -75,7 +75,7 @@ def stage_assignment(instance: AssignmentInstance) -> Restriction:
     configuration = Configuration(
         schedule=Schedule(),
         micro_batches=instance.micro_batches,
-        sites=sites,
+        device_groups=sites,
         links=tuple(range(instance.stages - 1)),
         make_tables=constant(tuple(tables)),
     )
@@ -100,7 +100,7 @@ def pipeline_partition(instance: PartitionInstance) -> Restriction:
     configuration = Configuration(
         schedule=Schedule(),
         micro_batches=instance.micro_batches,
-        sites=sites,
+        device_groups=sites,
         links=(0,) * (instance.stages - 1),
         make_tables=constant((Tables(units=tuple(units), boundaries=tuple(boundaries)),)),
     )
@@ -163,7 +163,7 @@ def _cluster_configuration(instance: ClusterInstance, degrees: Degrees) -> Confi
     return Configuration(
         schedule=Schedule(),
         micro_batches=max(shares),
-        sites=(Site((degrees.dp * degrees.tmp,)),) * degrees.pp,
+        device_groups=(DeviceGroup((degrees.dp * degrees.tmp,)),) * degrees.pp,
         links=(0,) * (degrees.pp - 1),
         make_tables=constant((Tables(units=tuple(units), boundaries=tuple(boundaries)),)),
         make_tied=constant(Tied(reduce_ns=placed.tied_ns) if placed.tied_ns else None),

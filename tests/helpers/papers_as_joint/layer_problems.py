@@ -6,8 +6,8 @@ import numpy as np
 from trainplan.formulations.joint.problem import (
     Configuration,
     DeviceClass,
+    DeviceGroup,
     Schedule,
-    Site,
     Solution,
 )
 from trainplan.formulations.joint.tables import FORBIDDEN, Option, OptionTable, Tables
@@ -90,7 +90,7 @@ def _pipeline_configuration(instance: PipelineInstance, source: PipelineConfigur
     return Configuration(
         schedule=Schedule(source.schedule),
         micro_batches=source.micro_batches,
-        sites=(Site((size,)),) * source.stages,
+        device_groups=(DeviceGroup((size,)),) * source.stages,
         links=(0,) * (source.stages - 1),
         make_tables=constant((Tables(units=tuple(units), boundaries=tuple(boundaries)),)),
     )

@@ -18,7 +18,7 @@ from trainplan.formulations.joint.problem import Configuration
 from trainplan.formulations.joint.stage_memory import Moment, moments_of
 from trainplan.formulations.numbers import Integers
 from trainplan.solvers.joint.fixed_cuts.priced_chain import Chain, Choice
-from trainplan.solvers.joint.stages.option_tables import Floats, Places
+from trainplan.solvers.joint.stages.option_tables import Floats, Indices
 
 COLUMNS = ("state_bytes", "held_bytes", "kept_bytes", "work_bytes", "host_bytes")
 STATE, HELD, KEPT, WORK, HOST = COLUMNS
@@ -60,11 +60,11 @@ class Sizes:
 
 
 @dataclass(frozen=True, eq=False)
-class SiteMemory:
+class DeviceGroupMemory:
     """The rows of one site. units: (U,), of its stages. in_flight, kept, work: (R, U), the factors of those columns (`held` has
     those of in_flight, `state` 1); entering, returning: (R, L), of messages."""
 
-    units: Places
+    units: Indices
     in_flight: Integers
     kept: Integers
     work: Integers
@@ -73,10 +73,10 @@ class SiteMemory:
     most_bytes: int
 
     @classmethod
-    def of(cls, chain: Chain, site: int, moments: Sequence[Moment], most_bytes: int) -> SiteMemory:
+    def of(cls, chain: Chain, group: int, moments: Sequence[Moment], most_bytes: int) -> DeviceGroupMemory:
         """The rows of a site of the chain's configuration at these moments."""
-        mine = np.flatnonzero(chain.stage_of % len(chain.configuration.sites) == site)
-        stage_of, rows = chain.stage_of[mine], list[tuple[Integers, ...]]()
+        own = np.flatnonzero(chain.stage_of % len(chain.configuration.device_groups) == group)
+        stage_of, rows = chain.stage_of[own], list[tuple[Integers, ...]]()
         for moment in moments:
             counts = dict(moment.counts)
             in_flight = np.array([counts[int(x)] for x in stage_of], np.int64)
@@ -85,27 +85,27 @@ class SiteMemory:
                 messages[int(kind == "backward"), chain.starts[x]] += n
             running = [-1] if moment.stage is None else np.flatnonzero(stage_of == moment.stage).tolist()
             for unit in running:
-                kept, work = in_flight.copy(), np.zeros(len(mine), np.int64)
+                kept, work = in_flight.copy(), np.zeros(len(own), np.int64)
                 if unit >= 0:
                     work[unit] = 1
-                    kept -= (stage_of == moment.stage) & (np.arange(len(mine)) > unit)
+                    kept -= (stage_of == moment.stage) & (np.arange(len(own)) > unit)
                 rows.append((in_flight, kept, work, *messages))
         in_flights, kepts, works, entering, returning = (np.stack(column) for column in zip(*rows, strict=True))
-        return cls(mine, in_flights, kepts, works, entering, returning, most_bytes)
+        return cls(own, in_flights, kepts, works, entering, returning, most_bytes)
 
     def excess(self, sizes: Sizes) -> Integers:
         """(R,): by how much each row is over the memory, below 0 where it is not."""
-        mine = {name: sizes.columns[name][self.units] for name in (STATE, HELD, KEPT, WORK)}
-        total = mine[STATE].sum() + self.in_flight @ mine[HELD] + self.kept @ mine[KEPT] + self.work @ mine[WORK]
+        own = {name: sizes.columns[name][self.units] for name in (STATE, HELD, KEPT, WORK)}
+        total = own[STATE].sum() + self.in_flight @ own[HELD] + self.kept @ own[KEPT] + self.work @ own[WORK]
         return total + self.entering @ sizes.entering + self.returning @ sizes.returning - self.most_bytes
 
-    def factors(self, place: int) -> Integers:
+    def factors(self, index: int) -> Integers:
         """(R, 3): those of what the site's unit at this place holds, keeps, and works in."""
-        return np.stack([self.in_flight[:, place], self.kept[:, place], self.work[:, place]], axis=1)
+        return np.stack([self.in_flight[:, index], self.kept[:, index], self.work[:, index]], axis=1)
 
-    def more(self, place: int, state: int, held: int, kept: int, work: int) -> Integers:
+    def more(self, index: int, state: int, held: int, kept: int, work: int) -> Integers:
         """(R,): what the rows rise by as columns of the site's unit at this place do."""
-        return state + held * self.in_flight[:, place] + kept * self.kept[:, place] + work * self.work[:, place]
+        return state + held * self.in_flight[:, index] + kept * self.kept[:, index] + work * self.work[:, index]
 
     def row(self, number: int) -> Row:
         """One row over all units."""
@@ -122,14 +122,14 @@ class SiteMemory:
         return int(self.kept.sum(axis=1).argmax())
 
 
-def site_memories(chain: Chain, most_bytes: int) -> list[SiteMemory]:
+def group_memories(chain: Chain, most_bytes: int) -> list[DeviceGroupMemory]:
     """Those of all sites of a chain's configuration."""
     configuration: Configuration = chain.configuration
-    sites = len(configuration.sites)
-    by_site: list[list[Moment]] = [[] for _ in range(sites)]
+    group_count = len(configuration.device_groups)
+    by_group: list[list[Moment]] = [[] for _ in range(group_count)]
     for moment in moments_of(configuration):
-        by_site[moment.counts[0][0] % sites].append(moment)
-    return [SiteMemory.of(chain, site, moments, most_bytes) for site, moments in enumerate(by_site)]
+        by_group[moment.counts[0][0] % group_count].append(moment)
+    return [DeviceGroupMemory.of(chain, group, moments, most_bytes) for group, moments in enumerate(by_group)]
 
 
 def host_row(chain: Chain, stage: int, most_bytes: int) -> Row:
