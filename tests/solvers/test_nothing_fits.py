@@ -134,8 +134,8 @@ def test_an_answer_says_infeasible_only_where_every_instance_is_proven(monkeypat
     """One instance without a reason beside one of which nothing is known: nothing is known of both."""
     nowhere = next(any_form(seed) for seed in range(80) if rank(tp.solve(any_form(seed), "brute-force"), None)[0] == 3)
     given_up = any_form(0)
-    monkeypatch.setattr(type(problem_of(given_up)), "fits", lambda self, instance: False if instance is nowhere else None)
-    monkeypatch.setattr(type(problem_of(given_up)), "explain", lambda *_: None)
+    monkeypatch.setattr("trainplan.solvers.core.solve.known_to_fit", lambda instance: False if instance is nowhere else None)
+    monkeypatch.setattr("trainplan.solvers.core.solve.explain", lambda instance: None)
     monkeypatch.setattr(Entry, "method", lambda self: lambda instance, search: Outcome(stopped="memory limit"))
     for instances in ([nowhere, given_up], [given_up, nowhere]):
         assert best_answer(instances, "brute-force").status == "unknown"

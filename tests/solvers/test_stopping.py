@@ -160,7 +160,7 @@ def test_an_interrupt_before_there_is_anything_explains_nothing(monkeypatch: pyt
 
     method_is(monkeypatch, method)
     no_first_plan(monkeypatch)
-    monkeypatch.setattr(type(problem_of(instance())), "explain", lambda *_: pytest.fail("explained"))
+    monkeypatch.setattr("trainplan.solvers.core.solve.explain", lambda *_: pytest.fail("explained"))
     result = solve(instance())
     assert (result.status, result.stopped, result.reason) == ("unknown", "interrupt", None)
     assert (result.bound, result.bound_source) == cheap_bound(instance())
@@ -186,7 +186,7 @@ def test_an_interrupt_of_the_explanation_is_one_too(monkeypatch: pytest.MonkeyPa
 
     method_is(monkeypatch, lambda instance, search: Outcome(message="nothing"))
     no_first_plan(monkeypatch)
-    monkeypatch.setattr(type(problem_of(instance())), "explain", interrupted)
+    monkeypatch.setattr("trainplan.solvers.core.solve.explain", interrupted)
     result = solve(instance())
     assert (result.status, result.stopped, result.message) == ("unknown", "interrupt", "nothing")
 
@@ -202,7 +202,7 @@ def test_an_explanation_keeps_the_limit(monkeypatch: pytest.MonkeyPatch, claimed
             pass
 
     method_is(monkeypatch, lambda instance, search: Outcome(infeasible=claimed))
-    monkeypatch.setattr(type(problem_of(instance())), "explain", explain)
+    monkeypatch.setattr("trainplan.solvers.core.solve.explain", explain)
     result = solve(instance(), time_limit=1.0, clock=Clock(hand))
     assert (result.status, result.reason) == ("infeasible" if claimed else "unknown", None)
     assert f"no time left to find out {'why nothing' if claimed else 'whether anything'} fits" in str(result.message)
