@@ -175,7 +175,7 @@ def test_sharded_blocks_hide_what_they_gather() -> None:
     slow = [Block(1, 2, 50, 60)] * 5
     moved = 5 * 50 + 4 * 50 + 5 * 60  # the last block's parameters are there for its backward pass
     assert moved <= sharded_ns(slow, 1) <= moved + 5 * 3
-    assert sharded_ns(quick, 2, again=False) < sharded_ns(quick, 2)
+    assert sharded_ns(quick, 2, gathers_again=False) < sharded_ns(quick, 2)
 
 
 def test_copies_of_shards_are_summed_once_a_step() -> None:

@@ -1,1 +1,1 @@
-"""The cost model `streams`: steps as frameworks run them, where communication overlaps computation."""
+"""The cost model `streams`: steps as frameworks run them, where communication overlaps with computation."""

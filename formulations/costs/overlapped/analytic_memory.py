@@ -1,12 +1,12 @@
-"""What a run keeps on each device, from its layout: model states as frameworks hold them, activations of the micro-batches in
-flight, the logits with their loss, and what trainers hold alongside: buckets in the passes, copies in the optimizer's step.
+"""Memory of a run on each device, from its layout: model states as frameworks hold them, activations of the micro-batches in
+flight, the logits with their loss, and what trainers hold in addition: buckets in the passes, copies in the optimizer's step.
 
-Of each unit the graph keeps what fused kernels of today's frameworks do: a norm's input and result, the inputs of products, one
-number for each query and head of a fused attention core, and what the activation and the gate need. What trainplan's programs
-keep is within a few percent of it (tests/formulations/test_streams_memory.py). Products in few bits keep their operands in
+Of each unit the graph keeps what fused kernels of today's frameworks keep: a norm's input and result, the inputs of products,
+one number for each query and head of a fused attention core, and what the activation and the gate need. trainplan's programs
+keep the same within a few percent (tests/formulations/test_streams_memory.py). Products in few bits keep their operands in
 these, and their weights in both orientations. Where context-parallel ranks exchange heads, an attention keeps queries, keys
-with their copies, values and results of its heads, and beside these the results of its tokens; of a core that is computed
-again, its inputs before they are exchanged.
+with their copies, values and results of its heads, and in addition the results of its tokens; of a core that is computed again,
+its inputs before they are exchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trainplan.profiling.models.model import Model, Unit
 from trainplan.profiling.models.sublayers import LAYERED, Attention, FeedForward, HeadShare, Sublayer, attention_of
 from trainplan.profiling.models.sublayers.parallel import ParallelBlock
 
-# Of what a layer keeps, where every second product's result, the attention's and the layer's input are kept: of a layer
+# Share of what a layer keeps, where every second product's result, the attention's and the layer's input are kept: of a layer
 # of Llama-3 8B 59 of 131 KB for each token.
 OPERATIONS_KEPT = 0.45
 MOMENT_BYTES = 4
@@ -38,10 +38,18 @@ COPY_BYTES = 4  # of a copy in fp32
 
 @dataclass(frozen=True)
 class RunMemory:
-    """Bytes of one device. In the passes: model states with gathered blocks, activations of micro-batches in flight, what there
-    is for a while beside them, buffers of the trainer, and what whole gradients take beside shards of them, where they are
-    reduced behind the last micro-batch. In the optimizer's step, when no activations are left:
-    standing_bytes, of the states without gathered blocks, and copies_bytes, of what the step makes beside them."""
+    """Bytes of one device, in the passes and in the optimizer's step, when no activations are held.
+
+    Attributes:
+        states_bytes: in the passes, model states with gathered blocks.
+        activation_bytes: in the passes, activations of the micro-batches in flight.
+        workspace_bytes: in the passes, what is held only for a while: the loss, or one layer that is computed again.
+        buffers_bytes: in the passes, buffers of the trainer.
+        standing_bytes: in the optimizer's step, model states without gathered blocks.
+        copies_bytes: in the optimizer's step, what the step makes in addition to the states.
+        unreduced_bytes: in the passes, whole gradients in addition to shards of them, where they are reduced after the last
+            micro-batch.
+    """
 
     states_bytes: float
     activation_bytes: float
@@ -53,28 +61,28 @@ class RunMemory:
 
     @property
     def passes_bytes(self) -> float:
-        """All of the passes."""
+        """Bytes held in the passes."""
         held = self.states_bytes + self.activation_bytes + self.buffers_bytes + self.unreduced_bytes
         return held + self.workspace_bytes
 
     @property
     def stepping_bytes(self) -> float:
-        """All of the optimizer's step."""
+        """Bytes held in the optimizer's step."""
         return self.standing_bytes + self.copies_bytes
 
     @property
     def peak_bytes(self) -> float:
-        """The most at any moment."""
+        """The most bytes held at any moment."""
         return max(self.passes_bytes, self.stepping_bytes)
 
     @property
     def moment(self) -> str:
-        """When that is."""
+        """Whether the peak is in the passes or in the optimizer's step, as a text."""
         return "the passes" if self.passes_bytes >= self.stepping_bytes else "the optimizer's step"
 
     @property
     def parts(self) -> dict[str, float]:
-        """Of what the most is, in bytes."""
+        """The parts that make up the peak, in bytes, by their name for people."""
         if self.passes_bytes < self.stepping_bytes:
             return {"model states": self.standing_bytes, "copies of gradients and buckets": self.copies_bytes}
         states = {"model states": self.states_bytes, "activations": self.activation_bytes}
@@ -83,7 +91,7 @@ class RunMemory:
 
 
 def run_memory(model: Model, layout: RunLayout) -> list[RunMemory]:
-    """Of a device of each pipeline rank, in order."""
+    """Memory of one device per pipeline rank, in rank order."""
     chunks = chunks_of(model, layout)
     return [_of_rank(model, layout, chunks[rank :: layout.pp], rank) for rank in range(layout.pp)]
 
@@ -91,14 +99,19 @@ def run_memory(model: Model, layout: RunLayout) -> list[RunMemory]:
 def states_bytes(
     parameters: float, layout: RunLayout, largest: float = 0.0, stepped_parameters: float | None = None, by_muon: float = 0.0
 ) -> float:
-    """Model states of so many parameters of a rank. largest: of its blocks, which ZeRO-3 gathers one ahead. stepped_parameters:
-    those whose master copy and moments it has in ZeRO's stage 1, where that is not an equal share; by_muon: of these, what Muon
-    steps, with one moment."""
+    """Bytes of model states of one rank.
+
+    Args:
+        parameters: the number of the rank's parameters.
+        largest: the parameters of its largest block, of which ZeRO-3 gathers the next one in advance; 0 where none is gathered.
+        stepped_parameters: the parameters whose master copy and moments it has in ZeRO's stage 1; None for an equal share.
+        by_muon: of these, those that Muon steps, with one moment instead of two.
+    """
     element, gradient, sharing = DTYPE_BYTES[layout.base], layout.framework.gradient_bytes, layout.sharing
     framework = layout.framework
     stepped = framework.master_bytes + framework.moments_bytes + framework.copied_bytes
     if "optimizer" in layout.on_host or "parameters" in layout.on_host:
-        return _beside_host_bytes(parameters, layout, largest)
+        return _device_bytes_with_host_states(parameters, layout, largest)
     if layout.frozen:
         gathered = _gathered(parameters, largest, layout) * (layout.zero == 3)
         return (parameters / (sharing if layout.zero == 3 else 1) + gathered) * element
@@ -113,18 +126,20 @@ def states_bytes(
 
 
 def _gathered(parameters: float, largest: float, layout: RunLayout) -> float:
-    """Of so many parameters those that are gathered at once: the largest block and the next one, or as the trainer keeps them.
-    largest: of its blocks; 0 where none is gathered."""
+    """The number of parameters that are gathered at a time: the largest block and the next one, or as the trainer keeps them.
+
+    parameters: of the rank; largest: of its largest block, 0 where none is gathered.
+    """
     held = layout.held
     if not largest or held.ahead_elements is None:
         return 2 * largest
     return min(parameters, max(largest, held.live_elements) + held.ahead_elements)
 
 
-def _beside_host_bytes(parameters: float, layout: RunLayout, largest: float) -> float:
-    """Model states on a device beside those on its host: its parameters, or two gathered blocks; and its gradients,
-    or those of a block where they leave as they are made. Parameters that are on the host and in stage 2 not freed behind their
-    forward pass are all there when the backward pass begins."""
+def _device_bytes_with_host_states(parameters: float, layout: RunLayout, largest: float) -> float:
+    """Bytes of model states on the device where others are on the host: parameters, or two gathered blocks; and gradients, or
+    those of one block where they leave as soon as they are computed. Parameters on the host that stage 2 does not free after
+    their forward pass are all on the device when the backward pass begins."""
     element = DTYPE_BYTES[layout.base]
     hosted = "parameters" in layout.on_host
     if hosted and layout.zero == 2 and layout.sharing > 1:
@@ -138,8 +153,11 @@ def _beside_host_bytes(parameters: float, layout: RunLayout, largest: float) -> 
 
 
 def copied_bytes(weights: Sequence[float], recipe: Recipe | None, element_bytes: int, zero: int) -> float:
-    """Copies of weights in few bits beside those in the model's dtype. weights: numbers of a rank's, by layer or unit, which
-    ZeRO-3 gathers one ahead, so that it has copies of two."""
+    """Bytes of copies of weights in few bits, in addition to the weights in the model's dtype.
+
+    weights: numbers of weights of a rank, by layer or unit; ZeRO-3 gathers the next one in advance, so that it has copies of
+    two.
+    """
     if recipe is None or not weights:
         return 0.0
     held = sum(weights) if zero < 3 else sum(sorted(weights)[-2:])
@@ -147,32 +165,37 @@ def copied_bytes(weights: Sequence[float], recipe: Recipe | None, element_bytes:
 
 
 def kept_bytes(unit: Unit, layout: RunLayout) -> float:
-    """What a unit keeps of a micro-batch besides what is recomputed, its input included."""
+    """Bytes that a unit keeps for one micro-batch from its forward to its backward pass, its input included, what is recomputed
+    not."""
     part, element = splittable(unit.sublayer, layout.tp), DTYPE_BYTES[layout.base]
     tokens = layout.micro * part.tokens / layout.cp
     own = tokens / layout.tp if layout.sequence_parallel else tokens
     hidden = own * part.hidden * element
     normed = (
-        own * part.hidden * (operand_bytes(layout) + _apart_bytes(part, layout)) * (not layout.recompute.norms) * part.pre_norm
+        own
+        * part.hidden
+        * (operand_bytes(layout) + _composed_norm_bytes(part, layout))
+        * (not layout.recompute.norms)
+        * part.pre_norm
     )
     entered = hidden + normed + own * part.hidden * _cast_bytes(part, layout)  # a norm's input, and its result
-    behind = part.sandwich * (hidden + own * part.hidden * _apart_bytes(part, layout))
+    norm_after = part.sandwich * (hidden + own * part.hidden * _composed_norm_bytes(part, layout))
     if isinstance(part, ParallelBlock):
         entered += normed * (not part.shared_norm)
         inner = _attention_bytes(part.attention, tokens, layout) + _network_bytes(part.feed_forward, tokens, layout)
         return entered + inner
     if isinstance(part, Attention):
-        return entered + behind + _attention_bytes(part, tokens, layout) + _masks_bytes(part, own)
+        return entered + norm_after + _attention_bytes(part, tokens, layout) + _masks_bytes(part, own)
     if isinstance(part, FeedForward):
-        return entered + behind + _network_bytes(part, tokens, layout) + _masks_bytes(part, own)
+        return entered + norm_after + _network_bytes(part, tokens, layout) + _masks_bytes(part, own)
     if part.kind == "embedding":
         return hidden + _masks_bytes(part, own)
-    return 2 * hidden + own * part.hidden * (_apart_bytes(part, layout) + _cast_bytes(part, layout))
+    return 2 * hidden + own * part.hidden * (_composed_norm_bytes(part, layout) + _cast_bytes(part, layout))
 
 
 def _cast_bytes(part: Sublayer, layout: RunLayout) -> int:
-    """Of a number of a hidden state before products under autocast: what it is wider, and the copies of the products but one,
-    of queries, keys and values, or of both up-projections."""
+    """Bytes under autocast for each number of the hidden state before matrix products: the wider input, and a copy in the
+    model's dtype for each product except one (of queries, keys and values, or of both up-projections)."""
     if not layout.held.autocast:
         return 0
     element = DTYPE_BYTES[layout.base]
@@ -180,27 +203,28 @@ def _cast_bytes(part: Sublayer, layout: RunLayout) -> int:
     return COPY_BYTES - element + element * (products - 1)
 
 
-def _apart_bytes(part: Sublayer, layout: RunLayout) -> int:
-    """Of a number of an RMS norm of several kernels: its copy in fp32, in place of the input, and the result before the
-    weights."""
+def _composed_norm_bytes(part: Sublayer, layout: RunLayout) -> int:
+    """Bytes for each number of an RMS norm that is made of several kernels: its copy in fp32, in place of the input, and the
+    result before the weights; 0 for other norms."""
     return COPY_BYTES * (layout.framework.composed and part.norm == "rms")
 
 
 def operand_bytes(layout: RunLayout) -> float:
-    """Of a number that is kept as the operand of a product, for the gradient of its weights: of few bits as it was multiplied;
-    none where the weights are frozen."""
+    """Bytes for each number that is kept as the operand of a product, for the gradient of its weights; as few as it was
+    multiplied in, and 0 where the weights are frozen."""
     if layout.frozen:
         return 0.0
     return DTYPE_BYTES[layout.base] if layout.recipe is None else layout.recipe.operand_bytes
 
 
 def _masks_bytes(part: object, own: float) -> float:
+    """Bytes of a unit's dropout mask. own: the tokens that the rank holds between matrices."""
     return own * part.hidden * (part.dropout > 0)  # type: ignore[attr-defined]
 
 
 def _attention_bytes(part: Attention, tokens: float, layout: RunLayout) -> float:
-    """Queries, keys and values, and the result; queries and keys before their norm, if they have one; of unfused cores,
-    probabilities, and where these are dropped their mask and what is left."""
+    """Bytes that an attention keeps for some tokens: queries, keys, values and the result; queries and keys before their norm,
+    if they have one; for unfused cores the probabilities, and where these are dropped their mask and the result."""
     element, tp = DTYPE_BYTES[layout.base], layout.tp
     query, key = part.heads // tp * part.width, max(1, part.kv_heads // tp) * part.width
     normed = (element + COPY_BYTES * layout.framework.composed) * part.normed_heads
@@ -212,24 +236,26 @@ def _attention_bytes(part: Attention, tokens: float, layout: RunLayout) -> float
         size += tokens * (query + 2 * copied) * element
     if part.keeps_scores and not layout.recompute.attention:
         dropped = part.attention_dropout > 0
-        apart = COPY_BYTES * (eager and element < COPY_BYTES)  # the softmax's result
-        size += tokens * part.keys * (part.heads // tp) * (element + apart + dropped * (1 + (0 if apart else element)))
+        widened = COPY_BYTES * (eager and element < COPY_BYTES)  # the softmax's result
+        size += tokens * part.keys * (part.heads // tp) * (element + widened + dropped * (1 + (0 if widened else element)))
     return size
 
 
 def score_gradient_bytes(unit: Unit, layout: RunLayout) -> float:
-    """What the gradient of an attention's scores makes for a while beside what is kept, where its kernels are torch's single
-    ones: the gradients of its softmax's results in both dtypes; in place of those the widest where they were dropped."""
+    """Bytes that the gradient of an attention's scores takes for a while, in addition to what is kept, where its kernels are
+    torch's single ones: the gradients of its softmax's results in both dtypes, or only the wider one where the results are
+    dropped."""
     attention = attention_of(splittable(unit.sublayer, layout.tp))
     if attention is None or not attention.keeps_scores or not layout.framework.composed:
         return 0.0
     tokens, element = layout.micro * attention.tokens / layout.cp, DTYPE_BYTES[layout.base]
-    made = COPY_BYTES + element * (attention.attention_dropout == 0)
-    return tokens * attention.keys * (attention.heads // layout.tp) * made
+    element_bytes = COPY_BYTES + element * (attention.attention_dropout == 0)
+    return tokens * attention.keys * (attention.heads // layout.tp) * element_bytes
 
 
 def exchanged_bytes(unit: Unit, layout: RunLayout) -> int:
-    """What an all-to-all of heads needs for a while beside what is sent: that of a micro-batch by rank, and as it comes."""
+    """Bytes that an all-to-all of heads needs for a while in addition to what is sent: one micro-batch ordered by rank, and as
+    it arrives."""
     attention = attention_of(splittable(unit.sublayer, layout.tp))
     if not layout.exchanges_heads or attention is None:
         return 0
@@ -237,12 +263,13 @@ def exchanged_bytes(unit: Unit, layout: RunLayout) -> int:
 
 
 def _network_bytes(part: FeedForward, tokens: float, layout: RunLayout) -> float:
-    """What the activation and the gate work on, and what the second product does; a relu keeps its result alone. Nothing of a
-    network that is computed again whole."""
+    """Bytes that a feed-forward network keeps for some tokens: the inputs of the activation, of the gate and of the second
+    product; a relu keeps its result alone. 0 for a network that is recomputed as a whole."""
     return 0.0 if layout.recompute.network else _inner_bytes(part, tokens, layout)
 
 
 def _inner_bytes(part: FeedForward, tokens: float, layout: RunLayout) -> float:
+    """Bytes that a feed-forward network keeps between its products, for some tokens."""
     products = 2 if part.gated else 0 if part.activation == "relu" and not layout.recompute.activation else 1
     products += part.gated and layout.framework.composed and not layout.recompute.activation  # the activation's result
     copies = products * DTYPE_BYTES[layout.base] + operand_bytes(layout) * (not layout.recompute.activation)
@@ -250,7 +277,7 @@ def _inner_bytes(part: FeedForward, tokens: float, layout: RunLayout) -> float:
 
 
 def _network_again_bytes(unit: Unit, layout: RunLayout) -> float:
-    """What a feed-forward network that is computed again whole keeps for its own backward pass alone."""
+    """Bytes that a feed-forward network that is recomputed as a whole keeps only during its own backward pass."""
     part = splittable(unit.sublayer, layout.tp)
     network = part.feed_forward if isinstance(part, ParallelBlock) else part
     if not layout.recompute.network or not isinstance(network, FeedForward):
@@ -259,7 +286,8 @@ def _network_again_bytes(unit: Unit, layout: RunLayout) -> float:
 
 
 def _layer_bytes(chunk: Chunk, layout: RunLayout) -> tuple[float, float]:
-    """Activations of a micro-batch in a chunk, and the most of a layer, or a group of them, while it is computed again."""
+    """Bytes that a chunk keeps for one micro-batch, and the most bytes of a layer, or a group of layers, while it is
+    recomputed."""
     layers: dict[int, list[Unit]] = {}
     for unit in chunk.units:
         layers.setdefault(unit.layer, []).append(unit)
@@ -284,11 +312,12 @@ def _layer_bytes(chunk: Chunk, layout: RunLayout) -> tuple[float, float]:
 
 
 def kept_on_host_bytes(chunk: Chunk, layout: RunLayout) -> float:
-    """Activations of a micro-batch in a chunk that are on the host between its passes."""
+    """Bytes of activations of a micro-batch in a chunk that are on the host between its passes."""
     return _layer_bytes(chunk, layout)[0]
 
 
 def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) -> RunMemory:
+    """Memory of one device of a pipeline rank. chunks: the stages of that rank."""
     parameters = sum(parameters_of(model, chunk, layout) for chunk in chunks)
     flights = _in_flight(layout, rank)
     kept = [_layer_bytes(chunk, layout) for chunk in chunks]
@@ -314,13 +343,14 @@ def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) ->
     fixed = layout.framework.fixed_bytes
     states = states_bytes(parameters, layout, largest, stepped, by_muon) + copies + fixed
     standing = states_bytes(parameters, layout, 0.0, stepped, by_muon) + fixed
-    buffers, made = _buffers_bytes(parameters, layout), _step_bytes(stepped, layout)
-    return RunMemory(states, activations, workspace, buffers, standing, made, _unreduced_bytes(parameters, layout))
+    buffers, copied = _buffers_bytes(parameters, layout), _step_bytes(stepped, layout)
+    return RunMemory(states, activations, workspace, buffers, standing, copied, _unreduced_bytes(parameters, layout))
 
 
 def loss_bytes(model: Model, head: Unit, layout: RunLayout) -> float:
-    """Logits of a micro-batch, whole or in chunks of tokens, with the loss's copies and gradients of them. Where the loss makes
-    nothing more than logits, gradients of the hidden states and of the table are made with it (Liger Kernel)."""
+    """Bytes of the logits of a micro-batch, whole or in chunks of tokens, with the loss's copies and gradients of them. Where
+    the loss makes nothing more than logits, gradients of the hidden states and of the table are computed with it (Liger
+    Kernel)."""
     held, element, vocabulary = layout.held, DTYPE_BYTES[layout.base], (model.vocabulary or 1) / layout.tp
     tokens = layout.micro * model.tokens / layout.cp
     at_once = min(tokens if held.chunk_tokens is None else held.chunk_tokens, tokens / held.chunks)
@@ -332,7 +362,8 @@ def loss_bytes(model: Model, head: Unit, layout: RunLayout) -> float:
 
 
 def _buffers_bytes(parameters: float, layout: RunLayout) -> float:
-    """Of the trainer during the passes: its buckets, and the gradients of one micro-batch beside their sum."""
+    """Bytes of the trainer's buffers during the passes: its buckets, and one micro-batch's gradients held apart from their
+    sum."""
     held = layout.held
     buckets = held.bucket_elements * DTYPE_BYTES[layout.base]
     apart = held.accumulates_apart and layout.zero == 2 and layout.micro_batches > 1 and not layout.frozen
@@ -341,8 +372,8 @@ def _buffers_bytes(parameters: float, layout: RunLayout) -> float:
 
 
 def _unreduced_bytes(parameters: float, layout: RunLayout) -> float:
-    """Of whole gradients in the model's dtype, as the backward pass makes them, what they take beside the shards that are
-    counted with the states; those on the host are not. While the last micro-batch's are reduced, their sum only falls."""
+    """Bytes of whole gradients in the model's dtype, beyond the shards that are counted with the states (those on the host are
+    not), where gradients are reduced after the last micro-batch. During that reduction their sum only falls."""
     if not layout.reduces_last:
         return 0.0
     on_device = not layout.on_host & {"optimizer", "parameters"}
@@ -351,9 +382,9 @@ def _unreduced_bytes(parameters: float, layout: RunLayout) -> float:
 
 
 def _step_bytes(stepped: float, layout: RunLayout) -> float:
-    """What the optimizer's step makes beside the states, of the parameters that it steps at once: their gradients as one tensor
-    and its copy in fp32; then what its kernels hold beside that copy, when under stages 1 and 2 the summed gradients are
-    freed."""
+    """Bytes that the optimizer's step needs in addition to the states, for the parameters that it steps at a time: their
+    gradients as one tensor and its copy in fp32; then what its kernels hold in addition to that copy, while under stages 1 and
+    2 the summed gradients are freed. stepped: the rank's parameters that are stepped."""
     held, gradient = layout.held, layout.framework.gradient_bytes
     standing = held.standing_elements * DTYPE_BYTES[layout.base]
     if layout.frozen or layout.on_host & {"optimizer", "parameters"}:
@@ -368,8 +399,8 @@ def _step_bytes(stepped: float, layout: RunLayout) -> float:
 
 
 def _in_flight(layout: RunLayout, rank: int) -> list[float]:
-    """Micro-batches in flight on each of a device's chunks when most are (Megatron-LM's schedules; all of
-    them in GPipe; those without bubbles have as many as 1F1B)."""
+    """The most micro-batches in flight on each of a device's chunks (Megatron-LM's schedules; all of them in GPipe; schedules
+    without bubbles have as many as 1F1B)."""
     micro = layout.micro_batches
     if layout.schedule == "gpipe":
         return [float(micro)] * layout.chunks

@@ -1,10 +1,10 @@
-"""What a step takes where states or activations are on the host: copies over the link between a device and its host, and the
+"""Time of a step where states or activations are on the host: copies over the link between a device and its host, and the
 optimizer's step at the rate of the host's memory.
 
-Nothing hides the copies. Of each micro-batch activations go to the host and come back, parameters come twice, for the forward
+Nothing hides the copies. For each micro-batch activations go to the host and come back, parameters come twice, for the forward
 and for the backward pass, and under ZeRO's stages 2 and 3 gradients leave as they are reduced; else they leave once a step.
-Where the host steps the optimizer, new parameters come back once a step unless they stay there. All devices of a node that the
-run has share the host's memory.
+Where the host steps the optimizer, new parameters come back once a step unless they stay there. All devices of the run that are
+on one node share the host's memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainplan.profiling.models.model import Model
 
 
 def with_host(step: StreamsStep, model: Model, layout: RunLayout, host: Host, devices: int) -> StreamsStep:
-    """The step with what is on the host. devices: of the run, on one node."""
+    """The step with the time of copies and of the host's optimizer added. devices: the run's devices on one node."""
     if not layout.on_host:
         return step
     chunks, element, micro = chunks_of(model, layout), DTYPE_BYTES[layout.base], layout.micro_batches

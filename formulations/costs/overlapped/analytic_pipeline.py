@@ -1,4 +1,4 @@
-"""When the devices of a pipeline end where messages travel in parallel with passes, or where devices wait for them."""
+"""When the devices of a pipeline end, where messages travel in parallel with passes, or where devices wait for them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,16 @@ def pipeline_ns(
     """When each device has ended its last pass, in ns from the step's beginning, under 1F1B or, with several chunks on each
     device, interleaved 1F1B.
 
-    forward_ns, backward_ns: of a micro-batch on each stage; stage s is on device s modulo their number. transfer_ns: a message
-    to the next stage, either way. parallel_messages: whether messages travel in parallel with passes; else the receiver waits
-    for them. micro_batches: interleaved, a multiple of the devices; however many, the step is exact: what repeats is not
-    followed pass by pass (`step.repeats`). Raises InputError for more than can be followed, of stages whose ends do not repeat.
+    Args:
+        forward_ns, backward_ns: passes of a micro-batch through each stage; stage s is on device s modulo the number of
+            devices.
+        transfer_ns: a message to the next stage, in either direction.
+        micro_batches: of the step; interleaved, a multiple of the devices.
+        chunks: stages on each device.
+        parallel_messages: whether messages travel in parallel with passes; else the receiver waits for them.
+
+    The result is exact for any number of micro-batches: repeating rounds are not followed pass by pass (`schedule.repeats`).
+    Raises InputError where there are too many micro-batches and their rounds do not repeat.
     """
     stages = len(forward_ns)
     if stages == chunks:
@@ -35,6 +41,7 @@ def pipeline_ns(
     times["message_backward_ns"] = [*[transfer_ns] * (stages - 1), 0]
 
     def time_ns(duration: Duration) -> int:
+        """Time of a duration: the sum of its passes and messages."""
         return sum(times[name][stage] for name, stage in duration if name in times)
 
     schedule: PlanSchedule = "interleaved-1f1b" if chunks > 1 else "1f1b"

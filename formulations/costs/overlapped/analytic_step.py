@@ -1,8 +1,10 @@
-"""The step of a run under the cost model `streams`, from its layout: no program is compiled, so that every layout has a step.
+"""Time of a run's step under the cost model `streams`, from its layout: no program is compiled, so that every layout has a
+step.
 
 It goes pass by pass: chunks of layers through an interleaved or plain 1F1B pipeline, or blocks through both lanes of fully
-sharded data parallelism; behind it what of the gradients' reduction, the optimizer and the gathering of parameters no pass
-hides. Where trainplan compiles such a plan, its time walk with the same times says the same (tests/execution/test_streams.py).
+sharded data parallelism. After the passes comes what no pass hides of the gradients' reduction, the optimizer and the gathering
+of parameters. Where trainplan compiles such a plan, the simulation of its programs with the same times gives the same step
+(tests/execution/test_streams.py).
 """
 
 from __future__ import annotations
@@ -37,13 +39,13 @@ JITTER = 0.004  # of the step, for each doubling of the devices beyond one node,
 
 @dataclass(frozen=True)
 class Chunk:
-    """A stage's units, as places in the chain."""
+    """The units of one pipeline stage, in the order of the chain."""
 
     units: tuple[Unit, ...]
 
     @cached_property
     def layers(self) -> int:
-        """Transformer layers."""
+        """The number of transformer layers."""
         return len({unit.layer for unit in self.units if unit.kind not in ("embedding", "head")})
 
     @cached_property
@@ -53,9 +55,11 @@ class Chunk:
 
 
 def chunks_of(model: Model, layout: RunLayout) -> list[Chunk]:
-    """The chain cut into the stages that the layout names, or into stages of equal numbers of layers, the first and the last
-    one with embedding and head; `reserved`: these count as a layer each. What cannot be equal differs by one, the more in
-    front."""
+    """The chain cut into the stages that the layout names, or into stages of equal numbers of layers.
+
+    The first stage also has the embedding and the last one the head; with `reserved` these count as a layer each. Numbers of
+    layers that cannot be equal differ by one, the larger ones first.
+    """
     count, indices = layout.pp * layout.chunks, model.layers + 2 * layout.reserved
     sizes = layout.stage_layers or [indices // count + (stage < indices % count) for stage in range(count)]
     ends = [0, *accumulate(sizes)]
@@ -74,27 +78,37 @@ def chunks_of(model: Model, layout: RunLayout) -> list[Chunk]:
 
 @dataclass(frozen=True)
 class StreamsStep:
-    """A step, in ns: passes is until the last backward pass of any rank, the others what is behind it or nothing hides;
-    computing_ns: of the kernels of the busiest rank; copies_ns: to the host and back."""
+    """A step and its parts, in ns.
+
+    Attributes:
+        passes_ns: until the last backward pass of any rank.
+        computing_ns: the kernels of the busiest rank, which lie in the passes.
+        reduce_ns: what no pass hides of the reduction of gradients.
+        optimizer_ns: the optimizer's step.
+        gather_ns: what no pass hides of the gathering of updated parameters.
+        ends_ns: what the framework does once a step outside of passes.
+        jitter: the factor by which a step on several nodes takes longer than its parts.
+        copies_ns: copies to the host and back.
+    """
 
     passes_ns: float
     computing_ns: float
     reduce_ns: float
     optimizer_ns: float
     gather_ns: float
-    beside_ns: float
+    ends_ns: float
     jitter: float
     copies_ns: float = 0.0
 
     @property
     def step_ns(self) -> float:
-        """All of it."""
-        parts = self.passes_ns + self.reduce_ns + self.optimizer_ns + self.gather_ns + self.beside_ns + self.copies_ns
+        """The whole step in ns."""
+        parts = self.passes_ns + self.reduce_ns + self.optimizer_ns + self.gather_ns + self.ends_ns + self.copies_ns
         return parts * self.jitter
 
 
 def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links) -> StreamsStep:
-    """The step of a run. Raises KeyError for a precision that the kind of device has no rate for."""
+    """The step of a run. kind: the devices. Raises KeyError for a precision that the kind of device has no rate for."""
     times = {name: unit_times(part, layout, kind, links) for name, part in model.sublayers.items()}
     chunks = chunks_of(model, layout)
     element = DTYPE_BYTES[layout.base]
@@ -122,40 +136,46 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     forward, backward = [round(pass_[0]) for pass_ in passes], [round(pass_[1]) for pass_ in passes]
     parallel = layout.framework.overlaps_messages and layout.chunks > 1
     ended = pipeline_ns(forward, backward, round(transfer), whole, layout.chunks, parallel)
-    late = max(ended) - (whole - micro) * computing / micro
-    late = computing + BUBBLES.get(layout.schedule, 1.0) * (late - computing)
+    passes_ns = max(ended) - (whole - micro) * computing / micro
+    passes_ns = computing + BUBBLES.get(layout.schedule, 1.0) * (passes_ns - computing)
     reduce, gather = zip(
         *(_data_ns(devices[rank], rank, passes, layout, links, element) for rank in range(layout.pp)), strict=True
     )
-    behind = max(end + each for end, each in zip(ended, reduce, strict=True)) - max(ended)
-    return StreamsStep(late, computing, behind, optimizer, max(gather), ends, jitter)
+    exposed = max(end + reduce_ns for end, reduce_ns in zip(ended, reduce, strict=True)) - max(ended)
+    return StreamsStep(passes_ns, computing, exposed, optimizer, max(gather), ends, jitter)
 
 
 def buckets_of(parameters: float, layout: RunLayout) -> float:
-    """In how many buckets so many parameters of a device are reduced and gathered, of Megatron-Core's size: a million for each
-    data-parallel rank, so that latency stays a small part, and BUCKET at least."""
+    """The number of buckets, as a fraction, in which a device's parameters are reduced and gathered. Buckets have
+    Megatron-Core's size: a million parameters for each data-parallel rank, so that latency stays a small part, and at least
+    BUCKET."""
     return parameters / max(BUCKET, BUCKET_OF_A_RANK * layout.dp * layout.cp)
 
 
 def jitter_of(layout: RunLayout, links: Links) -> float:
-    """By how much a step on several nodes takes longer than its parts do."""
+    """The factor by which a step on several nodes takes longer than its parts."""
     return 1 + JITTER * max(0.0, log2(layout.devices / links.node)) if layout.devices > links.node else 1.0
 
 
 def exposed_gather_ns(gather_ns: float, forward_ns: Sequence[float], layout: RunLayout) -> float:
-    """What of the gathering of updated parameters no forward pass of the next step hides, the first bucket at least.
-    forward_ns: of a micro-batch through each of the device's stages."""
+    """The part of the gathering of updated parameters that no forward pass of the next step hides, at least that of the first
+    bucket.
+
+    gather_ns: all of it. forward_ns: a micro-batch's forward pass through each of the device's stages.
+    """
     if not layout.framework.overlaps_parameters:
         return gather_ns
-    room = sum(forward_ns[:-1]) * layout.pp if len(forward_ns) > 1 else forward_ns[0]
-    return max(gather_ns / max(len(forward_ns), LEAST_BUCKETS), gather_ns - room)
+    hidden = sum(forward_ns[:-1]) * layout.pp if len(forward_ns) > 1 else forward_ns[0]
+    return max(gather_ns / max(len(forward_ns), LEAST_BUCKETS), gather_ns - hidden)
 
 
 def optimizer_ns(
     parameters: float, layout: RunLayout, kind: DeviceKind, by_muon: float = 0.0, orthogonal_ns: float = 0.0
 ) -> float:
-    """The optimizer's step on so many parameters of a device. by_muon: of these, those that Muon steps; orthogonal_ns: to make
-    their momentum orthogonal."""
+    """Time of the optimizer's step on a device's parameters, which is limited by memory bandwidth.
+
+    parameters: their number; by_muon: of these, those that Muon steps; orthogonal_ns: time to make their momentum orthogonal.
+    """
     reached = kind.reached("memory", layout.base)
     bytes_per_s = kind.memory_bytes_per_s * (reached.value if reached else 1.0)
     framework, master = layout.framework, layout.framework.master_bytes or DTYPE_BYTES[layout.base]
@@ -165,21 +185,22 @@ def optimizer_ns(
 
 
 def muon_parameters(part: Sublayer, layout: RunLayout) -> int:
-    """Parameters of a sub-layer that a rank steps by Muon: its share of the matrices of all ranks that share states, as if
-    these were many and dealt evenly."""
+    """The number of a sub-layer's parameters that a rank steps by Muon: an equal share of its matrices among all ranks that
+    share states, as if these were many."""
     return stepped_by_muon(layout.optimizer, part, part.degree(layout.tp), sharing=layout.sharing)
 
 
 def muon_part(part: Sublayer, layout: RunLayout, kind: DeviceKind) -> tuple[int, float]:
-    """The same, and what making their momentum orthogonal takes, in ns."""
+    """The number of a sub-layer's parameters that a rank steps by Muon, and the time to make their momentum orthogonal, in
+    ns."""
     if not (count := muon_parameters(part, layout)):
         return 0, 0.0
     return count, orthogonal_ns(muon_matrices(part, part.degree(layout.tp)), kind, layout.base) / layout.sharing
 
 
 def parameters_of(model: Model, chunk: Chunk, layout: RunLayout) -> int:
-    """Parameters of a rank's tensor-parallel part of a chunk. Embedding and head both have a copy of a tied table where they
-    are on different devices."""
+    """The number of parameters of a rank's tensor-parallel part of a chunk. Embedding and head have a copy each of a tied table
+    where they are on different devices."""
     count = 0
     for unit in chunk.units:
         split = unit.sublayer.degree(layout.tp)
@@ -191,16 +212,18 @@ def parameters_of(model: Model, chunk: Chunk, layout: RunLayout) -> int:
 
 
 def _units(chunks: Sequence[Chunk]) -> list[Unit]:
+    """The units of some chunks."""
     return [unit for chunk in chunks for unit in chunk.units]
 
 
 def _sums(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """The sums of the first and of the second entries of pairs."""
     listed = list(pairs)
     return sum(first for first, _ in listed), sum(second for _, second in listed)
 
 
 def stepped_parameters(model: Model, chunks: Sequence[Chunk], layout: RunLayout) -> float:
-    """Parameters of chunks whose master copy and moments a rank has."""
+    """The number of parameters of a rank's chunks for which it has the master copy and the moments."""
     whole = sum(parameters_of(model, chunk, layout) for chunk in chunks)
     if layout.optimizer == "adamw":
         return whole / layout.sharing
@@ -212,18 +235,19 @@ def stepped_parameters(model: Model, chunks: Sequence[Chunk], layout: RunLayout)
 def _chunk_ns(
     model: Model, chunk: Chunk, layout: RunLayout, times: dict[str, UnitTimes], first_layer: int | None = None
 ) -> tuple[float, float]:
-    """Forward and backward pass of one micro-batch through a chunk. first_layer: of its stage, unless that is the chunk."""
+    """Forward and backward pass of one micro-batch through a chunk. first_layer: that of its stage, unless the chunk is the
+    stage."""
     forward = backward = 0.0
     first = chunk.first_layer if first_layer is None else first_layer
     for unit in chunk.units:
-        each = times[model.key_of(unit)]
+        unit_ns = times[model.key_of(unit)]
         share = layout.recompute.share(unit.layer - first) if unit.kind not in ("embedding", "head") else 0.0
-        forward += each.forward_with_collectives_ns
+        forward += unit_ns.forward_with_collectives_ns
         backward += (
-            each.backward_ns
-            + each.backward_collectives_ns
-            + share * each.forward_with_collectives_ns
-            + (1 - share) * each.recompute_ns
+            unit_ns.backward_ns
+            + unit_ns.backward_collectives_ns
+            + share * unit_ns.forward_with_collectives_ns
+            + (1 - share) * unit_ns.recompute_ns
         )
     issued = chunk.layers * layout.framework.issue_ns
     return max(forward, issued), max(backward, BACKWARD_ISSUE * issued)
@@ -232,7 +256,10 @@ def _chunk_ns(
 def _data_ns(
     parameters: int, rank: int, passes: list[tuple[float, float]], layout: RunLayout, links: Links, element: int
 ) -> tuple[float, float]:
-    """What of the gradients' reduction no backward pass hides, and of the gathering of parameters no forward pass."""
+    """What no backward pass hides of the gradients' reduction, and what no forward pass hides of the gathering of parameters.
+
+    parameters: of the pipeline rank `rank`; passes: forward and backward pass of every stage; element: bytes of a parameter.
+    """
     if layout.frozen:
         return 0.0, 0.0
     stride, ranks = layout.tp, layout.dp * layout.cp
@@ -250,13 +277,14 @@ def _data_ns(
     mine = passes[rank :: layout.pp]
     buckets = max(len(mine), LEAST_BUCKETS)
     if layout.framework.overlaps_gradients:
-        room = sum(each[1] for each in mine[1:]) * layout.pp if len(mine) > 1 else mine[0][1]
-        reduce = max(reduce / buckets, reduce - room)
-    return reduce, exposed_gather_ns(gather, [each[0] for each in mine], layout)
+        hidden = sum(backward for _, backward in mine[1:]) * layout.pp if len(mine) > 1 else mine[0][1]
+        reduce = max(reduce / buckets, reduce - hidden)
+    return reduce, exposed_gather_ns(gather, [forward for forward, _ in mine], layout)
 
 
 def _blocks(model: Model, layout: RunLayout, links: Links, times: dict[str, UnitTimes], element: int) -> list[Block]:
-    """The chain's blocks, whose parameters are gathered and whose gradients are reduced together."""
+    """The chain's blocks, whose parameters are gathered and whose gradients are reduced together. element: bytes of a
+    parameter."""
     blocks: list[Block] = []
     by_layer: dict[int, list[Unit]] = {}
     for unit in model.units:

@@ -1,4 +1,4 @@
-"""Frameworks as plans are priced: what they overlap where nobody says otherwise."""
+"""The frameworks that plans are priced for, where the user names no other."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ MUON = replace(OVERLAPPED, overlaps_parameters=False)
 
 
 def planned_framework(optimizer: OptimizerName, gradient_bytes: int) -> Framework:
-    """The one that plans with an optimizer are priced for, with numbers of gradients of so many bytes, as a plan says."""
+    """The framework that plans with an optimizer are priced for. gradient_bytes: bytes of a gradient, as the plan states."""
     return replace(MUON if optimizer == "muon" else OVERLAPPED, gradient_bytes=gradient_bytes)

@@ -1,4 +1,4 @@
-"""What a run does beside its model and devices: degrees, recomputation, precision, and what its framework overlaps."""
+"""The layout of a run apart from its model and devices: degrees, recomputation, precision, and what its framework overlaps."""
 
 from __future__ import annotations
 
@@ -18,13 +18,18 @@ Hosted = Literal["optimizer", "parameters", "activations"]  # what may be on the
 
 @dataclass(frozen=True)
 class RecomputePolicy:
-    """What the backward pass computes again.
+    """The parts of a model that the backward pass computes again.
 
-    layers: the share of transformer layers that is computed again whole; first: instead, the first ones of each stage, of each
-    chunk where stages are interleaved. group: consecutive layers of a stage that are computed again together, of which only the
-    first one's input is kept. attention: their core, from queries, keys and values. operations: everything but the
-    attention core and every second matrix product. norms: before matrices. activation: of the feed-forward network, with its
-    gate; network: instead the feed-forward network whole, behind its norm. loss: logits and the loss.
+    Attributes:
+        layers: the share of transformer layers that is recomputed as a whole; first: instead, the number of first layers of
+            each stage, or of each chunk where stages are interleaved.
+        group: consecutive layers of a stage that are recomputed together, of which only the first one's input is kept.
+        attention: attention cores, from queries, keys and values.
+        operations: everything but the attention core and every second matrix product.
+        norms: norms before matrices.
+        activation: the activation of the feed-forward network, with its gate; network: instead the feed-forward network as a
+            whole, from the result of its norm.
+        loss: logits and the loss.
     """
 
     layers: float = 0.0
@@ -37,13 +42,13 @@ class RecomputePolicy:
     network: bool = False
     loss: bool = False
 
-    def share(self, place: int) -> float:
-        """What of a transformer layer is computed again whole. place: how many layers its stage has before it."""
-        return self.layers if self.first is None else float(place < self.first)
+    def share(self, index: int) -> float:
+        """The share of a transformer layer that is recomputed as a whole. index: that of the layer in its stage, from 0."""
+        return self.layers if self.first is None else float(index < self.first)
 
 
 def recompute_of(modules: Iterable[str]) -> RecomputePolicy:
-    """What the backward pass computes again where a strategy names these modules."""
+    """The policy of a strategy that recomputes the given modules."""
     names = set(modules)
     return RecomputePolicy(attention="attention" in names, norms="norms" in names, activation="activation" in names)
 
@@ -107,23 +112,25 @@ class Framework:
 
 @dataclass(frozen=True)
 class Held:
-    """What a trainer holds alongside states and activations.
+    """Memory that a trainer holds in addition to states and activations, and how it computes the loss.
 
-    bucket_elements: numbers of the model's dtype in the buffers that gradients are reduced in, during the passes;
-    standing_elements: of these, in those that are never freed. live_elements: parameters that ZeRO's stage 3 keeps gathered,
-    where these are more than the largest block's; ahead_elements: those that it gathers ahead (None: the largest block once
-    more). accumulates_apart: under stage 2 a micro-batch's own gradients stand beside their sum. reduces_last: gradients are
-    summed whole on each rank, in the model's dtype, and reduced behind the last micro-batch alone. stepped_elements: of a shard
-    that the optimizer steps at once (None: all). flattens: their gradients are laid out as one tensor, then copied to fp32
-    where they are not. temporaries: numbers, as wide as what is stepped, that the optimizer's kernels hold of each
-    parameter while they step it.
-
-    autocast: parameters are in fp32, as are hidden states and results of norms, of which each product has its own copies in the
-    model's dtype.
-
-    chunk_tokens: those whose logits are held at once (None: all), by the same kernels; chunks: the least of such parts that
-    they are cut into. in_place: no kernel of the loss makes more than the logits themselves, and the gradients of hidden states
-    and table are made with them.
+    Attributes:
+        bucket_elements: numbers of the model's dtype in the buffers in which gradients are reduced, during the passes;
+            standing_elements: of these, those that are never freed.
+        live_elements: parameters that ZeRO's stage 3 keeps gathered, where these are more than the largest block's.
+        ahead_elements: parameters that it gathers in advance (None: one more block of the largest size).
+        accumulates_apart: under stage 2, whether a micro-batch's own gradients are held apart from their sum.
+        reduces_last: whether gradients are summed whole on each rank, in the model's dtype, and reduced after the last
+            micro-batch alone.
+        stepped_elements: numbers of a shard that the optimizer steps at a time (None: all).
+        flattens: whether their gradients are laid out as one tensor, then copied to fp32 where they are not.
+        temporaries: numbers, as wide as what is stepped, that the optimizer's kernels hold for each parameter that they step.
+        autocast: whether parameters are in fp32, as are hidden states and results of norms, and each product has copies of its
+            own in the model's dtype.
+        chunk_tokens: tokens whose logits are held at a time (None: all), by the same kernels; chunks: the least number of parts
+            that the tokens are cut into.
+        in_place: whether no kernel of the loss makes more than the logits themselves, and the gradients of hidden states and
+            table are computed with them.
     """
 
     bucket_elements: int = 0
@@ -146,18 +153,28 @@ NOTHING_HELD = Held()
 
 @dataclass(frozen=True)
 class RunLayout:
-    """How a run lies on its devices.
+    """How a run is laid out on its devices. Ranks are numbered tensor-parallel first, then context-, data- and
+    pipeline-parallel, as in Megatron-LM.
 
-    Ranks are numbered tensor-parallel first, then context-, data- and pipeline-parallel, as in Megatron-LM. zero: ZeRO's stage.
-    shard: data-parallel ranks that share model states; further ones hold copies. sequence_parallel: tensor-parallel ranks share
-    the tokens between matrices. chunks: stages on each device. micro: samples of a micro-batch on one rank; batch: of a step.
-    precision: of the products of transformer layers, where no recipe has them in fewer bits; all else is in `base`. reserved:
-    layers' places in the pipeline that embedding and head take, one each. stage_layers: transformer layers of each stage, in
-    the order of the chain; None where all stages have as many. frozen: adapters alone are trained: no gradients of the weights,
-    no states of theirs. exchange: what context-parallel ranks exchange for attention's core: keys, around a ring,
-    or heads, by all-to-alls. optimizer: what steps the parameters. recipe: of the products of transformer layers; None where
-    they are in `precision`. on_host: what devices copy to their host and back. held: what the trainer holds alongside.
-    schedule: of a pipeline; `zb-h1` and `zero-bubble` (Qi et al., 2023) have a third of 1F1B's bubble, and nearly none.
+    Attributes:
+        dp, tp, pp, cp: degrees of data, tensor, pipeline and context parallelism.
+        chunks: stages on each device.
+        zero: ZeRO's stage; shard: data-parallel ranks that share model states; further ones hold copies.
+        sequence_parallel: whether tensor-parallel ranks share the tokens between matrices.
+        recompute: what the backward pass computes again.
+        base: the dtype of everything but the products of transformer layers; precision: that of these products, where no recipe
+            has them in fewer bits.
+        micro: samples of a micro-batch on one rank; batch: samples of a step.
+        framework: what the framework does by itself.
+        reserved: whether embedding and head count as a layer each when the pipeline is divided.
+        stage_layers: transformer layers of each stage, in the order of the chain; None where all stages have the same number.
+        frozen: whether adapters alone are trained: weights have no gradients and no states.
+        exchange: what context-parallel ranks exchange for attention's core: keys, around a ring, or heads, by all-to-alls.
+        optimizer: what steps the parameters.
+        recipe: of the products of transformer layers; None where they are in `precision`.
+        on_host: what devices copy to their host and back.
+        held: what the trainer holds in addition.
+        schedule: of the pipeline; `zb-h1` and `zero-bubble` (Qi et al., 2023) have a third of 1F1B's bubble, and almost none.
     """
 
     dp: int
@@ -191,12 +208,12 @@ class RunLayout:
 
     @property
     def devices(self) -> int:
-        """All of them."""
+        """The number of all devices."""
         return self.dp * self.tp * self.pp * self.cp
 
     @property
     def micro_batches(self) -> int:
-        """Those of each data-parallel rank in a step."""
+        """The number of micro-batches of each data-parallel rank in a step."""
         return max(1, ceil(self.batch / (self.dp * self.micro)))
 
     @property
@@ -206,13 +223,13 @@ class RunLayout:
 
     @property
     def sharing(self) -> int:
-        """The ranks that share states under ZeRO: context-parallel ones, too."""
+        """The number of ranks that share states under ZeRO, context-parallel ones included."""
         return self.shard * self.cp if self.zero else 1
 
     @property
     def sums_gradients(self) -> bool:
-        """Whether all ranks sum whole gradients: where states are copies, or matrices are dealt whole to the ranks that share
-        states (see `profiling.models.optimizers`); else each gets its shard of the sum."""
+        """Whether all ranks sum whole gradients: where states are copies, or whole matrices are distributed over the ranks that
+        share states (see `profiling.models.optimizers`); else each gets its shard of the sum."""
         return not self.zero or self.optimizer == "muon"
 
     @property
@@ -223,5 +240,5 @@ class RunLayout:
 
     @property
     def copies(self) -> int:
-        """The groups of ranks that share states, each with a copy of them."""
+        """The number of groups of ranks that share states, each with a copy of them."""
         return self.dp * self.cp // self.sharing

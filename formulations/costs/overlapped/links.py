@@ -1,4 +1,4 @@
-"""Links between the ranks of a run, and what collectives over them take: rings, with latency for each of their steps, and
+"""Links between the ranks of a run, and the times of collectives over them: rings, with latency for each of their steps, and
 all-to-alls."""
 
 from __future__ import annotations
@@ -18,12 +18,18 @@ LONE_BYTES_PER_S = 1e12  # of a node of one device, which has nobody to send to
 
 @dataclass(frozen=True)
 class Links:
-    """Of a node of `node` devices: bytes per second that one sends while it receives as much, within the node and through the
-    network; and the time of a step of a ring.
+    """Links of a device in a node and through the network. Bandwidths are bytes per second that one device sends while it
+    receives as much.
 
-    meshed: so many devices have a link for each two of them, so that a group uses those among its members alone; 0 of none.
-    bridged, bridge_bytes_per_s: so many neighbours send as much among themselves, where a node has faster links for some.
-    host_bytes_per_s, host_ns: of copies between a device and its host, either way; 0 where nothing is known of the host.
+    Attributes:
+        node: the number of devices of a node.
+        within_bytes_per_s, across_bytes_per_s: bandwidth within the node, and through the network.
+        within_ns, across_ns: time of a step of a ring within the node, and through the network.
+        meshed: the number of devices of which each two have a link of their own, so that a group uses only the links among its
+            members; 0 where there is none.
+        bridged: the number of neighbours that have faster links among themselves; bridge_bytes_per_s: the bandwidth of these.
+        host_bytes_per_s, host_ns: bandwidth and latency of copies between a device and its host, in either direction; 0 where
+            nothing is known of the host.
     """
 
     node: int
@@ -39,7 +45,8 @@ class Links:
 
     @classmethod
     def of(cls, sheet: DeviceSheet, table: EfficiencyTable, devices: int, network_bytes_per_s: float | None = None) -> Links:
-        """Those of a data sheet's nodes. network_bytes_per_s: a device's part of the network, where it is not the sheet's."""
+        """The links of nodes of a data sheet's device. network_bytes_per_s: a device's part of the network, where it is not the
+        sheet's."""
         joined = sheet.joined
         node = min(devices, 1 << (max(8, joined.domain if joined else 8).bit_length() - 1))
         linked = 0.0 if joined is None else joined.links * joined.link_bytes_per_s * table.link(joined.level).value
@@ -54,7 +61,7 @@ class Links:
 
     @classmethod
     def of_cluster(cls, cluster: Cluster) -> Links:
-        """Links within a node of a cluster of equal nodes, and a device's share of those between nodes."""
+        """The links of a cluster of equal nodes: within a node, and a device's share of those between nodes."""
         node, network = cluster.nodes[0].devices, cluster.network
         islands = cluster.nodes[0].islands
         step = PCIE_NS if islands and islands[-1].latency_ns >= PCIE_NS else STEP_NS
@@ -65,7 +72,7 @@ class Links:
         return cls(node, within, across, step, meshed=meshed, host_bytes_per_s=copied, host_ns=copy_ns)
 
     def bytes_per_s(self, ranks: int, stride: int) -> float:
-        """What a device of a ring sends, of ranks so far apart, all such groups at once."""
+        """Bandwidth of a device in a ring of `ranks` ranks that are `stride` apart, while all such groups communicate."""
         if (ranks - 1) * stride < self.bridged:
             return self.bridge_bytes_per_s
         if (ranks - 1) * stride < self.node:
@@ -74,13 +81,16 @@ class Links:
         return min(self._among(members) if members > 1 else self.within_bytes_per_s, self.across_bytes_per_s * members)
 
     def _among(self, ranks: int) -> float:
-        """What a device sends to others of a group within its node."""
+        """Bandwidth of a device to the others of a group of `ranks` devices within its node."""
         return self.within_bytes_per_s * (ranks - 1) / (self.meshed - 1) if self.meshed else self.within_bytes_per_s
 
     def collective_ns(self, phases: int, message_bytes: float, ranks: int, stride: int, times: float = 1.0) -> float:
-        """A ring's all-gather or reduce-scatter (1 phase), or all-reduce (2), of so many bytes in all. Steps through the
-        network go at once in every node but one by one through the nodes. times: in how many collectives they are moved, each
-        with latency of its own; less than one where they are part of one."""
+        """Time of a ring's all-gather or reduce-scatter (1 phase), or all-reduce (2), of `message_bytes` in all.
+
+        Ranks are `stride` apart. Steps within nodes run in all nodes in parallel, steps between nodes one after the other.
+        times: the number of collectives in which the bytes are moved, each with latency of its own; less than one where they
+        are part of one.
+        """
         if ranks < 2 or not message_bytes:
             return 0.0
         nodes = max(1, -(-(ranks * stride) // self.node)) if (ranks - 1) * stride >= self.node else 1
@@ -90,13 +100,17 @@ class Links:
         return phases * (moved + steps * times) + LAUNCH_NS * times
 
     def copy_ns(self, message_bytes: float) -> float:
-        """A copy between a device and its host, which is known."""
+        """Time of a copy between a device and its host, of which something has to be known."""
         return message_bytes / self.host_bytes_per_s * 1e9 + self.host_ns
 
     def all_to_all_ns(self, message_bytes: float, ranks: int, stride: int) -> float:
-        """An all-to-all in which each rank has so many bytes, an equal part of them for each rank of its group, itself among
-        them. What a rank sends within its node and through the network goes over links of their own, at once: the slower of
-        both counts, of the rank with fewest others in its node. Messages wait for no others, so that latency counts once."""
+        """Time of an all-to-all in which each rank has `message_bytes`, an equal part of them for each rank of its group,
+        itself included.
+
+        What a rank sends within its node and through the network goes over separate links in parallel: the slower of both
+        counts, for the rank with the fewest others in its node. Messages do not wait for each other, so latency counts only
+        once.
+        """
         if ranks < 2 or not message_bytes:
             return 0.0
         part, spans = message_bytes / ranks, (ranks - 1) * stride >= self.node
@@ -108,7 +122,7 @@ class Links:
         return max(within, across) + LAUNCH_NS
 
     def message_ns(self, message_bytes: float, distance: int) -> float:
-        """One message between ranks so far apart."""
+        """Time of one message between two ranks whose numbers differ by `distance`."""
         if distance < self.node:
             among = self.bridge_bytes_per_s if distance < self.bridged else self._among(2)
             return message_bytes / among * 1e9 + LAUNCH_NS

@@ -1,14 +1,14 @@
-"""What one micro-batch takes on one rank in each unit of a model: kernels by the roofline of `profiling.estimate`, and the
-tensor- and context-parallel collectives that no kernel runs beside.
+"""Time of one micro-batch on one rank in each unit of a model: kernels by the roofline of `profiling.estimate`, and the tensor-
+and context-parallel collectives that no kernel hides.
 
 Products of transformer layers are in the run's precision, all else (attention cores, head, embedding) in its base dtype. By a
-recipe of 8 or 4 bits every operand is first cast: read as often as the recipe has it, and written in few bits, once more
+recipe of 8 or 4 bits every operand is first cast: read as often as the recipe requires, and written in few bits, and again
 transposed for the backward pass (`profiling.clusters.recipes`).
 
-Context-parallel ranks have an equal share of each sample's tokens. They send keys and values around a ring (Liu et al., 2023),
-beside the attention's cores; or exchange heads (Jacobs et al., 2023): before the core queries, keys and values by an
-all-to-all, behind it the results by another one, and backward the gradients of both, which no kernel runs beside. Each
-all-to-all reads and writes all numbers once before it, by rank, and once behind it, in order. Where the core is computed again
+Context-parallel ranks have an equal share of each sample's tokens. They send keys and values around a ring (Liu et al., 2023)
+in parallel with the attention's cores; or they exchange heads (Jacobs et al., 2023): before the core queries, keys and values
+by an all-to-all, after it the results by another one, and backward the gradients of both, none of them hidden by kernels. Each
+all-to-all reads and writes all numbers once before it, to order them by rank, and once after it. Where the core is recomputed
 by itself, heads are exchanged again, too.
 """
 
@@ -36,17 +36,21 @@ from trainplan.profiling.models.sublayers import (
 )
 from trainplan.profiling.models.sublayers.parallel import ParallelBlock
 
-# Of an adapter beside a product, of either pass: its input is read, its result written and added, in kernels of their own. Its
+# An adapter next to a product, in either pass: its input is read, its result written and added, in kernels of their own. Its
 # products have so few columns that they take what memory does. Assumed.
 ADAPTER_READS, ADAPTER_WRITES = 1, 2
-CONTENTION = 0.25  # of a collective's time by which the kernels beside it take longer, assumed; 0.13 to 0.3 by Galvatron-BMW
+CONTENTION = 0.25  # part of a collective's time that it adds to kernels in parallel with it, assumed; 0.13 to 0.3 by Galvatron-BMW
 
 
 @dataclass(frozen=True)
 class UnitTimes:
-    """Of one micro-batch, in ns: kernels of both passes, those that are computed again, and collectives that nothing hides.
+    """Times of one unit for one micro-batch, in ns.
 
-    collectives_ns: the collectives of a forward pass, which are done again where all of it is computed again.
+    Attributes:
+        forward_ns, backward_ns: kernels of both passes.
+        recompute_ns: kernels and collectives that the backward pass runs again, where it does not run the whole forward pass
+            again.
+        collectives_ns: collectives of the forward pass that nothing hides; backward_collectives_ns: those of the backward pass.
     """
 
     forward_ns: float
@@ -57,12 +61,12 @@ class UnitTimes:
 
     @property
     def forward_with_collectives_ns(self) -> float:
-        """The forward pass."""
+        """The forward pass with its collectives."""
         return self.forward_ns + self.collectives_ns
 
 
 def splittable(part: Sublayer, tp: int) -> Sublayer:
-    """The sub-layer as `tp` ranks run it: with fewer heads of keys than ranks, these have copies."""
+    """The sub-layer as `tp` ranks run it: with fewer key heads than ranks, ranks have copies of keys."""
     if isinstance(part, Attention) and part.kv_heads < tp:
         return replace(part, kv_heads=tp)
     if isinstance(part, ParallelBlock) and part.attention.kv_heads < tp:
@@ -71,37 +75,38 @@ def splittable(part: Sublayer, tp: int) -> Sublayer:
 
 
 def unit_times(part: Sublayer, layout: RunLayout, kind: DeviceKind, links: Links) -> UnitTimes:
-    """The times of one unit. Raises KeyError for a precision that the kind has no rate for."""
+    """The times of one unit of a layout. part: its sub-layer. Raises KeyError for a precision that the kind of device has no
+    rate for."""
     part, shared = splittable(part, layout.tp), _shares_tokens(part, layout)
     work = _kernels(part, layout)
     layered = part.kind in LAYERED
-    forward = sum(_kernel_ns(each, layout, kind, layered, False) for each in work)
-    backward = sum(_kernel_ns(each, layout, kind, layered, True) for each in work)
-    gradients = sum(_kernel_ns(each, layout, kind, layered, True) for each in work if each.m and not each.core) / 2
-    products = sum(_kernel_ns(each, layout, kind, layered, False) for each in work if each.m and not each.core)
-    core = sum(_kernel_ns(each, layout, kind, layered, False) for each in _cores(part, layout))
-    again = _again_ns(part, layout, kind, work, core)
-    gathered, behind = _tensor_ns(part, layout, links, shared)
+    forward = sum(_kernel_ns(operator, layout, kind, layered, False) for operator in work)
+    backward = sum(_kernel_ns(operator, layout, kind, layered, True) for operator in work)
+    matrices = [operator for operator in work if operator.m and not operator.core]
+    gradients = sum(_kernel_ns(operator, layout, kind, layered, True) for operator in matrices) / 2
+    products = sum(_kernel_ns(operator, layout, kind, layered, False) for operator in matrices)
+    core = sum(_kernel_ns(operator, layout, kind, layered, False) for operator in _cores(part, layout))
+    recompute = _recompute_ns(part, layout, kind, work, core)
+    gathered, (back, hideable) = _tensor_ns(part, layout, links, shared)
     gathered -= min(gathered, products) * layout.framework.tensor_overlap
-    back, beside = behind
     if layout.framework.overlaps_tensor_backward:
-        beside = max(0.0, beside - gradients) + CONTENTION * min(beside, gradients)
+        hideable = max(0.0, hideable - gradients) + CONTENTION * min(hideable, gradients)
     back -= min(back, gradients) * layout.framework.tensor_overlap
     if isinstance(part, FeedForward) and layout.recompute.network:
-        again += gathered
-    around, exchanged = _around_ns(part, layout, links), _exchanged_ns(part, layout, kind, links)
-    again += exchanged * (layout.recompute.attention and not layout.recompute.operations)
+        recompute += gathered
+    around, exchanged = _ring_ns(part, layout, links), _exchanged_ns(part, layout, kind, links)
+    recompute += exchanged * (layout.recompute.attention and not layout.recompute.operations)
     return UnitTimes(
         forward + exchanged + max(0.0, around - core),
         backward + exchanged + max(0.0, 2 * around - 2.5 * core),
-        again,
+        recompute,
         gathered,
-        back + beside,
+        back + hideable,
     )
 
 
 def supports_recipe(part: Sublayer, layout: RunLayout) -> bool:
-    """Whether all products of a sub-layer have sizes that the layout's recipe takes."""
+    """Whether all products of a sub-layer have sizes that the layout's recipe can multiply."""
     if layout.recipe is None or part.kind not in LAYERED:
         return True
     products = [kernel for kernel in _kernels(splittable(part, layout.tp), layout) if kernel.m and not kernel.core]
@@ -109,18 +114,19 @@ def supports_recipe(part: Sublayer, layout: RunLayout) -> bool:
 
 
 def _shares_tokens(part: Sublayer, layout: RunLayout) -> bool:
+    """Whether tensor-parallel ranks share the tokens of a sub-layer between matrices."""
     return layout.sequence_parallel and layout.tp > 1 and why_not_shared(part, layout.tp) is None
 
 
 def _kernels(part: Sublayer, layout: RunLayout) -> list[Operator]:
-    """Those of a forward pass on one rank, of a sub-layer that its ranks can split."""
+    """The kernels of a forward pass on one rank. part: a sub-layer that its tensor-parallel ranks can split."""
     tp, micro = layout.tp, layout.micro
     operators = shared_operators(TokenShare(part, tp), micro) if _shares_tokens(part, layout) else part.operators(micro, tp)
     return [_on_share(operator, layout) for operator in operators]
 
 
 def _on_share(operator: Operator, layout: RunLayout) -> Operator:
-    """A kernel on the tokens of one context-parallel rank; a core on its heads where these are exchanged."""
+    """A kernel on the tokens of one context-parallel rank; an attention core on that rank's heads where these are exchanged."""
     if layout.cp == 1:
         return operator
     if operator.core and layout.exchanges_heads:
@@ -129,19 +135,20 @@ def _on_share(operator: Operator, layout: RunLayout) -> Operator:
 
 
 def _kernel_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered: bool, backward: bool) -> float:
+    """Time of a kernel in the forward or the backward pass. layered: whether it belongs to a transformer layer."""
     base = layout.base
     if not operator.m:
         passes = layout.framework.memory_passes if layered else layout.framework.loss_passes
         return operator_ns(replace(operator, touched_bytes=int(operator.touched_bytes * passes)), kind, base, 2, backward)
     if layout.frozen and layered and not operator.core:
         numbers = operator.m * operator.count * (ADAPTER_READS * operator.k + ADAPTER_WRITES * operator.n)
-        beside = operator_ns(Operator(touched_bytes=numbers * DTYPE_BYTES[base]), kind, base, DTYPE_BYTES[base])
-        return beside + _product_ns(operator, layout, kind, layered, backward)
+        adapter_ns = operator_ns(Operator(touched_bytes=numbers * DTYPE_BYTES[base]), kind, base, DTYPE_BYTES[base])
+        return adapter_ns + _product_ns(operator, layout, kind, layered, backward)
     return _product_ns(operator, layout, kind, layered, backward)
 
 
 def _product_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered: bool, backward: bool) -> float:
-    """A matrix product, or a core, with casts of its operands."""
+    """Time of a matrix product, or an attention core, with casts of its operands."""
     base, recipe = layout.base, layout.recipe
     if backward and layout.frozen and not operator.core:
         operator = replace(operator, backward=operator.backward / 2)  # no gradients of weights
@@ -155,31 +162,35 @@ def _product_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered
 
 
 def _cores(part: Sublayer, layout: RunLayout) -> list[Operator]:
+    """The attention cores of a sub-layer on one rank; empty where it has none."""
     if (attention := attention_of(part)) is None:
         return []
-    return [_on_share(each, layout) for each in attention.core_operators(layout.micro, layout.tp)]
+    return [_on_share(operator, layout) for operator in attention.core_operators(layout.micro, layout.tp)]
 
 
-def _again_ns(part: Sublayer, layout: RunLayout, kind: DeviceKind, work: list[Operator], core_ns: float) -> float:
-    """What a backward pass computes again of kernels, where not all of it."""
+def _recompute_ns(part: Sublayer, layout: RunLayout, kind: DeviceKind, work: list[Operator], core_ns: float) -> float:
+    """Time of the kernels that a backward pass runs again, where it does not run the whole forward pass again.
+
+    work: the kernels of the forward pass; core_ns: the time of its attention cores.
+    """
     recompute = layout.recompute
     if part.kind not in LAYERED:
-        behind = work[getattr(part, "operators_before", 0) :] if recompute.loss and part.kind == "head" else []
-        return sum(_kernel_ns(each, layout, kind, False, False) for each in behind)
-    streaming = sum(_kernel_ns(each, layout, kind, True, False) for each in work if not each.m)
+        head_work = work[getattr(part, "operators_before", 0) :] if recompute.loss and part.kind == "head" else []
+        return sum(_kernel_ns(operator, layout, kind, False, False) for operator in head_work)
+    streaming = sum(_kernel_ns(operator, layout, kind, True, False) for operator in work if not operator.m)
     again = 0.0
     if recompute.operations:
-        products = sum(_kernel_ns(each, layout, kind, True, False) for each in work if each.m and not each.core)
+        products = sum(_kernel_ns(operator, layout, kind, True, False) for operator in work if operator.m and not operator.core)
         again += streaming + products / 2
     if not recompute.operations:
-        again += sum(_kernel_ns(each, layout, kind, True, False) for each in _modules_again(part, layout, work))
+        again += sum(_kernel_ns(operator, layout, kind, True, False) for operator in _recomputed_modules(part, layout, work))
     if recompute.attention and not recompute.operations:
         again += core_ns
     return again
 
 
-def _modules_again(part: Sublayer, layout: RunLayout, work: list[Operator]) -> list[Operator]:
-    """Kernels of norms and of the feed-forward network that are computed again. work: all of a forward pass."""
+def _recomputed_modules(part: Sublayer, layout: RunLayout, work: list[Operator]) -> list[Operator]:
+    """Kernels of norms and of the feed-forward network that are run again. work: the kernels of the forward pass."""
     recompute, again = layout.recompute, list[Operator]()
     network = part.feed_forward if isinstance(part, ParallelBlock) else part
     if recompute.norms:
@@ -190,13 +201,14 @@ def _modules_again(part: Sublayer, layout: RunLayout, work: list[Operator]) -> l
         inner = network.activation_operators(layout.micro, layout.tp)
         if recompute.network:
             inner = inner + [operator for operator in network.operators(layout.micro, layout.tp) if operator.m]
-        again += [_on_share(each, layout) for each in inner]
+        again += [_on_share(operator, layout) for operator in inner]
     return again
 
 
 def _tensor_ns(part: Sublayer, layout: RunLayout, links: Links, shared: bool) -> tuple[float, tuple[float, float]]:
-    """Collectives of tensor-parallel ranks: forward; backward, those before any gradient, and those that gradients of weights
-    may run beside."""
+    """Times of collectives of tensor-parallel ranks: those of the forward pass; and of the backward pass, those before any
+    gradient, and those that may run in parallel with gradients of weights. shared: whether ranks share the tokens between
+    matrices."""
     if layout.tp == 1:
         return 0.0, (0.0, 0.0)
     hidden = (
@@ -211,8 +223,8 @@ def _tensor_ns(part: Sublayer, layout: RunLayout, links: Links, shared: bool) ->
     return (2 * one, (one, 2 * one)) if shared else (both, (0.0, both))
 
 
-def _around_ns(part: Sublayer, layout: RunLayout, links: Links) -> float:
-    """Keys and values around the ring of context-parallel ranks."""
+def _ring_ns(part: Sublayer, layout: RunLayout, links: Links) -> float:
+    """Time to send keys and values around the ring of context-parallel ranks."""
     attention = attention_of(part)
     if layout.cp == 1 or layout.exchanges_heads or attention is None:
         return 0.0
@@ -222,7 +234,7 @@ def _around_ns(part: Sublayer, layout: RunLayout, links: Links) -> float:
 
 
 def _exchanged_ns(part: Sublayer, layout: RunLayout, kind: DeviceKind, links: Links) -> float:
-    """The all-to-alls of heads of one pass, with the kernels that put numbers by rank and in order."""
+    """Time of the all-to-alls of heads of one pass, with the kernels that order numbers by rank and back."""
     attention = attention_of(part)
     if not layout.exchanges_heads or attention is None:
         return 0.0
