@@ -39,7 +39,9 @@ from trainplan.profiling.models.sublayers.parallel import ParallelBlock
 # An adapter next to a product, in either pass: its input is read, its result written and added, in kernels of their own. Its
 # products have so few columns that they take what memory does. Assumed.
 ADAPTER_READS, ADAPTER_WRITES = 1, 2
-CONTENTION = 0.25  # part of a collective's time that it adds to kernels in parallel with it, assumed; 0.13 to 0.3 by Galvatron-BMW
+CONTENTION = (
+    0.25  # part of a collective's time that it adds to kernels in parallel with it, assumed; 0.13 to 0.3 by Galvatron-BMW
+)
 
 
 @dataclass(frozen=True)

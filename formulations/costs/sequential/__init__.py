@@ -1,1 +1,2 @@
-"""The cost model of work in sequence: time and memory of sub-layers. Problems add it up; the simulation charges it."""
+"""The cost model of work in sequence: time and memory of sub-layers, which problems add up and the simulation of programs
+charges."""

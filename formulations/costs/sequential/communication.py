@@ -1,4 +1,5 @@
-"""Hidden states on their way: what passes between two sub-layers, and what a re-layout or a tied table costs."""
+"""Costs of moving hidden states: messages between sub-layers, re-layouts between two strategies, and reductions of a tied
+table."""
 
 from __future__ import annotations
 
@@ -14,15 +15,18 @@ from trainplan.profiling.profiles import Profile
 
 
 def moved_bytes(profile: Profile, sublayer: str) -> tuple[int, int]:
-    """Hidden states of one sample that may be re-laid before and after a sub-layer."""
+    """Bytes of hidden states of one sample that may be re-laid before and after a sub-layer."""
     shape = profile.shapes[sublayer]
     before = 0 if shape.kind == "embedding" else shape.input_bytes + shape.carried_bytes
     return before, 0 if shape.kind == "head" else shape.output_bytes + shape.carried_bytes
 
 
 def slice_gather_ns(profile: Profile, before: Strategy, after: Strategy, samples: int, sample_bytes: int) -> float:
-    """A re-layout one way, with its fraction: the rows that a rank works on under `after` and not under `before`, gathered from
-    those that hold them; the slowest rank counts. sample_bytes: hidden states of one sample between the two layers."""
+    """Time of a re-layout in one direction, not rounded: each rank gathers the rows that it works on under `after` but not
+    under `before` from the ranks that hold them; the slowest rank counts.
+
+    samples: of a micro-batch over all devices; sample_bytes: hidden states of one sample between the two layers.
+    """
     block = samples // before.data_degree * sample_bytes
     if alike_over(profile.network, profile.devices, before, after):
         size, link = _first_gather(profile, before, after)
@@ -33,8 +37,8 @@ def slice_gather_ns(profile: Profile, before: Strategy, after: Strategy, samples
 
 
 def _first_gather(profile: Profile, before: Strategy, after: Strategy) -> tuple[int, Link | None]:
-    """The size of the group of the first rank that gathers rows, and its link; None where ranks only slice. Groups of thousands
-    of ranks are listed once."""
+    """The size of the group of the first rank that gathers rows, and its link; None where ranks only slice. Kept with the
+    profile, as groups may have thousands of ranks."""
     key = "first gather", before.layout, after.layout
     if key not in profile.derived:
         ranks = next(gather_groups(before, after), ())
@@ -44,8 +48,9 @@ def _first_gather(profile: Profile, before: Strategy, after: Strategy) -> tuple[
 
 
 def gather_tokens_ns(profile: Profile, before: Strategy, after: Strategy, samples: int, sample_bytes: int) -> float:
-    """What a re-layout takes one way before rows are moved, with its fraction: all tokens are gathered where `before` has them
-    shared, unless rows and tokens lie alike under `after`. The slowest group counts."""
+    """Time of a re-layout in one direction before rows are moved, not rounded: all tokens are gathered where ranks share them
+    under `before`, unless rows and tokens lie in the same way under `after`. The slowest group counts. Arguments as of
+    `slice_gather_ns`."""
     if before.token_digit is None or (before.layout, before.token_digit) == (after.layout, after.token_digit):
         return 0.0
     rows = samples // before.data_degree * sample_bytes
@@ -55,17 +60,21 @@ def gather_tokens_ns(profile: Profile, before: Strategy, after: Strategy, sample
 
 
 def shares_table(strategies: Sequence[Strategy], stage: Sequence[int]) -> bool:
-    """Whether a table that embedding and head share is one parameter: both are in this stage, and each of its ranks has the
-    same part of it, and of its states, under either's strategy. Else it is two, whose gradients are summed once a step."""
+    """Whether a table that embedding and head share is one parameter: both are in the stage, and each of its ranks has the same
+    part of the table, and of its states, under either strategy. Otherwise it is two, whose gradients are summed once a step.
+
+    strategies: of all units of the model; stage: the indices of the stage's units.
+    """
     first, last = strategies[0], strategies[-1]
     ends = 0 in stage and len(strategies) - 1 in stage
     return ends and (first.levels, first.zero_stage) == (last.levels, last.zero_stage)
 
 
 def tied_ns(profile: Profile, size: int, stages: int = 1, precision: Precision | None = None) -> int:
-    """The sum of the gradients of a table that embedding and head share, over all devices of the first and the last stage.
+    """Time to sum the gradients of a table that embedding and head share, over all devices of the first and the last stage.
 
-    size: devices of a stage; stages follow each other. 0 where no table is shared.
+    size: devices of a stage, of stages that follow each other; precision: of gradients, where it is not the profile's. 0 where
+    no table is shared.
     """
     last = size * (stages - 1)
     table = profile.tied_parameters * (precision or profile.precision).gradient_bytes(profile.parameter_bytes)
@@ -73,5 +82,5 @@ def tied_ns(profile: Profile, size: int, stages: int = 1, precision: Precision |
 
 
 def slowest_message_ns(profile: Profile, message_bytes: int, pairs: Iterable[tuple[int, int]]) -> int:
-    """A message between two devices, over the slowest of some pairs."""
+    """Time of a message between two devices, over the slowest of the given pairs."""
     return max((collective(profile, "p2p", message_bytes, pair) for pair in pairs), default=0)

@@ -6,12 +6,12 @@ Two models, by name:
   overlaps backward compute, each slowed down as the profile says (1.3 in the paper); CKPT adds one forward pass with its
   all-reduces. What only the last micro-batch pays, C(M, 0) of Eq. 8, is the part of its gradient communication that the
   backward pass does not hide: taken out whole, as the text has it, earlier micro-batches would cost less than their compute.
-  (The paper's SDP is ZeRO stage 3. In stages 1 and 2 parameters are gathered once, behind that.)
+  (The paper's SDP is ZeRO stage 3. In stages 1 and 2 parameters are gathered only once, after that.)
   Memory as in Section III-A: O_b = intermediates under CKPT, else 0; no temporaries, no gathered parameters.
 - `executed`: what trainplan's own programs do. Everything in sequence, as the serial back-end issues it; a recomputation
   repeats no collective (a unit's partial output is not needed again); temporaries, gathered parameters, full gradients
-  before they are scattered, re-layout buffers, the optimizer step and the reduction of tied weights count. The time walk
-  charges the same pieces instruction by instruction (asserted in tests/execution/test_time_walk.py).
+  before they are scattered, re-layout buffers, the optimizer step and the reduction of tied weights count. The simulation of
+  programs charges the same pieces instruction by instruction (asserted in tests/execution/test_time_walk.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from trainplan.profiling.profiles import Profile
 
 @dataclass(frozen=True)
 class CostModel:
-    """executed: what trainplan's programs do, one thing after the other; else the paper's model, with overlap."""
+    """A cost model by name. executed: whether it is that of trainplan's programs, one thing after the other, or the paper's,
+    with overlap."""
 
     name: str
     executed: bool
@@ -42,8 +43,14 @@ COST_MODELS = {model.name: model for model in (CostModel("paper", False), CostMo
 
 @dataclass(frozen=True)
 class UnitCosts:
-    """One sub-layer under one strategy. forward_ns: the forward pass alone; sync_ns: the part that only the last micro-batch of
-    a step pays. Both are part of time_ns. Bytes are O_f, O_b and O_ms (see `work.memory`)."""
+    """Cost of one sub-layer under one strategy for one micro-batch.
+
+    Attributes:
+        time_ns: forward and backward pass of the last micro-batch of a step.
+        forward_ns: of these, the forward pass.
+        sync_ns: of these, the part that only the last micro-batch of a step pays.
+        forward_bytes, backward_bytes, state_bytes: O_f, O_b and O_ms (see `sublayer_memory`).
+    """
 
     time_ns: float
     forward_ns: float
@@ -55,11 +62,14 @@ class UnitCosts:
 
 @dataclass(frozen=True)
 class PassTimes:
-    """One micro-batch through one sub-layer, in whole ns.
+    """Times of one micro-batch through one sub-layer, in whole ns.
 
-    reduce_ns, step_ns: what is added behind the last micro-batch, once it has been sent on: reductions over replicas; and,
-    behind the sum of a shared table's gradients, the optimizer and the gather of what it has changed.
-    tied_ns: what an embedding adds beside, in a pipeline of one stage, for a table that it shares with the head.
+    Attributes:
+        forward_ns, backward_ns: the passes.
+        reduce_ns: after the last micro-batch, reductions over replicas.
+        step_ns: after that, and after the sum of a shared table's gradients, the optimizer and the gather of what it has
+            changed.
+        tied_ns: for the embedding in a pipeline of one stage, the reduction of a table that it shares with the head.
     """
 
     forward_ns: int
@@ -70,15 +80,15 @@ class PassTimes:
 
     @property
     def sync_ns(self) -> int:
-        """All that is added behind the last micro-batch."""
+        """All time that is added after the last micro-batch."""
         return self.reduce_ns + self.step_ns
 
 
 def unit_costs(
     profile: Profile, costs: CostModel, sublayer: str, strategy: Strategy, samples: int, shares_table: bool = False
 ) -> UnitCosts:
-    """Cost of one micro-batch of `samples` samples. shares_table: as of `times_of`, for what is executed. Raises InputError
-    where the profile lacks the shape."""
+    """Cost of a sub-layer for one micro-batch of `samples` samples. shares_table: as in `times_of`, for the model `executed`.
+    Raises InputError where the profile lacks the shape."""
     if costs.executed:
         times = times_of(profile, sublayer, strategy, samples, shares_table)
         sync: float = times.sync_ns + times.tied_ns
@@ -98,13 +108,19 @@ def times_of(
     precision: Precision | None = None,
     optimizer: OptimizerName = "adamw",
 ) -> PassTimes:
-    """The passes of a sub-layer as trainplan's programs run them, one thing after the other: sharded gradients are scattered
-    in every micro-batch, and made whole over the tensor-parallel group before; others are reduced or scattered in the last one
-    only.
+    """The passes of a sub-layer as trainplan's programs run them, one thing after the other.
 
-    samples: of a micro-batch over all devices of the stage. shares_table: whether the table that embedding and head share is
-    one parameter, the embedding's; a head then gathers and scatters all of that one's beside what is left of its own. precision: of
-    gradients; optimizer: as of `unit_work`. Raises InputError where the profile lacks the shape.
+    Gradients that ranks share are scattered in every micro-batch, after they are made whole over the tensor-parallel group;
+    others are reduced or scattered in the last micro-batch only.
+
+    Args:
+        samples: of a micro-batch over all devices of the stage.
+        shares_table: whether the table that embedding and head share is one parameter, the embedding's; a head then gathers and
+            scatters all of that one's in addition to the rest of its own.
+        precision: of gradients, where it is not the profile's.
+        optimizer: what steps the parameters.
+
+    Raises InputError where the profile lacks the shape.
     """
     with_table = shares_table and profile.tied_parameters > 0 and profile.shapes[sublayer].kind == "head"
     left_out = table_part(profile, strategy.degree("tp")) if with_table else 0
@@ -126,7 +142,7 @@ def times_of(
 
 
 def _paper_ns(profile: Profile, work: UnitWork[float], strategy: Strategy) -> tuple[float, float, float]:
-    """Forward pass, backward pass, and what of that only the last micro-batch pays."""
+    """Forward pass, backward pass, and the part of them that only the last micro-batch pays, by the paper's model."""
     slowdowns = profile.compute_slowdown.value, profile.communication_slowdown.value
     summed, summed_back = work.partial_ns + work.forward_tokens_ns, work.partial_back_ns + work.backward_tokens_ns
     compute, again = work.recompute_ns + work.backward_ns, summed if strategy.ckpt else 0
@@ -140,11 +156,11 @@ def _paper_ns(profile: Profile, work: UnitWork[float], strategy: Strategy) -> tu
 def transition_ns(
     profile: Profile, costs: CostModel, before: Strategy, after: Strategy, samples: int, sample_bytes: int
 ) -> int:
-    """R: the Slice-Gather of the hidden states forward and of their gradients backward, rows and tokens. sample_bytes: hidden
-    states of one sample between the two layers."""
+    """R: time of the Slice-Gather of rows and tokens of the hidden states forward and of their gradients backward. samples: of
+    a micro-batch; sample_bytes: hidden states of one sample between the two layers."""
     pieces = [
-        move(profile, *way, samples, sample_bytes)
-        for way in ((before, after), (after, before))
+        move(profile, *direction, samples, sample_bytes)
+        for direction in ((before, after), (after, before))
         for move in (slice_gather_ns, gather_tokens_ns)
     ]
     return sum(map(round, pieces)) if costs.executed else round(sum(pieces))

@@ -1,4 +1,4 @@
-"""What the stages of a plan take, by trainplan's own programs."""
+"""Times of the stages of a plan, as trainplan's own programs run them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ from trainplan.profiling.profiles import Profile
 
 @dataclass(frozen=True)
 class PlannedWork:
-    """What the stages of a plan take. syncs_ns: what each adds to the end of the step; names: what each holds."""
+    """Times of the stages of a plan.
+
+    Attributes:
+        work: passes and transfers.
+        syncs_ns: what each stage adds to the end of the step.
+        micro_batches: of the step.
+        names: the units of each stage, as a text.
+    """
 
     work: Work
     syncs_ns: tuple[int, ...]
@@ -31,7 +38,8 @@ class PlannedWork:
 
 
 def samples_of(plan: Plan) -> int:
-    """Samples of a micro-batch over all devices of a stage; of pipelines with shares of their own, one of each."""
+    """Samples of a micro-batch over all devices of a stage; of pipelines with shares of their own, of one micro-batch of
+    each."""
     shares = plan.batch.shares
     if shares is None:
         return plan.batch.global_samples // plan.batch.micro_batches
@@ -41,17 +49,18 @@ def samples_of(plan: Plan) -> int:
 def planned_work(plan: Plan, profiles: Sequence[Profile]) -> PlannedWork:
     """Stage times of a regular plan. Raises InputError.
 
-    profiles: one for each stage, of the kinds of devices that it is on, with the costs of all shapes. Of data-parallel
-    pipelines with different shares, that with the most micro-batches counts. A stage re-lays what it receives, too.
+    profiles: one for each stage, for the kinds of devices that it is on, with the costs of all shapes. Of data-parallel
+    pipelines with different shares, the one with the most micro-batches counts. A stage also re-lays what it receives.
     """
     strategies, samples = plan.strategies(), samples_of(plan)
-    once = len(plan.stages) == 1 and shares_table(strategies, range(len(plan.units)))
+    one_table = len(plan.stages) == 1 and shares_table(strategies, range(len(plan.units)))
     devices = plan.placement or range(plan.world)
     forward, backward, moves, syncs, names = [], [], [], [], []
     for number, (profile, stage) in enumerate(zip(profiles, plan.stages, strict=True)):
         units, first, last = profile.units, stage.first_unit, stage.last_unit
         times = [
-            times_of(profile, units[u].sublayer, strategies[u], samples, once, plan.precision) for u in range(first, last + 1)
+            times_of(profile, units[u].sublayer, strategies[u], samples, one_table, plan.precision)
+            for u in range(first, last + 1)
         ]
         passed = [moved_bytes(profile, unit.sublayer)[1] for unit in units]
         there = [(u - 1, u) for u in range(max(first, 1), last + 1)]
@@ -59,10 +68,10 @@ def planned_work(plan: Plan, profiles: Sequence[Profile]) -> PlannedWork:
         moved = [
             sum(
                 round(move(profile, strategies[a], strategies[b], samples, passed[min(a, b)]))
-                for a, b in way
+                for a, b in direction
                 for move in (slice_gather_ns, gather_tokens_ns)
             )
-            for way in (there, back)
+            for direction in (there, back)
         ]
         forward.append(sum(time.forward_ns for time in times) + moved[0])
         backward.append(sum(time.backward_ns for time in times) + moved[1])
@@ -72,7 +81,7 @@ def planned_work(plan: Plan, profiles: Sequence[Profile]) -> PlannedWork:
             message = samples // strategies[first].data_degree * passed[first - 1] // strategies[first - 1].share(0)[1]
             ranks = zip(plan.stages[number - 1].ranks, stage.ranks, strict=True)
             moves.append(slowest_message_ns(profile, message, [(devices[a], devices[b]) for a, b in ranks]))
-    for end in set() if once else {0, len(plan.stages) - 1}:
+    for end in set() if one_table else {0, len(plan.stages) - 1}:
         syncs[end] += tied_ns(profiles[0], plan.stage_sizes[0], len(plan.stages), plan.precision)
     work = Work(tuple(forward), tuple(backward), tuple(moves))
     return PlannedWork(work, tuple(syncs), plan.batch.micro_batches, tuple(names))

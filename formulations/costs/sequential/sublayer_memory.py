@@ -1,12 +1,12 @@
-"""What one sub-layer under one strategy holds, in bytes of one device: O_f, O_b and O_ms of Eq. 2 (Galvatron-BMW, III-A).
+"""Memory of one sub-layer under one strategy, in bytes of one device: O_f, O_b and O_ms of Eq. 2 (Galvatron-BMW, III-A).
 
 O_ms: model states, 16 bytes a parameter in fp32 (parameter, gradient, AdamW's two moments). O_f: what one micro-batch keeps
 from its forward pass to its backward pass. O_b: in the paper the intermediates that CKPT rebuilds; in the cost model `executed`
 also what trainplan's programs hold while they compute: temporaries, gathered parameters, whole gradients, re-layout buffers,
 logits.
 
-Programs keep a table that embedding and head share once, where both are in one stage and have one layout. Where the strategy
-of the other one is still open, O_ms counts the table for both, and the time its reduction.
+Programs keep a table that embedding and head share only once, where both are in one stage and have one layout. Where the
+strategy of the other one is still open, O_ms counts the table for both, and the time its reduction.
 """
 
 from __future__ import annotations
@@ -40,14 +40,21 @@ def unit_bytes(
     least: bool = False,
     pieces: bool = False,
 ) -> tuple[int, int, int]:
-    """O_f, O_b and O_ms of a sub-layer. samples: of a micro-batch. executed: of trainplan's programs, else the paper's.
-    shares_table: whether these keep a table that embedding and head share but once, with the embedding. precision: of the
-    states, where it is not the profile's; its state_bytes_per_parameter have the rest. relaid: whether neighbours may be laid out
-    otherwise. optimizer: what steps the parameters, of a profile that describes its model where that is not AdamW. least: what
-    programs surely hold, in place of at most: at the end of the forward pass, where it is computed again, or when its input
-    has its gradient, whichever is most; without what neighbours or other lanes may hold, and without a kernel's workspace of
-    the backward pass, which may begin when some of this is gone. pieces: whether samples are those of several
-    context-parallel ranks, each of which has its pieces."""
+    """O_f, O_b and O_ms of a sub-layer, in bytes.
+
+    Args:
+        executed: whether they are those of trainplan's programs, or the paper's.
+        samples: of a micro-batch.
+        shares_table: whether programs keep a table that embedding and head share only once, with the embedding.
+        precision: of the states, where it is not the profile's; its state_bytes_per_parameter cover the rest.
+        relaid: whether neighbours may be laid out differently.
+        optimizer: what steps the parameters, for a profile that describes its model where that is not AdamW.
+        least: whether to count what programs surely hold instead of the most that they may hold: at the end of the forward
+            pass, where it is computed again, or when its input has its gradient, whichever is most; without what neighbours or
+            other lanes may hold, and without a kernel's workspace of the backward pass, which may begin when some of this is
+            gone.
+        pieces: whether samples belong to several context-parallel ranks, each of which has its pieces.
+    """
     precision = precision or profile.precision
     tp, rows = strategy.degree("tp"), samples // strategy.data_degree
     entry, shape = computed_cost(profile, sublayer, strategy, rows), profile.shapes[sublayer]
@@ -72,7 +79,7 @@ def unit_bytes(
     part, of_gradient = -(-parameters // degree), precision.gradient_bytes(element)
     gathered = part * degree * element * strategy.shares_parameters
     gradient = part * degree * of_gradient * strategy.shares_gradients
-    # A re-layout holds the blocks it gathered beside its result; which neighbour asks for one is not known here.
+    # A re-layout holds the blocks it gathered in addition to its result; which neighbour needs one is not known here.
     moved = 0 if strategy.group == 1 or not relaid or least else 2 * samples * max(moved_bytes(profile, sublayer))
     first = gathered + output + max(workspace, moved) + rebuilt
     gradients = (0 if shape.kind == "embedding" else incoming) + gradient
@@ -82,11 +89,11 @@ def unit_bytes(
             gathered + output + (rebuilt + workspace if strategy.ckpt else workspace),
             gathered + gradients + output,
         )
-        if strategy.modules:  # of which some is freed, and made again, between these moments
+        if strategy.modules:  # some of this is freed, and computed again, between these moments
             begun, returned = gathered + output, gathered + gradient + output
         returned += rebuilt
         if shape.kind == "head" and strategy.ckpt and not pieces:
-            # Logits are made again while those of the forward pass wait; the input may be on the host still.
+            # Logits are computed again while those of the forward pass wait; the input may be on the host still.
             returned = max(returned, gathered + 2 * output + rebuilt - incoming)
         waiting = _loss_bytes(profile, rows * shape.tokens, tp) if "loss" in strategy.modules else output
         waiting *= shape.kind == "head"
@@ -94,10 +101,10 @@ def unit_bytes(
         if shape.kind == "head":  # what the loss keeps of other micro-batches may be gone, or not be there yet
             return inputs, work + forward - inputs, state
         return forward, work, state
-    beside = _loss_bytes(profile, rows * shape.tokens, tp)
+    at_loss = _loss_bytes(profile, rows * shape.tokens, tp)
     if shape.kind == "head":
-        # Beside the logits at the loss: targets, this shard's three statistics, and those of all shards.
-        first = max(first, output + beside)
+        # In addition to the logits at the loss: targets, this shard's three statistics, and those of all shards.
+        first = max(first, output + at_loss)
     backward = gathered + gradients + output + recomputed + max(entry.backward_workspace_bytes.value, moved)
     if shape.kind == "embedding" and profile.tied_parameters:
         backward = max(backward, profile.tied_parameters * of_gradient - incoming)
@@ -109,14 +116,14 @@ def unit_bytes(
     backward = max(backward, stepping - forward)
     if shape.kind == "head":
         # Logits wait for their backward pass, also those of other micro-batches in flight; or what makes them anew.
-        waiting = beside if "loss" in strategy.modules else output
+        waiting = at_loss if "loss" in strategy.modules else output
         forward, backward = forward + waiting, backward - waiting
         backward = max(backward, profile.tied_parameters * of_gradient - forward)
     return forward, backward, state + LOSS_BYTES  # the loss of any unit: each may be all that a stage has
 
 
 def _loss_bytes(profile: Profile, tokens: int, tp: int) -> int:
-    """What stands with the logits at the loss: targets, this shard's three statistics, and those of all shards."""
+    """Bytes held with the logits at the loss: targets, this shard's three statistics, and those of all shards."""
     return tokens * (8 + 3 * statistic_bytes(profile) * (1 + (tp if tp > 1 else 0)))
 
 
@@ -129,10 +136,14 @@ def _state_bytes(
     by_muon: int = 0,
     usual: int | None = None,
 ) -> int:
-    """O_ms of so many parameters of a tensor-parallel rank: of what ZeRO's stage shares, the shard of one rank, its end
-    padded; of the rest the whole, as many times as long. (Profiles in half precision have a master copy beside the moments.)
-    sharing: the ranks that master copy and moments are divided among, where it is not all that share states; by_muon: those
-    that the rank steps by Muon, which have one moment less. usual: bytes of a parameter (default: the profile's)."""
+    """O_ms of a tensor-parallel rank's parameters: for what ZeRO's stage shares, the shard of one rank, padded at the end; for
+    the rest the whole, padded in the same way. (Profiles in half precision have a master copy in addition to the moments.)
+
+        parameters: their number.
+        sharing: the ranks that master copy and moments are divided among, where these are not all that share states.
+        by_muon: the parameters that the rank steps by Muon, which have one moment less.
+        usual: bytes of a parameter (default: the profile's).
+    """
     element, degree = profile.parameter_bytes, strategy.degree("sdp")
     part = -(-parameters // degree)
     whole = part * degree if strategy.gathers_updates else part

@@ -1,7 +1,7 @@
-"""One sub-layer of one micro-batch under one strategy, piece by piece, in ns.
+"""Time of one sub-layer of one micro-batch under one strategy, piece by piece, in ns.
 
 Each piece is one instruction of trainplan's programs. Re-layouts, messages, copies and the host's optimizer are charged by
-`work.moves` and `work.primitives`; the rest is free (`execution.walk.costs.FREE`):
+`communication` and `primitives`; all other instructions are free (`execution.analysis.timing`):
 
     piece              instruction                                when
     forward_ns         forward, or forward without graph (CKPT)   every micro-batch
@@ -12,7 +12,7 @@ Each piece is one instruction of trainplan's programs. Re-layouts, messages, cop
     backward_ns        backward                                   every micro-batch
     partial_back_ns    all-reduce of the partial input gradients  every micro-batch, tp > 1
     tokens_in_ns       gather tokens in front of the matrices     every micro-batch, sequence parallelism, in place of
-    tokens_out_ns      reduce-scatter tokens behind them            all-reduces
+    tokens_out_ns      reduce-scatter tokens after them             all-reduces
     tokens_again_ns    the first of them again, backward          every micro-batch, sequence parallelism
     gradient_in_ns     gather tokens of the output's gradient     every micro-batch, sequence parallelism
     gradient_out_ns    reduce-scatter tokens of the input's       every micro-batch, sequence parallelism
@@ -20,7 +20,7 @@ Each piece is one instruction of trainplan's programs. Re-layouts, messages, cop
     scatter_ns         reduce-scatter gradients                   every micro-batch in stages 2 and 3, the last in stage 1
     reduce_ns          all-reduce gradients                       the last micro-batch, dp > 1
     tied_ns            reduce tied                                once a step, the embedding of a pipeline of one stage,
-                                                                  where the head is laid out otherwise
+                                                                  where the head is laid out differently
     optimizer_ns       optimizer step                             once a step
     update_ns          gather updated                             once a step, stages 1 and 2
 
@@ -48,12 +48,13 @@ from trainplan.profiling.models.precision import Precision
 from trainplan.profiling.profiles import ChainUnit, Profile, SublayerShape, UnitCost
 
 Ns = TypeVar("Ns", int, float)
-_WAYS: tuple[Operation, ...] = ("all-gather", "reduce-scatter")
+_TOKEN_COLLECTIVES: tuple[Operation, ...] = ("all-gather", "reduce-scatter")
 
 
 @dataclass(frozen=True)
 class UnitWork(Generic[Ns]):
-    """The pieces, in ns (see above): whole, or with their fractions."""
+    """The pieces of a sub-layer's time in ns, as in the table at the head of this file: whole numbers, or with their
+    fractions."""
 
     forward_ns: int
     partial_ns: Ns
@@ -80,17 +81,18 @@ class UnitWork(Generic[Ns]):
 
     @property
     def forward_tokens_ns(self) -> Ns:
-        """What moves tokens in a forward pass, with sequence parallelism."""
+        """Collectives that move tokens in a forward pass, with sequence parallelism."""
         return self.tokens_in_ns + self.tokens_out_ns
 
     @property
     def backward_tokens_ns(self) -> Ns:
-        """What moves tokens in a backward pass, with sequence parallelism."""
+        """Collectives that move tokens in a backward pass, with sequence parallelism."""
         return self.tokens_again_ns + self.gradient_in_ns + self.gradient_out_ns
 
 
 def computed_cost(profile: Profile, sublayer: str, strategy: Strategy, rows: int, kind: str | None = None) -> UnitCost:
-    """What a profile says of a sub-layer as a strategy computes it, with so many rows. Raises InputError."""
+    """A profile's costs of a sub-layer as a strategy computes it, with `rows` samples on a device. kind: of the device
+    (default: the slowest). Raises InputError where the profile lacks the shape."""
     shared, modules, tp = strategy.sequence_parallel, strategy.modules, strategy.degree("tp")
     if not shared and not modules:
         return profile.cost(sublayer, tp, rows, kind)
@@ -98,7 +100,8 @@ def computed_cost(profile: Profile, sublayer: str, strategy: Strategy, rows: int
 
 
 def table_part(profile: Profile, tp: int) -> int:
-    """Parameters of the largest part that a rank has of a table that embedding and head share; 0 where there is none."""
+    """The number of parameters of the largest part that a rank has of a table that embedding and head share; 0 where there is
+    none."""
     if not profile.tied_parameters:
         return 0
     head = profile.shapes[profile.units[-1].sublayer]
@@ -107,15 +110,16 @@ def table_part(profile: Profile, tp: int) -> int:
 
 
 def statistic_bytes(profile: Profile) -> int:
-    """Bytes of one of the numbers of a token that the shards of a head exchange for the loss."""
+    """Bytes of one number for each token that the shards of a head exchange for the loss."""
     return profile.parameter_bytes if DTYPE_BYTES[profile.dtype] >= 4 else STATISTIC_BYTES[profile.dtype]
 
 
 def reductions(shape: SublayerShape, tp: int | None = None) -> tuple[int, int]:
-    """All-reduces under tensor parallelism: of a sub-layer's output forward, and of its input's gradient back.
+    """The number of all-reduces under tensor parallelism: of a sub-layer's output forward, and of its input's gradient
+    backward.
 
     A head's output stays in parts, and an embedding's input has no gradient. tp: the degree; where all ranks compute the whole
-    of the sub-layer at it there is nothing to add up (left out: a degree at which it is split).
+    sub-layer at that degree there is nothing to add up (default: a degree at which it is split).
     """
     if tp is not None and shape.shard(tp).whole:
         return 0, 0
@@ -134,12 +138,16 @@ def unit_work(
     precision: Precision | None = None,
     optimizer: OptimizerName = "adamw",
 ) -> UnitWork[int]:
-    """The pieces of a sub-layer, each rounded once, as instructions of trainplan's programs are charged.
+    """The pieces of a sub-layer's time, each rounded, as instructions of trainplan's programs are charged.
 
-    samples: of a micro-batch, over all devices of the strategy. kind: of the device that computes (left out: the slowest of
-    the profile's). left_out: parameters of a rank's part that are another unit's. precision: of gradients, where it is not the
-    profile's. optimizer: what steps the parameters, of a profile that describes its model where that is not AdamW. Raises
-    InputError where the profile lacks the shape.
+    Args:
+        samples: of a micro-batch, over all devices of the strategy.
+        kind: of the device that computes (default: the slowest of the profile's).
+        left_out: parameters of a rank's part that belong to another unit.
+        precision: of gradients, where it is not the profile's.
+        optimizer: what steps the parameters, for a profile that describes its model where that is not AdamW.
+
+    Raises InputError where the profile lacks the shape.
     """
     of_states = precision or profile.precision, optimizer
     moves = _moves_ns(profile, sublayer, strategy, samples, True, left_out, *of_states, whole=True)
@@ -148,8 +156,8 @@ def unit_work(
 
 
 def exact_work(profile: Profile, sublayer: str, strategy: Strategy, samples: int) -> UnitWork[float]:
-    """The pieces of a sub-layer with their fractions, for models that let them overlap; parameters are moved as they are, not
-    as the equal shards that programs cut them into. As `unit_work` else."""
+    """The pieces of a sub-layer's time with their fractions, for models that let them overlap. Parameters are moved as they
+    are, not as the equal shards that programs cut them into. Otherwise as `unit_work`."""
     moves = _moves_ns(profile, sublayer, strategy, samples, False, 0, profile.precision, "adamw", whole=False)
     forward_ns, recompute_ns, backward_ns = _passes_ns(profile, sublayer, strategy, samples)
     return UnitWork(forward_ns=forward_ns, recompute_ns=recompute_ns, backward_ns=backward_ns, **moves)
@@ -158,7 +166,7 @@ def exact_work(profile: Profile, sublayer: str, strategy: Strategy, samples: int
 def _passes_ns(
     profile: Profile, sublayer: str, strategy: Strategy, samples: int, kind: str | None = None
 ) -> tuple[int, int, int]:
-    """The computations of a micro-batch: forward, recomputed and backward."""
+    """Times of the computations of a micro-batch: forward pass, recomputation and backward pass."""
     entry = computed_cost(profile, sublayer, strategy, samples // strategy.data_degree, kind)
     forward_ns = (entry.forward_without_graph_ns if strategy.ckpt else entry.forward_ns).value
     return forward_ns, entry.forward_ns.value if strategy.ckpt else 0, entry.backward_ns.value
@@ -175,24 +183,24 @@ def _moves_ns(
     optimizer: OptimizerName,
     whole: bool,
 ) -> dict[str, Any]:
-    """The pieces of a sub-layer that are no computations of a micro-batch, which do not depend on what is recomputed; kept with
-    the profile. whole: each rounded, else with its fraction."""
+    """Times of the pieces of a sub-layer, by name, that are no computations of a micro-batch, which do not depend on what is
+    recomputed; kept with the profile. padded: as in `_parameter_moves_ns`; whole: whether each is rounded."""
     layout = strategy.levels, strategy.zero, strategy.sequence_parallel
     key = "moves", sublayer, *layout, samples, padded, left_out, precision, optimizer, whole
     if key not in profile.derived:
-        once = "moves once", *key[1:5], *key[6:]
-        if once not in profile.derived:
+        of_layout = "moves of parameters", *key[1:5], *key[6:]
+        if of_layout not in profile.derived:
             of_parameters = _parameter_moves_ns(profile, sublayer, strategy, padded, left_out, precision, optimizer)
-            profile.derived[once] = {name: round(ns) for name, ns in of_parameters.items()} if whole else of_parameters
+            profile.derived[of_layout] = {name: round(ns) for name, ns in of_parameters.items()} if whole else of_parameters
         of_tokens = _token_moves_ns(profile, sublayer, strategy, samples)
         rounded = {name: round(ns) for name, ns in of_tokens.items()} if whole else of_tokens
-        profile.derived[key] = {**profile.derived[once], **rounded}
+        profile.derived[key] = {**profile.derived[of_layout], **rounded}
     moves: dict[str, Any] = profile.derived[key]
     return moves
 
 
 def _token_moves_ns(profile: Profile, sublayer: str, strategy: Strategy, samples: int) -> dict[str, float]:
-    """What moves hidden states and their gradients, with fractions."""
+    """Times of moving hidden states and their gradients, by piece, not rounded."""
     tp, rows, shape = strategy.degree("tp"), samples // strategy.data_degree, profile.shapes[sublayer]
     partial, partial_back = partial_sums_ns(profile, shape, strategy, rows)
     names = ("tokens_in_ns", "tokens_out_ns", "tokens_again_ns", "gradient_in_ns", "gradient_out_ns")
@@ -200,9 +208,9 @@ def _token_moves_ns(profile: Profile, sublayer: str, strategy: Strategy, samples
     if strategy.sequence_parallel:
         forward, back = reductions(shape, tp)
         hidden, ranks = rows * (shape.output_bytes if forward else shape.input_bytes), _peers(strategy, "tp")
-        gather, scatter = (collective_ns(profile.network, way, hidden, ranks) for way in _WAYS)
-        each = (back * gather, forward * scatter, back * gather, forward * gather, back * scatter)
-        times = dict(zip(names, each, strict=True))
+        gather, scatter = (collective_ns(profile.network, operation, hidden, ranks) for operation in _TOKEN_COLLECTIVES)
+        pieces = (back * gather, forward * scatter, back * gather, forward * gather, back * scatter)
+        times = dict(zip(names, pieces, strict=True))
     return {"partial_ns": partial, "partial_back_ns": partial_back, **times}
 
 
@@ -215,8 +223,8 @@ def _parameter_moves_ns(
     precision: Precision,
     optimizer: OptimizerName,
 ) -> dict[str, float]:
-    """What moves parameters and their gradients, and the optimizer, with fractions. padded: whether shards are equal parts, the
-    last one padded."""
+    """Times of moving parameters and their gradients, and of the optimizer, by piece, not rounded. padded: whether shards are
+    equal parts, the last one padded."""
     element, shape, sdp = profile.parameter_bytes, profile.shapes[sublayer], strategy.degree("sdp")
     shard, gradient = shape.shard(strategy.degree("tp")), precision.gradient_bytes(element)
     parameters = shard.parameters - left_out
@@ -224,6 +232,7 @@ def _parameter_moves_ns(
     whole, stepped = sdp * part if padded else parameters, sdp * part // sharing_of(profile, sublayer, strategy, optimizer)
 
     def among(paradigm: Paradigm, operation: Operation, message_bytes: int) -> float:
+        """Time of a collective over the first device's group of a paradigm."""
         return collective_ns(profile.network, operation, message_bytes, _peers(strategy, paradigm))
 
     replicated = shard.replicated_parameters * gradient
@@ -239,13 +248,13 @@ def _parameter_moves_ns(
 
 
 def sharing_of(profile: Profile, sublayer: str, strategy: Strategy, optimizer: OptimizerName) -> int:
-    """Among how many ranks a sub-layer's master copy and moments are divided."""
+    """The number of ranks among which a sub-layer's master copy and moments are divided."""
     sharing = strategy.degree("sdp")
     return sharing if optimizer == "adamw" else states_sharing(optimizer, profile.sublayer(sublayer), sharing)
 
 
 def muon_parameters(profile: Profile, sublayer: str, strategy: Strategy, optimizer: OptimizerName) -> int:
-    """Parameters of a sub-layer that a rank steps by Muon; 0 under AdamW."""
+    """The number of a sub-layer's parameters that a rank steps by Muon; 0 under AdamW."""
     if optimizer == "adamw":
         return 0
     tp, sharing = strategy.degree("tp"), strategy.degree("sdp")
@@ -253,7 +262,8 @@ def muon_parameters(profile: Profile, sublayer: str, strategy: Strategy, optimiz
 
 
 def muon_part(profile: Profile, sublayer: str, strategy: Strategy, optimizer: OptimizerName) -> tuple[int, float]:
-    """The same, and what making their momentum orthogonal takes on the slowest kind of device, in ns."""
+    """The number of a sub-layer's parameters that a rank steps by Muon, and the time to make their momentum orthogonal on the
+    slowest kind of device, in ns."""
     if not (count := muon_parameters(profile, sublayer, strategy, optimizer)):
         return 0, 0.0
     tp, kinds = strategy.degree("tp"), [kind_of(profile, name) for name in profile.kinds]
@@ -262,12 +272,13 @@ def muon_part(profile: Profile, sublayer: str, strategy: Strategy, optimizer: Op
 
 
 def partial_sums_ns(profile: Profile, shape: SublayerShape, strategy: Strategy, rows: int) -> tuple[float, float]:
-    """What tensor-parallel ranks add up of so many rows each, with its fraction: outputs, or gather of a head's statistics; and
-    gradients of inputs. Ranks that share the tokens add up none of the hidden states."""
+    """Times, not rounded, of what tensor-parallel ranks add up for `rows` samples on each: outputs, or the gather of a head's
+    statistics; and gradients of inputs. Ranks that share the tokens add up none of the hidden states."""
     tp, (forward, back) = strategy.degree("tp"), reductions(shape, strategy.degree("tp"))
     summed = not strategy.sequence_parallel
 
     def among(operation: Operation, message_bytes: int) -> float:
+        """Time of a collective over the first device's tensor-parallel group."""
         return collective_ns(profile.network, operation, message_bytes, _peers(strategy, "tp"))
 
     if shape.kind == "head" and not shape.shard(tp).whole:
@@ -285,7 +296,7 @@ def grouped_units(profile: Profile, by_unit: bool = False) -> list[list[ChainUni
 
 
 def layer_name(layer: Sequence[ChainUnit]) -> str:
-    """The unit's name, or what those of several units begin with."""
+    """The name of a layer: its unit's name, or the part that the names of several units begin with."""
     return layer[0].name if len(layer) == 1 else layer[0].name.split(".")[0]
 
 
