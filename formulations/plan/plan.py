@@ -27,8 +27,14 @@ from trainplan.profiling.models.precision import PLAIN, Precision
 
 
 class Stage(Record):
-    """A pipeline stage: its ranks, ascending, which strategies number in this order, and its first and last unit, both
-    included. It may begin at any sub-layer. Under the interleaved schedule it is one of several chunks of its ranks."""
+    """A pipeline stage of a plan.
+
+    Attributes:
+        ranks: the ranks that run it, ascending; strategies number them in this order.
+        first_unit, last_unit: indices of its first and last sub-layer, both included. It may begin at any sub-layer.
+
+    Under the interleaved schedule it is one of several chunks of its ranks.
+    """
 
     ranks: Annotated[list[int], Field(min_length=1)]
     first_unit: Annotated[int, Field(ge=0)]
@@ -38,9 +44,9 @@ class Stage(Record):
 class Batch(Record):
     """Samples of one step, and the number of micro-batches that they are cut into.
 
-    shares: micro-batches of each data-parallel replica, where these are pipelines of their own that need not do the same work
-    (a slow one gets fewer). micro_batches is then the largest share, and a micro-batch that of one replica: all have equal
-    numbers of samples, and the samples of a replica follow those of the replica before it.
+    shares: micro-batches of each data-parallel replica, where replicas are pipelines of their own that need not do the same
+    work (a slow one gets fewer). micro_batches is then the largest share, and a micro-batch belongs to one replica: all have
+    equal numbers of samples, and the samples of a replica follow those of the replica before it.
     """
 
     global_samples: Annotated[int, Field(ge=1, le=10**9)]
@@ -49,8 +55,8 @@ class Batch(Record):
 
 
 class StageTimes(Record):
-    """What the planner expects of one stage: its passes of one micro-batch, a message of it to the next stage (either way; 0 of
-    the last stage), and what it adds to the end of the step (gradients, optimizer)."""
+    """Times that the planner expects of one stage: its passes of one micro-batch, a message to the next stage (in either
+    direction; 0 for the last stage), and what it adds to the end of the step (gradients, optimizer)."""
 
     forward_ns: TimeNs
     backward_ns: TimeNs
@@ -59,12 +65,15 @@ class StageTimes(Record):
 
 
 class RunBy(Record):
-    """The runtime that a plan is for, where that is not trainplan's own: by what it does of itself the plan is predicted.
+    """The runtime that a plan is for, where that is not trainplan's own. The plan is predicted as this runtime would run it.
 
-    name: as of `plan --for`. software: the framework, as rows of measured runs name it. flags: what is switched on or off of
-    what it overlaps, in such words, as `overlap-grad-reduce`. zero: ZeRO's stage, where the plan's states say it otherwise.
-    buffers: sizes of what it holds alongside, by name (see `validation.buffers`). group: consecutive layers of a stage that it
-    recomputes together, of which it keeps the input of the first one alone.
+    Attributes:
+        name: as in `plan --for`.
+        software: the framework, as rows of measured runs name it.
+        flags: what is switched on or off of what the framework overlaps, in its words, such as `overlap-grad-reduce`.
+        zero: ZeRO's stage, where the plan's states state it differently.
+        buffers: sizes of what it holds in addition, by name (see `validation.buffers`).
+        group: consecutive layers of a stage that it recomputes together, of which it keeps only the input of the first one.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -77,13 +86,17 @@ class RunBy(Record):
 
 @in_one_line
 class Predicted(Record):
-    """What is said of a step: the one prediction, the same for equal plans whoever made them. Of a plan that another runtime
-    runs (`runs_by`) it is of that runtime, else of the walks over the plan's programs.
+    """The one prediction of a step, the same for equal plans whichever planner they come from. For a plan that another runtime
+    runs (`runs_by`) it is a prediction of that runtime, else of the simulation of the plan's programs.
 
-    step_ns: of the step. peak_bytes: of every rank's device. software: whose step it is, where it is another runtime's; empty
-    of the walks'. cost_model: whose costs the instructions have; backend: on whose lanes they run; profile_origin: where the
-    costs come from. durations: what each instruction takes, and stages: what the passes of each stage take, so that the plan
-    can be walked and drawn again without its profile.
+    Attributes:
+        step_ns: the time of the step.
+        peak_bytes: the peak memory of every rank's device.
+        cost_model: whose costs the instructions have; backend: on whose lanes they run; profile_origin: where the costs come
+            from.
+        durations: the time of each instruction; stages: the times of the passes of each stage. With these the plan can be
+            simulated and drawn again without its profile.
+        software: the runtime that the step is of, where it is another one; empty for the simulation of programs.
     """
 
     step_ns: int
@@ -97,16 +110,19 @@ class Predicted(Record):
 
     @property
     def most_bytes(self) -> int:
-        """The peak of the fullest rank."""
+        """The peak of the fullest rank, in bytes."""
         return max(self.peak_bytes)
 
 
 class PlanEvidence(Record):
-    """What `check` follows a claim by, without any solver.
+    """What `check` recomputes a claim from, without any solver.
 
-    cluster, options, memory_bytes: of the request, from which the problem's instance is made again (with the plan's own model
-    and batch); cluster is None where a profile stood for it, which the check then needs. solution: the plan in the problem's
-    form. proof: what shows a bound, in the problem's form; None where only what needs no evidence is shown. bound_ns: it.
+    Attributes:
+        cluster, options, memory_bytes: those of the request, from which the problem's instance is built again (with the plan's
+            own model and batch); cluster is None where a profile stood for it, which the check then needs.
+        solution: the plan in the problem's form.
+        proof: what shows a bound, in the problem's form; None where only what needs no evidence is shown.
+        bound_ns: the bound that it shows.
     """
 
     cluster: dict[str, Any] | None
@@ -119,12 +135,17 @@ class PlanEvidence(Record):
 
 @in_one_line
 class Claim(Record):
-    """What a solver claims of the plan, in the terms of the problem that it solved: no prediction.
+    """A solver's claim about the plan, in the terms of the problem that it solved; not a prediction.
 
-    cost_model: whose costs and objective. bound_ns: no solution of the problem is below it; gap: (objective - bound) /
-    objective. bound_source: how it was obtained. versions: of what may have had a part in the answer. evidence: by which the
-    claim can be checked without trusting the solver. stopped: what ended the search before it was done, such as an interrupt;
-    None where nothing did.
+    Attributes:
+        problem: the problem; cost_model: whose costs and objective.
+        objective_ns: the value of the objective; bound_ns: no solution of the problem is below it; gap: (objective - bound) /
+            objective.
+        status, method: how the search ended, and which method found the plan.
+        bound_source: how the bound was obtained.
+        versions: of software that may have influenced the answer.
+        evidence: by which the claim can be checked without trusting the solver.
+        stopped: what ended the search before it was done, such as an interrupt; None where nothing did.
     """
 
     problem: str
@@ -141,7 +162,7 @@ class Claim(Record):
 
 
 class Version1Prediction(Record):
-    """What plans of version 1 call their prediction: an objective of a problem and cost model that they do not name."""
+    """The prediction in plans of version 1: in fact an objective of a problem and cost model that they do not name."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -154,7 +175,7 @@ class Version1Prediction(Record):
 
     @classmethod
     def claim(cls, predicted: Any) -> dict[str, Any]:
-        """The claim that it is. Raises InputError naming the fields of the file."""
+        """The claim that a prediction of version 1 becomes. Raises InputError naming the fields of the file."""
         try:
             first = cls.model_validate(predicted)
         except ValidationError as error:
@@ -167,21 +188,30 @@ class Version1Prediction(Record):
 
 
 class Plan(Record):
-    """A whole training plan. `model_digest` names the architecture that it was made for.
+    """A whole training plan.
 
-    stages: in pipeline order, each on ranks of its own, as many as it likes. A unit's strategy is over the ranks of its stage.
-    schedule: the order of forward
-    and backward passes, 1F1B-Flush or GPipe. sliced: with 1F1B, how many micro-batches begin in halves (see `schedules`); with
-    batch.shares, of each replica. precision: dtypes of model states, where they are not the model's. optimizer: what steps the
-    parameters (see `profiling.models.optimizers`). placement: the cluster's device of each rank, for who launches it; left out,
-    rank r goes on device r. What a rank does is the same on every device.
-    runs_by: the runtime that the plan is for, unless it is trainplan's own.
-    backend: of the executor, on which the plan fits and is predicted; left out, serial, and streams with states or hidden
-    states on the host.
+    Attributes:
+        model, model_digest: the shape of the model, and the digest of its architecture.
+        world: the number of ranks; memory_bytes: the memory of one device.
+        batch: samples and micro-batches of a step.
+        schedule: the order of forward and backward passes.
+        sliced: with 1F1B, how many micro-batches begin in halves (see `schedule.orders`); with batch.shares, for each replica.
+        placement: the cluster's device of each rank, for whoever launches the plan; by default rank r goes on device r. A rank
+            does the same on every device.
+        backend: of the executor, on which the plan fits and is predicted; by default serial, or streams with states or hidden
+            states on the host.
+        nvlink: whether collectives have a lane of their own, apart from copies to the host; given where something is on the
+            host.
+        precision: dtypes of model states, where they are not the model's.
+        optimizer: what steps the parameters (see `profiling.models.optimizers`).
+        runs_by: the runtime that the plan is for, unless it is trainplan's own.
+        stages: in pipeline order, each on ranks of its own, of any number. A unit's strategy is over the ranks of its stage.
+        units: how each sub-layer is trained.
+        predicted, claim: the prediction of the step, and what a solver claims.
 
-    Any units may have states or hidden states on the host. nvlink goes with them: whether collectives have a lane of their own,
-    beside the copies to the host. Where all ranks are one stage and one sharded-data group (`sdpN`, or `single`), the step has
-    one micro-batch, and all units have their states on the host, it is H3T's step, and goes segment by segment (see `Order`).
+    Any units may have states or hidden states on the host. Where all ranks are one stage and one sharded-data group (`sdpN`, or
+    `single`), the step has one micro-batch, and all units have their states on the host, it is H3T's step, which goes segment
+    by segment (see `Order`).
 
     A file of version 1 is read, too: what it calls `predicted` becomes the claim, and is not trusted.
     """
@@ -222,6 +252,7 @@ class Plan(Record):
     @model_validator(mode="before")
     @classmethod
     def _from_version_1(cls, value: Any) -> Any:
+        """The fields of a plan of version 1 as those of version 2; other values as they are."""
         if not isinstance(value, Mapping) or value.get("version") != 1 or isinstance(value["version"], bool | float):
             return value
         predicted = value.get("predicted")
@@ -236,25 +267,25 @@ class Plan(Record):
 
     @property
     def stage_times(self) -> list[StageTimes] | None:
-        """What the passes of each stage take, where the plan carries it."""
+        """Times of the passes of each stage, where the plan carries them."""
         return None if self.predicted is None else self.predicted.stages
 
     @property
     def depth(self) -> int:
-        """Stages that are each on ranks of their own: all, unless they are interleaved; those after them are on these ranks
-        again, in turn."""
+        """The number of stages that are on ranks of their own: all stages, unless they are interleaved; those after them are on
+        these ranks again, in turn."""
         if self.schedule != "interleaved-1f1b":
             return len(self.stages)
         first = self.stages[0].ranks
         return next((index for index, stage in enumerate(self.stages) if index and stage.ranks == first), len(self.stages))
 
     def in_model_dtype(self) -> Plan:
-        """The same plan with all products in the model's dtype, as solutions of the joint problem have them."""
+        """The plan with all products in the model's dtype, as solutions of the joint problem have them."""
         return self.changed(units=[unit.changed(precision="model") for unit in self.units])
 
     @property
     def chunks(self) -> int:
-        """How many stages each rank has."""
+        """The number of stages on each rank."""
         return len(self.stages) // self.depth
 
     @property
@@ -264,8 +295,8 @@ class Plan(Record):
 
     @cached_property
     def digits(self) -> Digits | None:
-        """The digits in which all strategies write the ranks of a stage, of plans whose ranks fall into kinds of which one
-        rank stands for all: stages are of one size, on ranks in order, those of interleaved stages again and again. None of
+        """The digits in which all strategies write the ranks of a stage, for a plan whose ranks fall into kinds of which one
+        rank represents all: stages are of one size, on ranks in order, those of interleaved stages again and again. None for
         other plans."""
         size, *others = self.stage_sizes
         ranks = [rank for stage in self.stages[: self.depth] for rank in stage.ranks]
@@ -273,7 +304,7 @@ class Plan(Record):
 
     @property
     def regular(self) -> bool:
-        """Whether ranks fall into kinds of which one rank stands for all (see `digits`)."""
+        """Whether ranks fall into kinds of which one rank represents all (see `digits`)."""
         return self.digits is not None
 
     def alike_on(self, network: Network) -> bool:
@@ -281,12 +312,13 @@ class Plan(Record):
         return self.regular and self.placement is None and alike_over(network, self.world, *self.strategies())
 
     def planned_model(self) -> Model:
-        """The model that the plan was made for, as it was read when the plan was checked."""
-        return self._described
+        """The model that the plan is for. Raises InputError where its fields are not those of a model."""
+        return model_from_shape(self.model, "")
 
     @property
     def content(self) -> dict[str, Any]:
-        """What the plan says to do, without who runs it, prediction and claim: equal for plans that do the same."""
+        """All fields that decide what the plan does, without runtime, prediction and claim: equal for plans that do the
+        same."""
         return self.model_dump(exclude={"runs_by", "predicted", "claim"})
 
     def strategies(self) -> list[Strategy]:
@@ -295,12 +327,12 @@ class Plan(Record):
 
     @property
     def pieces(self) -> int:
-        """Into how many pieces some unit's ranks cut each sample (context parallelism); 1 where none does."""
+        """The number of pieces into which some unit's ranks cut each sample (context parallelism); 1 where none does."""
         return max(unit.strategy.degree("cp") for unit in self.units)
 
     @property
     def one_strategy(self) -> str | None:
-        """The strategy of all units, with their switches, where they have the same; None where they differ."""
+        """The strategy of all units, with their switches, as a text, where they have the same; None where they differ."""
         distinct = {str(unit) for unit in self.units}
         return None if len(distinct) > 1 else distinct.pop()
 
@@ -310,7 +342,7 @@ class Plan(Record):
         return any(unit.uses_host for unit in self.units)
 
     def switches(self) -> list[Switches] | None:
-        """The switches of each unit, `ckpt` included, of a plan whose step is H3T's; None for any other plan."""
+        """H3T's switches of each unit, `ckpt` included, for a plan whose step is H3T's; None for any other plan."""
         levels = Strategy.of(("sdp", self.world)).levels
         alike = all(u.states.optimizer == "host" and u.strategy.levels == levels and u.strategy.zero == 3 for u in self.units)
         if not alike or len(self.stages) > 1 or self.batch.micro_batches > 1 or self.batch.shares is not None:
@@ -319,12 +351,12 @@ class Plan(Record):
 
 
 def plan_text(plan: Plan) -> str:
-    """The plan's file, as `plan -o` writes it and `load_plan` reads it."""
+    """The text of a plan's file, as `plan -o` writes it and `load_plan` reads it."""
     return plan.model_dump_json(indent=2) + "\n"
 
 
 def load_plan(source: Plan | str | os.PathLike[str] | Mapping[str, Any]) -> Plan:
-    """A plan from its JSON file or a dict, checked (a plan is given back). Raises InputError."""
+    """Read a plan from its JSON file or a dict, and check it (a plan is returned as it is). Raises InputError."""
     if isinstance(source, Plan):
         return source
     return parse(source, Plan, name_of_source(source, "plan"))
@@ -342,9 +374,13 @@ def staged_plan(
 ) -> Plan:
     """The plan of the request's model with stages of equal size in order of ranks, without prediction and claim.
 
-    spans: first and last layer of every stage, both included. strategies, switches: of every layer, which is a sub-layer or all
-    sub-layers of one model layer; what a layer has, all its sub-layers have. world: ranks of all stages (default: all devices).
-    fields: others of the plan. Raises InputError where no model is described.
+    Args:
+        spans: first and last layer of every stage, both included.
+        strategies, switches: of every layer, which is a sub-layer or all sub-layers of one model layer.
+        world: ranks of all stages (default: all devices).
+        fields: further fields of the plan.
+
+    Raises InputError where the request describes no model.
     """
     model = request.described_model
     if not model:

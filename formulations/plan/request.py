@@ -1,4 +1,4 @@
-"""What a user asks for: a model on a cluster with a batch and a memory limit, and the parameters of a problem."""
+"""A user's request: a model on a cluster with a batch and a memory limit, and the parameters of a problem."""
 
 from __future__ import annotations
 
@@ -23,12 +23,16 @@ MOST_SAMPLES = 2**20  # of a step
 class Request:
     """One request, which any problem can turn into instances.
 
-    model, cluster: either may be None where `profile` stands in for it. batch: samples of one step over all devices; None only
-    for problems whose source has its own. memory_bytes: of one device (default: what is usable of the cluster's, or of the
-    profile's); margin_bytes: how much less of it the solver gets, so that the compiled programs fit. profile: numbers made
-    earlier; else they are measured on this machine where `measured`, else estimated from shapes. options: values of the
-    problem's parameters, checked and complete. report: called with the progress of measuring. obtained: the first profile that
-    was made for the request; what is measured is measured once.
+    Attributes:
+        model, cluster: either may be None where `profile` takes its place.
+        batch: samples of one step over all devices; None only for problems whose source has its own.
+        memory_bytes: of one device (default: what is usable of the cluster's, or of the profile's).
+        profile: an existing profile; without one, costs are measured on this machine where `measured`, else estimated from
+            shapes.
+        options: values of the problem's parameters, checked and complete.
+        margin_bytes: how much less memory the solver gets, so that the compiled programs fit.
+        report: called with the progress of measuring.
+        obtained: the first profile that was obtained for the request, so that nothing is measured twice.
     """
 
     model: Model | None
@@ -44,7 +48,7 @@ class Request:
 
     @property
     def origin(self) -> Cluster | Profile:
-        """Where devices and memory come from. Raises InputError where neither a cluster nor a profile is there."""
+        """Where devices and memory come from. Raises InputError where there is neither a cluster nor a profile."""
         origin = self.cluster or self.profile
         if origin is None:
             raise InputError("command line", "--cluster", "is missing", "give it, or a --profile")
@@ -52,12 +56,12 @@ class Request:
 
     @property
     def described_model(self) -> Model | None:
-        """The model, or the one that the profile is of; None where the profile does not say."""
+        """The model, or the one that the profile describes; None where it describes none."""
         return self.profile.described_model if self.profile and not self.model else self.model
 
     @property
     def chain(self) -> Model | Profile:
-        """Where layers come from: the described model, or a profile without one. Raises InputError where neither is there."""
+        """Where layers come from: the described model, or a profile without one. Raises InputError where there is neither."""
         chain = self.described_model or self.profile
         if chain is None:
             raise InputError("command line", "--model", "is missing", "give it, or a --profile")
@@ -65,8 +69,8 @@ class Request:
 
     @property
     def precision(self) -> Precision:
-        """The dtypes of model states of its plans, unless these are on the host, where they are the model's. Raises InputError
-        where gradients are asked for in float32, and neither the model nor the optimizer is in it."""
+        """The dtypes of model states of the request's plans, unless these are on the host, where they are the model's. Raises
+        InputError where gradients are requested in float32, and neither the model nor the optimizer is in it."""
         if self.profile is not None:
             usual = self.profile.precision
         else:
@@ -82,7 +86,7 @@ class Request:
 
     @property
     def samples(self) -> int:
-        """The batch. Raises InputError where it is missing, not positive, or larger than any that is trained with."""
+        """The batch. Raises InputError where it is missing, not positive, or too large."""
         if self.batch is None:
             raise InputError("command line", "--batch", "is missing", "give the samples of one step, over all devices")
         if not 1 <= self.batch <= MOST_SAMPLES:
@@ -91,7 +95,7 @@ class Request:
 
     @property
     def limit_bytes(self) -> int:
-        """The memory of one device that a solver may use."""
+        """The memory of one device that a solver may use, in bytes."""
         whole = self.origin.usable_bytes if self.memory_bytes is None else self.memory_bytes
         return max(1, whole - self.margin_bytes)
 
@@ -101,7 +105,7 @@ class Request:
         return self.cluster.name if self.cluster else self.origin.cluster  # type: ignore[union-attr]
 
     def with_margin(self, margin_bytes: int) -> Request:
-        """The same request with this margin in place of its own."""
+        """The request with `margin_bytes` in place of its own margin."""
         return replace(self, margin_bytes=margin_bytes)
 
     def profile_for(
@@ -111,10 +115,15 @@ class Request:
         devices: int | None = None,
         degrees: Sequence[int] | None = None,
     ) -> Profile:
-        """The profile with the costs of micro-batches of these sizes (samples) on stages of these numbers of devices.
+        """The profile with the costs of the requested shapes.
 
-        devices: all that the profile is for (default: the origin's). degrees: of tensor parallelism (default: all powers of two
-        that the model can be split into). Raises InputError.
+        Args:
+            sizes: samples of micro-batches.
+            groups: numbers of devices of a stage.
+            devices: the number of devices that the profile is for (default: the origin's).
+            degrees: of tensor parallelism (default: all powers of two that the model can be split into).
+
+        Raises InputError.
         """
         earlier = self.profile or (self.obtained[0] if self.measured and self.obtained else None)
         profile = obtain_profile(

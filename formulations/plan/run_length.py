@@ -11,18 +11,18 @@ Row = tuple[int, str, int, str]
 
 
 def runs(names: Sequence[str], labels: Sequence[str]) -> list[Row]:
-    """Rows of (place of the first unit, units, count, label), in the order of the first units.
+    """Rows of (index of the first unit, units, count, label), in the order of the first units.
 
-    names: of the units; labels: what each has. Units of one label that follow one another are one row, `block0.attention ..
-    block3.ffn`. Where labels alternate in a fixed order at least twice, the units of each place in that order are one row,
-    `block0 .. block29 attention`, all with the name's last part in common, or `a .. g, every 2nd`.
+    names: the name of each unit; labels: what each of them has. Consecutive units of one label are one row, `block0.attention
+    .. block3.ffn`. Where labels alternate in a fixed order at least twice, the units of each position in that order are one
+    row, `block0 .. block29 attention`, where the last part of their names is the same, or `a .. g, every 2nd`.
     """
     rows: list[Row] = []
     at = 0
     while at < len(labels):
         period, length = max(
             ((period, _repeated(labels, at, period)) for period in range(1, LONGEST_PERIOD + 1)),
-            key=lambda each: (each[1], -each[0]),
+            key=lambda candidate: (candidate[1], -candidate[0]),
         )
         for phase in range(min(period, length)):
             indices = range(at + phase, at + length, period)
@@ -32,7 +32,7 @@ def runs(names: Sequence[str], labels: Sequence[str]) -> list[Row]:
 
 
 def _repeated(labels: Sequence[str], at: int, period: int) -> int:
-    """How many units from `at` on have labels that repeat with a period: whole periods, at least two, or else none; of period
+    """How many units from index `at` on have labels that repeat with a period: whole periods, at least two, else 0; for period
     1 any number."""
     end = at + period
     while end < len(labels) and labels[end] == labels[end - period]:
@@ -44,6 +44,7 @@ def _repeated(labels: Sequence[str], at: int, period: int) -> int:
 
 
 def _named(names: Sequence[str], period: int) -> str:
+    """The text of units that are `period` units apart."""
     if period == 1 or len(names) == 1:
         return span(names[0], names[-1])
     owners, parts = zip(*(name.rpartition(".")[::2] for name in names), strict=True)

@@ -1,12 +1,12 @@
 """Strategies of one layer on one group of devices, and where its data lies (Galvatron-BMW, Section III-B).
 
-A strategy is an ordered list of levels, each a paradigm with a degree of 2 or more; a paradigm appears once, and the degrees
-multiply to the group. The first level spans the slowest links: ranks of a group are numbered in mixed radix, first level
-outermost. Written `dp2-tp4`, `sdp8-ckpt`; on one device `single`, `single-ckpt`. Galvatron-BMW's decision trees have dp, sdp
-and tp of degrees 2, 4, 8, ... alone.
+A strategy is an ordered list of levels. A level is a paradigm (dp data, sdp sharded data, tp tensor, cp context, ep expert
+parallelism) with a degree of 2 or more; a paradigm appears at most once, and the degrees multiply to the group. The first level
+spans the slowest links: ranks of a group are numbered in mixed radix, first level outermost. Written `dp2-tp4`, `sdp8-ckpt`; on
+one device `single`, `single-ckpt`. Galvatron-BMW's decision trees have dp, sdp and tp of degrees 2, 4, 8, ... alone.
 
 Ranks of an sdp level share the model states, all of them (ZeRO stage 3) unless `-zero1` (the optimizer's) or `-zero2`
-(gradients, too) is written; beside a dp level, whose ranks hold copies, that is hybrid sharding. `-sp` is sequence
+(gradients, too) is written; together with a dp level, whose ranks hold copies, that is hybrid sharding. `-sp` is sequence
 parallelism along tp; `-ckpt` recomputes everything, `-ckpt:attention+norms` what these modules keep.
 
 Ranks of a cp level split the tokens of each sample. For attention's core they exchange keys (`cp4`): each rank gets the keys
@@ -34,18 +34,22 @@ PARADIGMS: tuple[Paradigm, ...] = get_args(Paradigm)
 TREE: tuple[Paradigm, ...] = ("dp", "sdp", "tp")  # those of the papers' decision trees
 MODULES: tuple[Module, ...] = get_args(Module)
 EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
-HEADS_WORD = "h"  # behind the degree of a cp level whose ranks exchange heads
+HEADS_WORD = "h"  # after the degree of a cp level whose ranks exchange heads
 ZERO: dict[str | None, Literal[1, 2, 3]] = {"1": 1, "2": 2, None: 3}  # stages as they are written
 DATA: frozenset[Paradigm] = frozenset({"dp", "sdp"})  # those that split the samples
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """How one layer is parallelised: levels from the slowest links to the fastest, and whether it is recomputed (CKPT).
+    """How one layer is parallelised over a group of devices.
 
-    zero: the ZeRO stage of an sdp level, 1, 2 or 3 (3 without one). sequence_parallel: whether what lies between the matrices
-    of tensor-parallel ranks is shared, too. modules: those that are recomputed, in order, where not all is. exchange: what the
-    ranks of a cp level exchange for attention's core; keys without one.
+    Attributes:
+        levels: paradigms with their degrees, from the slowest links to the fastest.
+        ckpt: whether the layer is recomputed (CKPT).
+        zero: the ZeRO stage of an sdp level, 1, 2 or 3 (3 without one).
+        sequence_parallel: whether what lies between the matrices of tensor-parallel ranks is shared, too.
+        modules: those that are recomputed, in order, where not everything is.
+        exchange: what the ranks of a cp level exchange for attention's core; keys without one.
     """
 
     levels: tuple[tuple[Paradigm, int], ...] = ()
@@ -57,7 +61,7 @@ class Strategy:
 
     @classmethod
     def of(cls, *levels: tuple[Paradigm, int], ckpt: bool = False) -> Strategy:
-        """The strategy of these levels without those of degree 1."""
+        """The strategy of the given levels, leaving out those of degree 1."""
         return cls(tuple(level for level in levels if level[1] > 1), ckpt)
 
     def __str__(self) -> str:
@@ -68,7 +72,7 @@ class Strategy:
         return "-".join(words)
 
     def degree(self, paradigm: Paradigm) -> int:
-        """The degree of a paradigm; 1 where the strategy does without it."""
+        """The degree of a paradigm; 1 where the strategy does not have it."""
         return self._degrees.get(paradigm, 1)
 
     @cached_property
@@ -77,7 +81,7 @@ class Strategy:
 
     @cached_property
     def zero_stage(self) -> Literal[0, 1, 2, 3]:
-        """What of the model states is shared: 0 without an sdp level, else 1, 2 or 3."""
+        """The ZeRO stage: 0 without an sdp level, else 1, 2 or 3."""
         return self.zero if self.degree("sdp") > 1 else 0
 
     @property
@@ -87,12 +91,12 @@ class Strategy:
 
     @property
     def shares_parameters(self) -> bool:
-        """Whether a rank keeps a shard of the parameters alone, and gathers the whole for each pass (ZeRO stage 3)."""
+        """Whether a rank keeps only a shard of the parameters, and gathers the whole for each pass (ZeRO stage 3)."""
         return self.zero_stage == 3
 
     @property
     def shares_gradients(self) -> bool:
-        """Whether a rank keeps a shard of the gradients alone, and a whole one only for a while (ZeRO stages 2 and 3)."""
+        """Whether a rank keeps only a shard of the gradients, and a whole one only for a while (ZeRO stages 2 and 3)."""
         return self.zero_stage >= 2
 
     @property
@@ -102,7 +106,7 @@ class Strategy:
 
     @cached_property
     def data_degree(self) -> int:
-        """Number of parts that the samples are split into."""
+        """The number of parts that the samples are split into."""
         return prod(degree for paradigm, degree in self.levels if paradigm in DATA)
 
     @cached_property
@@ -111,7 +115,7 @@ class Strategy:
         return prod(degree for _, degree in self.levels)
 
     def strides(self) -> dict[Paradigm, int]:
-        """Distance between neighbouring ranks of each paradigm's groups."""
+        """The distance between neighbouring ranks of each paradigm's groups."""
         strides, stride = {}, self.group
         for paradigm, degree in self.levels:
             stride //= degree
@@ -119,30 +123,31 @@ class Strategy:
         return strides
 
     def index(self, rank: int, paradigm: Paradigm) -> int:
-        """Place of `rank` (0-based, in the group) along a paradigm's level; 0 where the paradigm is absent."""
+        """The index of `rank` (0-based, in the group) along a paradigm's level; 0 where the paradigm is absent."""
         return rank // self.strides()[paradigm] % self.degree(paradigm) if self.degree(paradigm) > 1 else 0
 
     def peers(self, rank: int, *paradigms: Paradigm) -> tuple[int, ...]:
-        """Ranks, ascending, that differ from `rank` only along the given paradigms' levels."""
+        """The ranks, ascending, that differ from `rank` only along the levels of the given paradigms."""
         ranks, strides = [rank], self.strides()
         for paradigm, degree in self.levels:
             if paradigm in paradigms:
                 stride = strides[paradigm]
                 first = rank // stride % degree
-                ranks = [r + (place - first) * stride for r in ranks for place in range(degree)]
+                ranks = [r + (value - first) * stride for r in ranks for value in range(degree)]
         return tuple(sorted(ranks))
 
     def data_index(self, rank: int) -> int:
-        """Which of the `data_degree` blocks of samples `rank` works on; earlier levels are more significant."""
-        place = 0
+        """The index of the block of samples that `rank` works on, of `data_degree` blocks; earlier levels are more
+        significant."""
+        index = 0
         for paradigm, degree in self.levels:
             if paradigm in DATA:
-                place = place * degree + self.index(rank, paradigm)
-        return place
+                index = index * degree + self.index(rank, paradigm)
+        return index
 
     @cached_property
     def layout(self) -> tuple[Digit, ...]:
-        """The digits of a rank that number its block of samples, the most significant first, as few as there can be.
+        """The digits of a rank that number its block of samples, the most significant first, as few as possible.
 
         Two strategies of one group with equal layouts need no re-layout between them.
         """
@@ -161,25 +166,28 @@ class Strategy:
         return (self.strides()["tp"], self.degree("tp")) if self.sequence_parallel else None
 
     def share(self, rank: int) -> Digit:
-        """Which part of each sample's tokens, of how many, a rank has of what passes between units."""
+        """The part of each sample's tokens that a rank has of what passes between units: its index, and the number of parts."""
         return (self.index(rank, "tp"), self.degree("tp")) if self.sequence_parallel else (0, 1)
 
 
 def without_cp(strategy: Strategy) -> Strategy:
-    """The strategy whose ranks split samples where those of another one split the tokens of each (cp), in the level right
-    outside that of tp: states are shared, or copied, among these, too."""
+    """The strategy whose ranks split samples where those of the given one split the tokens of each sample (cp), in the level
+    next outside that of tp: states are shared among these ranks, or copied to them, in the same way."""
     degree = strategy.degree("cp")
     if degree == 1:
         return strategy
     data: Paradigm = "sdp" if strategy.degree("sdp") > 1 else "dp"
-    degrees: dict[Paradigm, int] = {paradigm: each for paradigm, each in strategy.levels if paradigm != "cp"}
+    degrees: dict[Paradigm, int] = {paradigm: level for paradigm, level in strategy.levels if paradigm != "cp"}
     degrees[data] = degrees.get(data, 1) * degree
     levels = tuple((paradigm, degrees[paradigm]) for paradigm in TREE if paradigm in degrees)
     return replace(strategy, levels=levels, exchange="keys")
 
 
 def parse_strategy(text: str, where: str = "strategy", field: str = "", group: int | None = None) -> Strategy:
-    """The strategy written as `text`; with `group`, its degrees must multiply to it. Raises InputError."""
+    """The strategy that a text denotes, such as `dp2-tp4-ckpt`.
+
+    where, field: what errors name. group: where given, the degrees must multiply to it. Raises InputError.
+    """
     example = f"dp{group}" if group and group > 1 else "single" if group == 1 else "dp2-tp4-ckpt"
     match = re.fullmatch(
         r"(single|[a-z]+\d+h?(?:-[a-z]+\d+h?)*?)(?:-zero([12]))?(-sp)?(?:-ckpt(?::([a-z]+(?:\+[a-z]+)*))?)?", text
@@ -252,13 +260,13 @@ def _factorisations(group: int, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def gather_ranks(before: Strategy, after: Strategy, rank: int) -> tuple[int, ...]:
-    """Ranks whose blocks, put together, hold all rows that `rank` needs under `after` (Slice-Gather), ascending; the fewest
-    where the degrees of both are powers of two.
+    """The ranks whose blocks together hold all rows that `rank` needs under `after` (Slice-Gather), ascending; the fewest
+    possible where the degrees of both strategies are powers of two.
 
-    The rank alone where it already holds them under `before`; then only slicing is left to do.
+    The rank alone where it already holds them under `before`; then only slicing remains to be done.
 
-    Both layouts write a sample's number in digits, the most significant first, each of which is a digit of the rank. The
-    gather runs over those digits of the rank that are one of the sample under `before`, and not the same one under `after`. Of
+    Both layouts write a sample's number in digits, the most significant first, each of which is a digit of the rank. The gather
+    runs over those digits of the rank that are one of the sample under `before`, and not the same one under `after`. For
     strategies that do not write ranks in common digits (dp2-tp3 and dp3-tp2) it runs over the whole group.
     """
     freed = _freed_digits(before, after)
@@ -266,12 +274,12 @@ def gather_ranks(before: Strategy, after: Strategy, rank: int) -> tuple[int, ...
         return tuple(range(before.group))
     ranks = [rank]
     for stride, degree in freed:
-        ranks = [r + (place - r // stride % degree) * stride for r in ranks for place in range(degree)]
+        ranks = [r + (value - r // stride % degree) * stride for r in ranks for value in range(degree)]
     return tuple(sorted(ranks))
 
 
 def gather_groups(before: Strategy, after: Strategy) -> Iterator[tuple[int, ...]]:
-    """All groups that `gather_ranks` gives, each once, the one of rank 0 first; none where ranks only slice."""
+    """All different groups that `gather_ranks` gives, the one of rank 0 first; none where ranks only slice."""
     for rank in range(0 if only_slices(before, after) else before.group):
         group = gather_ranks(before, after, rank)
         if group[0] == rank:
@@ -279,23 +287,23 @@ def gather_groups(before: Strategy, after: Strategy) -> Iterator[tuple[int, ...]
 
 
 def only_slices(before: Strategy, after: Strategy) -> bool:
-    """Whether every rank already holds all rows that it needs under `after`: what holds for one holds for all."""
+    """Whether every rank already holds all rows that it needs under `after`. All ranks are equal in this."""
     return _freed_digits(before, after) == ()
 
 
 @cache
 def _freed_digits(before: Strategy, after: Strategy) -> tuple[Digit, ...] | None:
-    """The digits of ranks to gather over; None where ranks have no digits that both strategies are written in."""
+    """The digits of ranks to gather over; None where ranks have no digits in which both strategies are written."""
     digits = [*before.layout, *after.layout]
     cuts = sorted({stride for stride, _ in digits} | {stride * degree for stride, degree in digits})
     if any(high % low for low, high in pairwise(cuts)):
         return None
-    available, needed = (_in_primes(each.layout, cuts) for each in (before, after))
-    return tuple(digit for place, digit in enumerate(available) if _place(needed, place) != _place(available, place))
+    available, needed = (_in_primes(strategy.layout, cuts) for strategy in (before, after))
+    return tuple(digit for index, digit in enumerate(available) if _digit_at(needed, index) != _digit_at(available, index))
 
 
 def _in_primes(layout: Sequence[Digit], cuts: Sequence[int]) -> list[Digit]:
-    """The same digits, cut at these strides and further to prime degrees."""
+    """The digits of a layout, cut at the given strides and further to prime degrees."""
     digits: list[Digit] = []
     for stride, degree in layout:
         inside = [cut for cut in cuts if stride <= cut <= stride * degree]
@@ -312,23 +320,27 @@ def _primes(low: int, high: int) -> Iterator[Digit]:
         yield high, prime
 
 
-def _place(digits: Sequence[Digit], place: int) -> tuple[Digit | None, int]:
-    """A digit, and what those before it multiply to: of how many parts of the samples it tells one."""
-    return digits[place] if place < len(digits) else None, prod(degree for _, degree in digits[:place])
+def _digit_at(digits: Sequence[Digit], index: int) -> tuple[Digit | None, int]:
+    """The digit at an index (None after the last), and the product of the degrees before it: the number of parts of the samples
+    that the digit divides."""
+    return digits[index] if index < len(digits) else None, prod(degree for _, degree in digits[:index])
 
 
 def piece_peers(strategy: Strategy, rank: int, pieces: int) -> tuple[int, ...]:
-    """The ranks that work on the pieces of the samples that `rank` works on a piece of, by piece: neighbours in the innermost
-    level of data parallelism."""
+    """The ranks that work on the other pieces of the samples of which `rank` works on a piece, by piece and including `rank`:
+    neighbours in the innermost level of data parallelism. pieces: the number of pieces of each sample."""
     level: Paradigm = "sdp" if strategy.degree("sdp") > 1 else "dp"
     stride, piece = strategy.strides().get(level, 0), strategy.data_index(rank) % pieces
     return tuple(rank + (other - piece) * stride for other in range(pieces))
 
 
 def rows_of(strategy: Strategy, rank: int, first: int, count: int, pieces: int = 1) -> range:
-    """Samples, of `count` that begin at `first`, that `rank` works on. pieces: into which each is cut; what is counted are then
-    these, those of a sample one after the other, of which a rank has the same one of each of its samples."""
+    """The samples that `rank` works on, of `count` that begin at `first`.
+
+    pieces: the number of pieces that each sample is cut into; pieces are then counted instead of samples, those of a sample one
+    after the other, and a rank has the same one of each of its samples.
+    """
     block = count // strategy.data_degree
-    place, piece = divmod(strategy.data_index(rank), pieces)
-    start = first + place * block * pieces + piece
+    block_index, piece = divmod(strategy.data_index(rank), pieces)
+    start = first + block_index * block * pieces + piece
     return range(start, start + block * pieces, pieces)

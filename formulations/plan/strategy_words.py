@@ -1,4 +1,4 @@
-"""Strategies as people write them: `dp16 ZeRO-3, tp4, sp` for what files and options call `sdp16-tp4-sp`."""
+"""Strategies as texts for people: `dp16 ZeRO-3, tp4, sp` for what files and options call `sdp16-tp4-sp`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHORT = re.compile(rf"(?:single|{LEVEL}(?:-{LEVEL})*)(?:-zero[12])?(?:-sp)?(?:-c
 
 
 def degree_words(strategy: Strategy) -> list[str]:
-    """The degrees of a strategy, such as TP4, DP4, ZeRO-1, SP; recomputation apart."""
+    """The degrees of a strategy as texts, such as TP4, DP4, ZeRO-1, SP; without recomputation."""
     tp, cp, data, sdp = strategy.degree("tp"), strategy.degree("cp"), strategy.data_degree, strategy.degree("sdp")
     words = [f"TP{tp}"] * (tp > 1) + [f"CP{cp}"] * (cp > 1) + [f"DP{data}"] * (data > 1)
     if sdp > 1:
@@ -22,8 +22,8 @@ def degree_words(strategy: Strategy) -> list[str]:
 
 
 def strategy_words(strategy: Strategy) -> str:
-    """A strategy in a table, such as `dp16 ZeRO-3, tp4, sp`: its levels from the slowest links to the fastest. Different
-    strategies have different words."""
+    """A strategy as a text in a table, such as `dp16 ZeRO-3, tp4, sp`: its levels from the slowest links to the fastest.
+    Different strategies have different texts."""
     words, names, data = list[str](), [name for name, _ in strategy.levels], 1
     for index, (name, degree) in enumerate(strategy.levels):
         if name == "dp" and names[index + 1 : index + 2] == ["sdp"]:  # copies of shards, in neighbouring levels (HSDP)
@@ -41,7 +41,7 @@ def strategy_words(strategy: Strategy) -> str:
 
 
 def in_words(text: str) -> str:
-    """A text that begins with the short form of a strategy, with its words in place of that; any other text as it is."""
+    """A text that begins with the short form of a strategy, with its longer text in place of that; any other text as it is."""
     match = SHORT.match(text)
     if match is None:
         return text

@@ -27,7 +27,7 @@ SWITCHES: tuple[SwitchName, ...] = get_args(SwitchName)
 
 @dataclass(frozen=True, order=True)
 class Switches:
-    """The switches of one layer; fields as in the table above."""
+    """The memory switches of one layer; fields as in the table at the head of this file."""
 
     ckpt: bool = False
     offload_hidden: bool = False
@@ -39,7 +39,7 @@ class Switches:
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Switches:
-        """The switches with those on that are named. Raises TypeError for a name that is none."""
+        """The switches of which the named ones are on. Raises TypeError for an unknown name."""
         return cls(**dict.fromkeys(names, True))
 
     @property
@@ -56,7 +56,7 @@ ALL_ON = Switches(*[True] * len(SWITCHES))
 
 
 def combinations(offload_needs_ckpt: bool = True) -> tuple[Switches, ...]:
-    """All legal combinations of one layer, each with `segment_sync` on: 48, or 64 where offloading does not need
-    recomputation, as in the paper."""
+    """All legal combinations of one layer, each with `segment_sync` on: 48, or 64 where offloading does not need recomputation,
+    as in the paper."""
     every = (Switches(*[*values, True]) for values in product((False, True), repeat=len(SWITCHES) - 1))
     return tuple(switches for switches in every if switches.ckpt or not (switches.offload_hidden and offload_needs_ckpt))

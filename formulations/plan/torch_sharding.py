@@ -1,4 +1,4 @@
-"""Tensors of sub-layers that DTensor and FSDP2 cannot split as a strategy asks for, and models that they do not split."""
+"""Tensors of sub-layers that DTensor and FSDP2 cannot split as a strategy requires, and models that they cannot split."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from trainplan.formulations.plan.strategy import Strategy
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.sublayers import Parameter, Sublayer, TokenEmbedding
 
-PACKED = ("qkv.", "kv.")  # of parameters that are several matrices, one behind the other
+PACKED = ("qkv.", "kv.")  # of parameters that are several matrices, one after the other
 PACKED_BY_TRANSFORMERS = {"gpt2": "c_attn", "phi3": "qkv_proj", "glm": "gate_up_proj"}
 
 
 def uneven_splits(part: Sublayer, strategy: Strategy) -> Iterator[tuple[str, str]]:
-    """What is wrong, and what would work: the columns of a matrix split unevenly, as the next one has to take them; one
-    dimension split both ways unevenly. A vocabulary may be uneven, as long as every rank has some of it."""
+    """For each tensor of a sub-layer that cannot be split so: the problem, and what would work, as texts.
+
+    Matrices must split into equal columns, as the next one takes them, and one dimension cannot be split unevenly in two ways.
+    A vocabulary may be uneven, as long as every rank has some of it.
+    """
     tp, sdp = strategy.degree("tp"), strategy.degree("sdp")
     if tp == 1:
         return
@@ -36,14 +39,14 @@ def uneven_splits(part: Sublayer, strategy: Strategy) -> Iterator[tuple[str, str
 
 
 def _of_module(parameter: Parameter) -> tuple[tuple[int, ...], int]:
-    """Shape and split dimension of the matrix or bias of a module that a parameter, or a part of it, is."""
+    """Shape and split dimension of the matrix or bias of a module that a parameter, or a part of it, corresponds to."""
     assert parameter.split is not None
     packed = parameter.name.startswith(PACKED)
     return parameter.shape[packed:], parameter.split - packed
 
 
 def why_not_split(model: Model) -> str | None:
-    """What keeps `parallelize_module` from splitting the model as transformers builds it, in words; None where it can."""
+    """Why `parallelize_module` cannot split the model as transformers builds it, in words; None where it can."""
     if (matrix := PACKED_BY_TRANSFORMERS.get(model.family)) is not None:
         return f"transformers packs matrices of {model.family} into {matrix}, which parallelize_module cannot split"
     first = model.units[0].sublayer
@@ -53,7 +56,7 @@ def why_not_split(model: Model) -> str | None:
 
 
 def split_by_torch(model: Model | None, strategy: Strategy) -> bool:
-    """Whether torch splits the units of a model as transformers builds it under a strategy."""
+    """Whether torch can split the units of a model, as transformers builds it, under a strategy."""
     if strategy.degree("tp") == 1 or model is None:
         return True
     return why_not_split(model) is None and not any(

@@ -1,6 +1,6 @@
-"""What a plan says of one unit: its layout, its model states, its activations, the order of its copies, as records.
+"""The records of one unit in a plan: its layout, its model states, its activations, and the order of its copies.
 
-The printed form, `dp2-tp4-ckpt`, is that of `strategies`; files may give it in place of layout, zero and recomputation.
+The printed form, `dp2-tp4-ckpt`, is that of `plan.strategy`; files may give it in place of layout, zero and recomputation.
 """
 
 from __future__ import annotations
@@ -31,27 +31,33 @@ assert ("ckpt", *UNIT_SWITCHES) == SWITCHES
 
 
 class Brief(Record):
-    """A record whose file leaves out what is as it is by default."""
+    """A record whose file leaves out fields that have their default value."""
 
     @model_serializer(mode="wrap")
     def _briefly(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The fields that differ from their default."""
         fields = type(self).model_fields
         return {name: value for name, value in handler(self).items() if getattr(self, name) != fields[name].default}
 
 
 class Level(Record):
-    """An axis of parallelism, and over how many ranks."""
+    """An axis of parallelism, and the number of ranks that it spans."""
 
     axis: Paradigm
     degree: Annotated[int, Field(ge=2)]
 
 
 class Layout(Brief):
-    """How the ranks of a stage share a unit's work. levels: axis and degree, from the slowest links to the fastest; ranks are
-    numbered in mixed radix, the first level outermost. dp and sdp split the samples, cp the tokens of each, tp the weights, ep
-    the experts of a layer that has some. sequence_parallel: whether tensor-parallel ranks also share the tokens of what lies
-    between their matrices. exchange: what the ranks of a cp level exchange for attention's core: `keys` and values of all
-    tokens, or `heads`, of which each rank then has a part with all tokens (all-to-all, as DeepSpeed-Ulysses)."""
+    """How the ranks of a stage share a unit's work.
+
+    Attributes:
+        levels: axis and degree, from the slowest links to the fastest; ranks are numbered in mixed radix, the first level
+            outermost. dp and sdp split the samples, cp the tokens of each, tp the weights, ep the experts of a layer that has
+            some.
+        sequence_parallel: whether tensor-parallel ranks also share the tokens of what lies between their matrices.
+        exchange: what the ranks of a cp level exchange for attention's core: `keys` and values of all tokens, or `heads`, of
+            which each rank then has a part with all tokens (all-to-all, as DeepSpeed-Ulysses).
+    """
 
     levels: list[Level] = Field(default=[])
     sequence_parallel: bool = False
@@ -59,18 +65,20 @@ class Layout(Brief):
 
 
 class States(Brief):
-    """Where a unit's model states are. zero: what the ranks of the sdp level share: 1 the optimizer's states, 2 gradients, too,
-    3 parameters, too; 0 without such a level. Ranks of a dp level hold copies, so that dp2-sdp4 is hybrid sharding.
+    """Where a unit's model states are.
 
-    parameters, gradients, optimizer: on the device or the host. Where the optimizer is on the host, it works there, on all
-    three, and gradients are too: the device sums those of all micro-batches, and copies the sum out once, behind the last one's
-    backward pass. Parameters on the device are then a copy, which gets the new ones behind the optimizer's step; parameters on
-    the host are copied in before each pass of the unit, and let go of behind it. Where the optimizer is on the device, so are
-    parameters and gradients.
-
-    kept_whole: whether parameters that are gathered, or copied in, stay whole from the first micro-batch's forward pass to the
-    last one's backward pass; else they go, and come again, in each pass of each micro-batch. It changes nothing of parameters
-    that live whole on the device."""
+    Attributes:
+        zero: what the ranks of the sdp level share: 1 the optimizer's states, 2 gradients, too, 3 parameters, too; 0 without
+            such a level. Ranks of a dp level hold copies, so that dp2-sdp4 is hybrid sharding.
+        parameters, gradients, optimizer: on the device or the host. An optimizer on the host works there, on all three, and
+            gradients are on the host, too: the device sums those of all micro-batches, and copies the sum out once, after the
+            last backward pass. Parameters on the device are then a copy, which gets the new ones after the optimizer's step;
+            parameters on the host are copied in before each pass of the unit, and freed after it. With the optimizer on the
+            device, so are parameters and gradients.
+        kept_whole: whether parameters that are gathered, or copied in, stay whole from the first micro-batch's forward pass to
+            the last one's backward pass; else they are freed, and come again, in each pass of each micro-batch. It changes
+            nothing for parameters that are always whole on the device.
+    """
 
     zero: Literal[0, 1, 2, 3] = 0
     parameters: Residence = "device"
@@ -80,26 +88,36 @@ class States(Brief):
 
     @property
     def on_host(self) -> bool:
-        """Whether some of them are on the host."""
+        """Whether some of the states are on the host."""
         return "host" in (self.parameters, self.gradients, self.optimizer)
 
 
 class Activations(Brief):
-    """What a unit keeps for its backward pass. recompute: nothing is computed again, all is, or what these modules keep.
-    hidden: where its input is until then. On the host, that of each micro-batch is copied out beside its forward pass and back
-    before its backward pass, as many as are in flight at a time; all of the unit is then computed again, since a graph would
-    hold the input."""
+    """What a unit keeps for its backward pass.
+
+    Attributes:
+        recompute: nothing is computed again, everything is, or what the listed modules keep.
+        hidden: where its input is until then. On the host, the input of each micro-batch is copied out in parallel with its
+            forward pass and back before its backward pass, for all micro-batches in flight; all of the unit is then computed
+            again, since a graph would hold the input.
+    """
 
     recompute: Literal["none", "full"] | list[Module] = "none"
     hidden: Residence = "device"
 
 
 class Order(Brief):
-    """The order of a unit's copies to and from the host, as H3T's switches have it: whether a segment copies out first what is
-    done with (eco_forward), fetches only once the backward computation runs (eco_backward), and begins when all lanes are done
-    (synchronised). Only the step of H3T goes by segments, of one stage and one micro-batch with all states on the host. In any
-    other, where none of these can be asked for, each pass brings in what its unit needs, or one unit ahead where that fits, and
-    the host steps on each unit as soon as it has its gradient."""
+    """The order of a unit's copies to and from the host, as H3T's switches have it.
+
+    Attributes:
+        eco_forward: whether a segment first copies out what is no longer needed.
+        eco_backward: whether it fetches only after the backward computation has begun.
+        synchronised: whether it begins when all lanes are done.
+
+    Only H3T's step goes by segments: one stage and one micro-batch with all states on the host. In any other step, where none
+    of these can be set, each pass brings in what its unit needs, or one unit in advance where that fits, and the host steps
+    each unit as soon as it has its gradient.
+    """
 
     eco_forward: bool = False
     eco_backward: bool = False
@@ -107,18 +125,23 @@ class Order(Brief):
 
 
 def _with_printed_form(schema: dict[str, Any]) -> None:
-    """The two fields that a file may have in place of records, in the schema of the format."""
+    """Add the two fields that a file may have in place of records to the schema of the format."""
     schema["properties"]["strategy"] = {"type": "string", "title": "Strategy"}
     schema["properties"]["switches"] = {"type": "array", "items": {"enum": list(UNIT_SWITCHES)}, "title": "Switches"}
 
 
 class PlannedUnit(Brief):
-    """One sub-layer and how it is trained over the ranks of its stage. order: that of copies, which only a unit with states or
-    hidden states on the host has. precision: of its matrix products: the model's, or a recipe of fewer bits
-    (`profiling.clusters.recipes`).
+    """One sub-layer and how it is trained over the ranks of its stage.
 
-    A file may say `strategy`, such as "dp2-tp4-ckpt", for layout, zero and recompute, and `switches`, a list of H3T's memory
-    switches but ckpt, for residences and order; parameters, gradients and optimizer then live on the host."""
+    Attributes:
+        name: of the sub-layer.
+        layout, states, activations: how its work, its model states and its activations are placed.
+        order: of copies; only for a unit with states or hidden states on the host.
+        precision: of its matrix products: the model's, or a recipe of fewer bits (`profiling.clusters.recipes`).
+
+    A file may give `strategy`, such as "dp2-tp4-ckpt", for layout, zero and recompute, and `switches`, a list of H3T's memory
+    switches except ckpt, for residences and order; parameters, gradients and optimizer are then on the host.
+    """
 
     model_config = ConfigDict(json_schema_extra=_with_printed_form)
 
@@ -132,6 +155,7 @@ class PlannedUnit(Brief):
     @model_validator(mode="wrap")
     @classmethod
     def _from_printed(cls, value: Any, handler: ModelWrapValidatorHandler[PlannedUnit]) -> PlannedUnit:
+        """The unit of a file in either form."""
         if not isinstance(value, Mapping) or "strategy" not in value:
             return handler(value)
         unit = handler(_records(value))
@@ -140,6 +164,7 @@ class PlannedUnit(Brief):
 
     @model_validator(mode="after")
     def _consistent(self) -> PlannedUnit:
+        """Raise InputError where fields contradict each other."""
         axes = [level.axis for level in self.layout.levels]
         if len(set(axes)) < len(axes):
             raise InputError("", "layout.levels", f"are of {', '.join(axes)}", "name each axis once")
@@ -182,7 +207,7 @@ class PlannedUnit(Brief):
 
     @property
     def uses_host(self) -> bool:
-        """Whether states or hidden states of it are on the host."""
+        """Whether states or hidden states of the unit are on the host."""
         return self.states.on_host or self.activations.hidden == "host"
 
     @property
@@ -201,7 +226,7 @@ class PlannedUnit(Brief):
         )
 
     def laid_out(self, strategy: Strategy) -> PlannedUnit:
-        """The same unit with another strategy."""
+        """The unit with another strategy."""
         return self.changed(
             **_of_strategy(strategy, self.states.changed(zero=strategy.zero_stage), self.activations.hidden), order=self.order
         )
@@ -214,7 +239,7 @@ class PlannedUnit(Brief):
 
 
 def planned_unit(name: str, strategy: Strategy, switches: Switches | None = None) -> PlannedUnit:
-    """A unit with this strategy; with H3T's switches, all of its states are on the host. Raises InputError."""
+    """A unit with a strategy; with H3T's switches, all of its states are on the host. Raises InputError."""
     if switches is None:
         return PlannedUnit(name=name, **_of_strategy(strategy, States(zero=strategy.zero_stage)))
     states = States(
@@ -230,6 +255,8 @@ def planned_unit(name: str, strategy: Strategy, switches: Switches | None = None
 
 
 def _of_strategy(strategy: Strategy, states: States, hidden: Residence = "device") -> dict[str, Any]:
+    """The fields layout, states and activations of a unit with a strategy. hidden: where its input is until the backward
+    pass."""
     recompute: Any = "full" if strategy.ckpt else list(strategy.modules) or "none"
     levels = [Level(axis=axis, degree=degree) for axis, degree in strategy.levels]
     return {
@@ -240,7 +267,7 @@ def _of_strategy(strategy: Strategy, states: States, hidden: Residence = "device
 
 
 def _records(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a unit whose file says `strategy`, and may say `switches`."""
+    """The fields of a unit whose file has `strategy`, and may have `switches`. value: the fields of the file."""
     rest = {name: field for name, field in value.items() if name not in ("strategy", "switches")}
     if twice := [name for name in ("layout", "states", "activations", "order") if name in rest]:
         problem = f"is {shown(value['strategy'])}, with {twice[0]}"

@@ -1,4 +1,4 @@
-"""What holds between the fields of a plan: stages cover units and ranks; strategies and schedules fit stages and samples."""
+"""Checks between the fields of a plan: stages cover units and ranks; strategies and schedules fit stages and samples."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from trainplan.profiling.models.model import Model
 
 
-def check_plan(plan: Plan, model: Model) -> None:
-    """Raises InputError naming the first field that does not fit the others, or the model that the plan describes."""
+def check_plan(plan: Plan) -> None:
+    """Raise InputError naming the first field of a plan that does not fit the others."""
+    model = plan.planned_model()
     if model.digest != plan.model_digest:
         fix = f"the model given here is {model.digest!r}: plan for it"
         raise InputError("", "model_digest", f"is {plan.model_digest!r}", fix)
@@ -67,6 +68,7 @@ def check_plan(plan: Plan, model: Model) -> None:
 
 
 def _check_placement(plan: Plan) -> None:
+    """Raise InputError where the placement does not give each rank a device of its own."""
     if plan.placement is None:
         return
     first: dict[int, int] = {}
@@ -81,7 +83,8 @@ def _check_placement(plan: Plan) -> None:
 
 
 def _check_shares(plan: Plan, shares: list[int]) -> None:
-    """Replicas that work apart until their gradients are summed: all units are laid out alike, dp outermost, no sdp."""
+    """Raise InputError where shares do not fit: replicas work apart until their gradients are summed, so all units need the
+    same layout, dp outermost, without sdp."""
     batch, size, replicas, total = plan.batch, len(plan.stages[0].ranks), len(shares), sum(shares)
     if len(unlike := {len(stage.ranks) for stage in plan.stages}) > 1:
         problem = f"is there, with stages of {' and '.join(map(str, sorted(unlike)))} ranks"
@@ -104,7 +107,8 @@ def _check_shares(plan: Plan, shares: list[int]) -> None:
 
 
 def _check_sliced(plan: Plan) -> None:
-    """Only what the schedule can slice, and only micro-batches whose halves every unit can lay out over its ranks."""
+    """Raise InputError where the schedule cannot slice this many micro-batches, or a unit cannot lay out half a micro-batch
+    over its ranks."""
     problem, shares, parts = f"is {plan.sliced}", plan.batch.shares, plan.batch.micro_batches
     if plan.schedule != "1f1b":
         raise InputError("", "sliced", problem, f"leave it out, or give schedule 1f1b in place of {plan.schedule}")
@@ -120,8 +124,8 @@ def _check_sliced(plan: Plan) -> None:
 
 
 def _check_host(plan: Plan) -> None:
-    """Residences that programs have: the optimizer's with all that it works on; inputs of units that are recomputed; orders of
-    copies where these go segment by segment."""
+    """Raise InputError for residences that programs do not have: an optimizer without all that it works on; inputs on the host
+    of units that are not recomputed; orders of copies where these do not go segment by segment."""
     if not plan.uses_host and plan.nvlink is not None:
         fix = "leave it out: no sub-layer has states or hidden states on the host"
         raise InputError("", "nvlink", f"is {str(plan.nvlink).lower()}", fix)
@@ -150,7 +154,8 @@ def _check_host(plan: Plan) -> None:
 
 
 def _check_precision(plan: Plan, model: Model) -> None:
-    """A master copy is wider than the model's numbers, and gradients are no wider than what the optimizer works on."""
+    """Raise InputError where a master copy is not wider than the model's numbers, or gradients are wider than what the
+    optimizer works on."""
     precision = plan.precision
     if precision.master is None:
         if precision.gradients != "model":
@@ -166,7 +171,8 @@ def _check_precision(plan: Plan, model: Model) -> None:
 
 
 def _check_optimizer(plan: Plan) -> None:
-    """Muon steps whole matrices, of which some rank has to have all gradients on its device."""
+    """Raise InputError where Muon cannot step the units: it steps whole matrices, of which some rank has to have all gradients
+    on its device."""
     if plan.optimizer == "adamw":
         return
     problem = f"is {shown(plan.optimizer)}"
@@ -183,7 +189,7 @@ def _check_optimizer(plan: Plan) -> None:
 
 
 def _check_stages(plan: Plan, units: int) -> None:
-    """Units are covered in order, and every rank is in one stage."""
+    """Raise InputError where stages do not cover units in order, or a rank is not in exactly one stage. units: their number."""
     count, begin = len(plan.stages), 0
     if count > units:
         raise InputError("", "stages", f"are {count}", f"give at most {units}: every stage needs a sub-layer")
@@ -194,10 +200,12 @@ def _check_stages(plan: Plan, units: int) -> None:
         if index >= depth and stage.ranks != (before := plan.stages[index - depth].ranks):
             fix = f"give {shown(before)}, as stages[{index - depth}] has"
             raise InputError("", f"{field}.ranks", f"is {shown(stage.ranks)}", fix)
-        for place, rank in enumerate(stage.ranks if index < depth else ()):
+        for position, rank in enumerate(stage.ranks if index < depth else ()):
             if not 0 <= rank < plan.world or rank in stage_of:
                 problem = f"is {rank}" + (f", which is in stages[{stage_of[rank]}]" if rank in stage_of else "")
-                raise InputError("", f"{field}.ranks[{place}]", problem, f"give each of the ranks 0 to {plan.world - 1} once")
+                raise InputError(
+                    "", f"{field}.ranks[{position}]", problem, f"give each of the ranks 0 to {plan.world - 1} once"
+                )
             stage_of[rank] = index
         if stage.ranks != sorted(stage.ranks):
             raise InputError("", f"{field}.ranks", f"is {shown(stage.ranks)}", f"give {shown(sorted(stage.ranks))}")
@@ -214,6 +222,7 @@ def _check_stages(plan: Plan, units: int) -> None:
 
 
 def _check_interleaved(plan: Plan) -> None:
+    """Raise InputError where interleaved stages do not go round the groups of ranks, or micro-batches do not."""
     depth, count, problem = plan.depth, len(plan.stages), "is 'interleaved-1f1b'"
     if depth < 2 or count % depth or count == depth:
         fix = "give 1f1b, or stages of which each rank has as many, at least 2, and the next one always lies on other ranks"

@@ -1,8 +1,9 @@
 """AutoPipe's recurrences (Section III-B): when the passes of 1F1B end, phase by phase, and how long the step takes.
 
-Stages are x = 0 .. p-1, f_x and b_x their passes, c_x the transfer between x - 1 and x (the paper's Comm, here by cut).
-w_x = min(m, p - 1 - x) forward passes of x are its warm-up; then block y = 0 .. is the forward pass of micro-batch w_x + y and
-the backward pass of micro-batch y; the backward passes left over are the cooldown. The starts t of passes:
+Stages are x = 0 .. p-1, f_x and b_x their passes, c_x the transfer between x - 1 and x (the paper's Comm, here by cut), and m
+the micro-batches. w_x = min(m, p - 1 - x) forward passes of x are its warm-up; then block y = 0 .. is the forward pass of
+micro-batch w_x + y and the backward pass of micro-batch y; the remaining backward passes are the cooldown. The starts t of
+passes:
 
     warm-up     t(x, q)     = max(t(x-1, q) + f_{x-1},     t(x, q-1) + f_x)      + c_x      forward pass of micro-batch q < w_x
     1F1B        t(x, y, 0)  = max(t(x-1, y-1, 0) + f_{x-1}, t(x, y-1, 1) + b_x)  + c_x
@@ -12,9 +13,9 @@ the backward pass of micro-batch y; the backward passes left over are the cooldo
 Terms that do not exist are left out, and the transfer with them where a pass receives nothing (c_0 = c_p = 0). The paper gives
 the warm-up's first block as the sum of one micro-batch's forward passes; the formula above is exact where stages differ.
 
-This is the paper's own computation, of one pipeline: the cross-check of the graph of passes (`graph`), to which tests hold it
-pass by pass (tests/formulations/test_schedule_graph.py, tests/formulations/test_partition_timeline.py), and of
-`arrays.one_f_one_b_ends_ns`, many pipelines at once in arrays (tests/solvers/test_partition_search.py).
+This is the paper's own computation, for one pipeline. It is the cross-check of the graph of passes (`graph`), to which tests
+compare it pass by pass (tests/formulations/test_schedule_graph.py, tests/formulations/test_partition_timeline.py), and of
+`vectorised.one_f_one_b_ends_ns`, many pipelines together in arrays (tests/solvers/test_partition_search.py).
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ from trainplan.formulations.schedule.simulate import Work
 class PassEnds:
     """When the passes of 1F1B end, in ns from the step's beginning.
 
-    forward, backward: by stage and micro-batch. warm_up: forward passes of each stage before its first block, w_x.
+    Attributes:
+        work: times of the stages; micro_batches: of the step.
+        warm_up: for each stage the number of forward passes before its first block, w_x.
+        forward, backward: ends by stage and micro-batch.
     """
 
     work: Work
@@ -47,9 +51,9 @@ class PassEnds:
     def master(self) -> int:
         """The stage with most 1F1B passes on the critical path, the last such stage.
 
-        Cross-check of `critical.critical_path(..).master`, for 1F1B alone and many times as fast (asserted in
-        tests/solvers/test_autopipe.py). The path is followed back from its end; where two passes end at once, to the later
-        stage.
+        It cross-checks `critical_path.critical_path(..).master`, for 1F1B alone and many times as fast (asserted in
+        tests/solvers/test_autopipe.py). The path is followed back from its end; where two passes end at the same time, to the
+        later stage.
         """
         f, b, c = self.work.forward_ns, self.work.backward_ns, (0, *self.work.transfer_ns, 0)
         p, m, forward, backward = len(f), self.micro_batches, self.forward, self.backward

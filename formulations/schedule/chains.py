@@ -1,4 +1,4 @@
-"""Chains of layers (or sub-layers) that cuts part into the stages of a 1F1B pipeline, and the memory of these stages."""
+"""Chains of layers (or sub-layers) that cuts divide into the stages of a 1F1B pipeline, and the memory of these stages."""
 
 from __future__ import annotations
 
@@ -22,21 +22,25 @@ MOST_LAYERS = 10_000
 
 
 class ChainFile(InstanceFile):
-    """What the file formats of chains have in common."""
+    """The fields that the file formats of chains share."""
 
     stages: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
     micro_batches: Annotated[int, Field(ge=1, le=10**6, description="gas: micro-batches of one iteration")]
     memory: Memory | None = None
 
     def check_stages(self, name: str, count: int, noun: str) -> None:
-        """Raises InputError where the list `name` has not 1 to 10,000 entries, or where there are more stages than these."""
+        """Raise InputError where a list does not have 1 to 10,000 entries, or there are more stages than entries.
+
+        name: the list's field; count: its entries; noun: what an entry is, such as "layer".
+        """
         if not 1 <= count <= MOST_LAYERS:
             raise InputError("", name, f"has {count} entries", f"give 1 to {MOST_LAYERS}, one for each {noun}")
         if self.stages > count:
             raise InputError("", "stages", f"is {self.stages}", f"give at most {count}: every stage needs a {noun}")
 
     def check_totals(self, count: int, noun: str, time_ns: int) -> None:
-        """Raises InputError where the columns of memory have other lengths, or sums are too large. time_ns: the largest one."""
+        """Raise InputError where the columns of memory have wrong lengths, or sums are too large. time_ns: the largest sum of
+        times."""
         size_bytes = 0
         if self.memory is not None:
             self.memory.check(count, self.stages)
@@ -45,14 +49,21 @@ class ChainFile(InstanceFile):
 
     @property
     def common(self) -> dict[str, Any]:
-        """The fields that instances of chains have in common."""
+        """The fields that instances of chains share, as keyword arguments."""
         memory = None if self.memory is None else self.memory.of_stages(self.stages)
         return {"stages": self.stages, "micro_batches": self.micro_batches, "memory": memory, **self.labels}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Chain(ProblemInstance):
-    """An instance whose solutions are cuts: the first layer of every stage but the first. memory: what layers need."""
+    """An instance whose solutions are cuts: the first layer of every stage but the first.
+
+    Attributes:
+        stages: the number of stages p.
+        micro_batches: of a step.
+        memory: what layers need, and the limits of stages; None where memory does not count.
+        size_names: names of the attributes that show how large an instance is.
+    """
 
     stages: int
     micro_batches: int
@@ -68,7 +79,7 @@ class Chain(ProblemInstance):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The numbers of `size_names`, and the memory limit in bytes where there is one that all stages have."""
+        """The numbers of `size_names`, and the memory limit in bytes where all stages have the same."""
         sizes = {name: getattr(self, name) for name in self.size_names}
         limit = self.common_memory_bytes
         return sizes if limit is None else sizes | {"memory_bytes": limit}
@@ -76,49 +87,50 @@ class Chain(ProblemInstance):
     @property
     @abstractmethod
     def length(self) -> int:
-        """The number of layers, or of sub-layers."""
+        """The number of layers, or of sub-layers, n."""
 
     @abstractmethod
     def name_of(self, layer: int) -> str:
-        """What users see of a layer."""
+        """The text that users see for a layer."""
 
     def in_flight(self, stage: int) -> int:
-        """Micro-batches whose activations a stage holds at once, under 1F1B."""
+        """The most micro-batches whose activations a stage holds at once, under 1F1B."""
         return most_in_flight("1f1b", self.stages, self.micro_batches, stage)
 
     @property
     def windows(self) -> Integers | None:
-        """(p, n): the least first layer with which a stage fits, by its last one, as of `Memory.first_layers`; None without
+        """(p, n): the least first layer with which a stage fits, by its last one (see `Memory.first_layers`); None without
         memory."""
         return None if self.memory is None else self.memory.first_layers([self.in_flight(x) for x in range(self.stages)])
 
     @property
     def precedences(self) -> list[tuple[int, int, int]]:
-        """All (i, first, l): a stage i that holds layer l must not begin before layer `first`, see `Memory.precedences`."""
+        """All (i, first, l): a stage i that holds layer l must not begin before layer `first` (see `Memory.precedences`)."""
         return [] if self.memory is None else self.memory.precedences([self.in_flight(x) for x in range(self.stages)])
 
     def with_memory(self, memory_bytes: int) -> Self:
-        """The same instance under another limit of every device. Raises InputError where it does not say what layers need."""
+        """The instance with `memory_bytes` as the limit of every device. Raises InputError where it does not state what layers
+        need."""
         if self.memory is None:
             fix = "give what each layer needs, or build it without --ignore-memory"
             raise InputError("instance", "memory", "is missing", fix)
         return replace(self, memory=self.memory.with_limits(np.full(self.stages, memory_bytes, np.int64)))
 
     def wrong_cuts(self, cuts: Sequence[int]) -> list[str]:
-        """Why these are no cuts of the chain, in words; empty where they are."""
+        """Why cuts are no cuts of the chain, in words; empty where they are."""
         if len(cuts) == self.stages - 1 and all(first < end for first, end in pairwise((0, *cuts, self.length))):
             return []
         return [f"cuts is {list(cuts)}; give {self.stages - 1}, strictly increasing, of 1 to {self.length - 1}"]
 
     def peaks_bytes(self, cuts: Sequence[int]) -> list[int | None]:
-        """What each stage needs; None without memory."""
+        """Peak bytes of each stage; None for each without memory."""
         if (memory := self.memory) is None:
             return [None] * self.stages
         spans = pairwise((0, *cuts, self.length))
         return [memory.stage_peak(first, end, self.in_flight(x))[0] for x, (first, end) in enumerate(spans)]
 
     def over_memory(self, cuts: Sequence[int]) -> list[str]:
-        """Stages that need more memory than they have, in words."""
+        """A text for each stage that needs more memory than it has."""
         if self.memory is None:
             return []
         spans, limits = pairwise((0, *cuts, self.length)), self.memory.limit_bytes.tolist()
@@ -130,7 +142,7 @@ class Chain(ProblemInstance):
         ]
 
     def fullest_stage_costs(self, cuts: Sequence[int]) -> dict[str, Any]:
-        """What users see of the fullest stage; nothing without memory."""
+        """Peak, stage and layer of the fullest stage as users see them, by name; empty without memory."""
         if (memory := self.memory) is None:
             return {}
         peaks, borders = self.peaks_bytes(cuts), (0, *cuts, self.length)
@@ -142,10 +154,10 @@ class Chain(ProblemInstance):
 
 @dataclass(frozen=True)
 class Cuts(DataclassRecord):
-    """A solution of a chain. cuts: the first layer of every stage but the first, by its index."""
+    """A solution of a chain. cuts: the index of the first layer of every stage but the first."""
 
     cuts: Items[Annotated[int, Field(ge=0)]]
 
     def spans(self, layers: int) -> list[tuple[int, int]]:
-        """First and last layer of every stage."""
+        """First and last layer of every stage. layers: the number of layers."""
         return [(first, end - 1) for first, end in pairwise((0, *self.cuts, layers))]

@@ -1,8 +1,8 @@
 """The critical path of a step, and the master stage (AutoPipe, Section III-B).
 
-A pass begins with its message once both the pass before it on the device and the pass on the other stage have ended; the later
-one of the two is critical. Of the longest paths, the one nearest to the last stage is meant: where both end at once, the path
-is followed to the later stage.
+A pass begins with its message after both the pass before it on the device and the pass on the other stage have ended; the later
+one of the two is critical. Of the longest paths, the one nearest to the last stage is meant: where both end at the same time,
+the path is followed to the later stage.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def critical_path(timeline: Timeline) -> Critical:
 
 
 def _master(timeline: Timeline, path: list[Event]) -> int:
+    """The stage with most steady passes on a path, the last such stage; where there are none, the last stage of the path."""
     steady = _steady(timeline)
     counts = Counter(event.task.stage for event in path if event.task in steady)
     if not counts:
@@ -57,8 +58,8 @@ def _master(timeline: Timeline, path: list[Event]) -> int:
 
 
 def _steady(timeline: Timeline) -> set[object]:
-    """Passes of the 1F1B phase: of each device, from its last forward pass before the first backward pass to the backward pass
-    after its last forward pass."""
+    """The passes of the 1F1B phase: on each device, from its last forward pass before the first backward pass to the backward
+    pass after its last forward pass."""
     steady: set[object] = set()
     for device in timeline.devices:
         kinds = [event.task.kind for event in device]

@@ -1,11 +1,11 @@
-"""When passes end while the times of stages are not known yet: the graph of a schedule as rows for linear models.
+"""End times of passes while the times of stages are not known yet: the graph of a schedule as rows for linear models.
 
 A node ends at the latest of some earlier ends, plus times of stages. Where one of these is surely the latest, whatever the
 times, the end is a sum; else the latest is a variable with a row for each sum that it is not below. Nodes that wait for equal
 sums share a variable: so do, in the steady phase of 1F1B, the backward pass of micro-batch y on stage x and the forward pass of
 micro-batch p - 1 - x + y on stage x + 1, which both wait for the exchange between these two stages.
 
-At the least step the rows hold with the longest path's moments, so a model with them has the simulation's optimum.
+With the least step the rows are satisfied by the longest path's moments, so a model with them has the simulation's optimum.
 """
 
 from __future__ import annotations
@@ -20,32 +20,39 @@ Time = TypeVar("Time")  # what a model calls a time of a stage
 
 
 class Sum(NamedTuple, Generic[Time]):
-    """A moment: start, the number of a variable, None for the step's beginning; plus the times, each with how often it is
-    added, in order."""
+    """A moment as a sum: a variable plus times.
+
+    start: the number of the variable, None for the step's beginning; times: each time with how often it is added, in order.
+    """
 
     start: int | None
     times: tuple[tuple[Time, int], ...] = ()
 
     def plus(self, times: Sequence[Time]) -> Sum[Time]:
-        """The sum with these times added."""
+        """The sum with further times added."""
         return Sum(self.start, tuple(sorted((Counter(dict(self.times)) + Counter(times)).items())))
 
     def at_most(self, other: Sum[Time]) -> bool:
-        """Whether this sum is not above the other one, whatever the times are."""
+        """Whether this sum is never above the other one, whatever the times are."""
         counts = dict(other.times)
         return self.start in (None, other.start) and all(count <= counts.get(time, 0) for time, count in self.times)
 
 
 class EndTimeRows(NamedTuple, Generic[Time]):
-    """rows: the sums that each variable is not below, by its number. ends: of every device's last node, by device."""
+    """The end times of a schedule as rows.
+
+    rows: for each variable, by its number, the sums that it is not below. ends: the end of every device's last node, by device.
+    """
 
     rows: tuple[tuple[Sum[Time], ...], ...]
     ends: tuple[Sum[Time], ...]
 
 
 def end_time_rows(graph: Graph, times_of: Callable[[Duration], Sequence[Time]]) -> EndTimeRows[Time]:
-    """The end times of a graph for any times that are not negative. times_of: the times that a duration is the sum of, as the
-    model calls them; those that it knows to be 0 are left out."""
+    """The end times of a graph for any times that are not negative.
+
+    times_of: the times that a duration is the sum of, as the model names them; those that the model knows to be 0 are left out.
+    """
     named: dict[Duration, Sequence[Time]] = {}
     numbers: dict[frozenset[Sum[Time]], int] = {}
     ends: list[Sum[Time]] = []

@@ -1,4 +1,4 @@
-"""Where interleaved stages begin that have as many layers each."""
+"""Cuts of interleaved stages with equal numbers of layers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from itertools import pairwise
 
 
 def even_chunks(layers: Sequence[int], stages: int) -> tuple[int, ...] | None:
-    """The first units of the stages after the first, so that all have as many layers; None where that cannot be.
+    """The first units of the stages after the first, so that all stages have equally many layers; None where that is
+    impossible.
 
-    layers: of each unit, the number of its layer. What comes before the first and after the last of several layers of more than
-    one unit (embedding and head) stands beside the first and the last stage's layers; or else counts as one layer each, as
-    where 126 layers are cut into 16 stages of 8.
+    layers: for each unit, the number of its layer; stages: their number. Units before the first and after the last layer of
+    several units (embedding and head) are added to the first and the last stage; where that does not divide evenly, they count
+    as one layer each, as where 126 layers are cut into 16 stages of 8.
     """
     starts = [0, *(l for l, (before, layer) in enumerate(pairwise(layers), 1) if before != layer)]
     inner = starts[1:-1]
     for counted in (inner, starts):
-        each, left = divmod(len(counted), stages)
-        if each and not left:
-            return tuple(counted[each * stage] for stage in range(1, stages))
+        size, rest = divmod(len(counted), stages)
+        if size and not rest:
+            return tuple(counted[size * stage] for stage in range(1, stages))
     return None

@@ -4,10 +4,10 @@ A node ends when the latest of the nodes that it waits for has ended and its own
 
     end(node) = max( end(earlier) for each earlier node; 0 where there is none ) + sum of the times in node.duration
 
-Which nodes there are does not depend on the times, so a schedule is recorded once and evaluated over whatever is asked for:
+The nodes do not depend on the times, so a schedule is recorded once and evaluated in several ways:
 
     whole numbers           `Graph.ends_ns`                   the simulated step, exact for numbers of any size
-    arrays                  `Graph.ends_of_columns`           many pipelines at once, or one in floats
+    arrays                  `Graph.ends_of_columns`           many pipelines together, or one in floats
     longest path            `Graph.longest_path`              which of the earlier nodes was the latest, followed backwards
     rows of linear models   `end_time_rows.end_time_rows`     end times while the times of stages are variables
 
@@ -45,8 +45,10 @@ Duration = tuple[Symbol, ...]
 class Node(NamedTuple):
     """A pass with the message that it receives, or messages alone.
 
-    earlier: the indices of the nodes that it waits for, of its own device first; no pass waits for a later node. duration: the
-    times that it takes. task: its pass, None where it is messages alone.
+    Attributes:
+        earlier: the indices of the nodes that it waits for, those of its own device first; no pass waits for a later node.
+        duration: the times that it takes.
+        task: its pass; None where it is messages alone.
     """
 
     earlier: tuple[int, ...]
@@ -62,7 +64,7 @@ class Graph:
     last: Sequence[int]
 
     def ends_ns(self, time_ns: Callable[[Duration], int]) -> list[int]:
-        """When every node ends, in ns, by index. time_ns: what a duration takes."""
+        """The end of every node in ns, by index. time_ns: the time of a duration."""
         times = [time_ns(duration) for duration in self.durations]
         ends: list[int] = []
         for (earlier, _, _), number in zip(self.nodes, self.numbers, strict=True):
@@ -74,8 +76,10 @@ class Graph:
         return ends
 
     def ends_of_columns(self, time_ns: Callable[[Duration], Any]) -> NDArray[Any]:
-        """(nodes, N): when every node of N pipelines ends, by index. time_ns: what a duration takes, of every pipeline, (N,);
-        or always one number, for N = 1. Exact where whole numbers fit into 64 bits."""
+        """(nodes, N): the end of every node of N pipelines, by index. Exact where whole numbers fit into 64 bits.
+
+        time_ns: the time of a duration in every pipeline, (N,); or always one number, for N = 1.
+        """
         times = np.array([time_ns(duration) for duration in self.durations]).reshape(len(self.durations), -1)
         ends = np.zeros((len(self.nodes) + 1, times.shape[1]), times.dtype)  # the last row: the step's beginning
         if times.shape[1] > FEW_COLUMNS:
@@ -93,11 +97,13 @@ class Graph:
         return ends[self._levels.rows]
 
     def longest_path(self, ends: Sequence[Any], end: int, last_of_equal: bool) -> tuple[list[int], list[int]]:
-        """The nodes of the longest path to a node, backwards, and its turns: of every node on it that waits for several nodes,
-        which of them the path goes on with, by its position in `Node.earlier`.
+        """The nodes of the longest path to a node, backwards, and its turns: for every node on it that waits for several nodes,
+        the position in `Node.earlier` of the one with which the path goes on.
 
-        ends: when every node ends, by index. end: the index of the node. last_of_equal: whether, of several nodes that end at
-        once, the path goes on with the last one, which is of another device, or with the first one.
+            ends: the end of every node, by index.
+            end: the index of the node.
+            last_of_equal: whether, of several nodes that end at the same time, the path goes on with the last one, which is on
+                another device, or with the first one.
         """
         path, turns, node = [end], list[int](), end
         while earlier := self.nodes[node].earlier:
@@ -119,13 +125,13 @@ class Graph:
 
     @cached_property
     def numbers(self) -> list[int]:
-        """The index in `durations` of what every node takes, by index of the node."""
+        """For every node, the index of its duration in `durations`."""
         numbers = {duration: number for number, duration in enumerate(self.durations)}
         return [numbers[node.duration] for node in self.nodes]
 
     @cached_property
     def _levels(self) -> _Levels:
-        """A node's level is one above the highest of those that it waits for."""
+        """The nodes by level: a node's level is one above the highest of those that it waits for."""
         depths: list[int] = []
         for node in self.nodes:
             depths.append(1 + max([depths[index] for index in node.earlier], default=-1))
@@ -146,9 +152,11 @@ class Graph:
 class _Levels:
     """Nodes in rows, level by level: no node waits for another one of its level.
 
-    levels: of each level its first row and the row after its last one; (w, level's nodes), the rows of the at most w nodes that
-    each waits for, filled up with one of them, or the row after all nodes where it waits for none; and the numbers of its
-    durations. rows: the row of every node.
+    Attributes:
+        levels: for each level its first row and the row after its last one; (w, nodes of the level), the rows of the at most w
+            nodes that each waits for, filled up with one of them, or the row after all nodes where it waits for none; and the
+            indices of its durations.
+        rows: the row of every node.
     """
 
     levels: Sequence[tuple[int, int, NDArray[np.intp], NDArray[np.intp]]]
@@ -158,8 +166,8 @@ class _Levels:
 def source_of(task: Pass, tasks: Container[Pass], stages: int) -> Pass | None:
     """The pass on another stage that a pass waits for; None where it waits for no other stage.
 
-    tasks: all passes of the step. Where a stage has run both halves of a forward pass that the next one runs whole, that waits
-    for the second half.
+    tasks: all passes of the step. Where a stage has run both halves of a forward pass that the next one runs whole, the next
+    one waits for the second half.
     """
     if task.kind == "backward":
         return Pass("backward", task.micro_batch, task.stage + 1) if task.stage + 1 < stages else None
@@ -170,12 +178,14 @@ def source_of(task: Pass, tasks: Container[Pass], stages: int) -> Pass | None:
 
 
 def passes_graph(orders: Sequence[Sequence[Pass]], stages: int, parallel_messages: bool = False) -> Graph:
-    """The graph of a step whose passes wait for their own messages alone. orders: of the passes on every device; Raises Stuck
-    where these wait for each other in a cycle.
+    """The graph of a step whose passes wait for their own messages alone. Raises Stuck where they wait for each other in a
+    cycle.
 
-    A pass begins once its device is free and the pass that it receives from has ended. Then it takes its message, during which
-    the device waits, and itself; sending costs nothing. With parallel messages, a message takes its time from the end of the
-    pass that sends it, in parallel with any other pass, and is a node by itself.
+        orders: the order of the passes on every device.
+        stages: the number of stages.
+        parallel_messages: whether a message takes its time from the end of the pass that sends it, in parallel with any other
+            pass, and is a node by itself. Else a pass begins when its device is free and the pass that it receives from has
+            ended; then it takes its message, during which the device waits, and itself. Sending costs nothing.
     """
     tasks = {task for order in orders for task in order}
     halved = {(task.micro_batch, task.stage) for task in tasks if task.half is not None}
@@ -199,8 +209,10 @@ def passes_graph(orders: Sequence[Sequence[Pass]], stages: int, parallel_message
 
 
 def durations_of(task: Pass, halved: bool, last: bool) -> tuple[Symbol, Duration]:
-    """What the message of a pass takes, and the pass itself. halved: whether its stage runs the micro-batch's forward pass in
-    halves; last: whether it is the step's last micro-batch."""
+    """The times of a pass's message, and of the pass itself.
+
+    halved: whether its stage runs the micro-batch's forward pass in halves; last: whether it is the step's last micro-batch.
+    """
     x = task.stage
     if task.kind == "backward":
         backward = ("halved_backward_ns" if halved else "backward_ns", x)

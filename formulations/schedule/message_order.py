@@ -1,14 +1,14 @@
 """Messages between the passes of interleaved stages, in an order in which no two ranks ever wait for each other.
 
-Where a rank has several stages, it talks to both neighbours in both ways, and a receive right before the pass that needs it
-gets two ranks stuck that both have something to send. Instead all passes and messages of all ranks are put in one order, and
-each rank takes its part of it.
+Where a rank has several stages, it exchanges messages with both neighbours in both directions. If it received each message
+right before the pass that needs it, two ranks that both have something to send would block each other. Instead all passes and
+messages of all ranks are put in one order, and each rank takes its part of it.
 
-Proof that no rank is stuck: let passes take one unit forward and two backward, and messages none. A message stands at the end
-of the pass that makes it, a pass at its beginning, messages first. So a pass stands behind the messages that it needs and
-before the one that it makes, and the passes of a rank stand in their order. Of all that is not done, whatever stands first has
-nothing before it that is not done, on either rank: so it can be done. Nor is any rank stuck where messages that follow each
-other on it begin together: they then begin no later.
+Proof that no rank is blocked: let passes take one unit of time forward and two backward, and messages none. A message stands at
+the end of the pass that produces it, a pass at its beginning, messages first. So a pass stands after the messages that it needs
+and before the one that it produces, and the passes of a rank stand in their order. Of all that is not done, whatever stands
+first has nothing before it that is not done, on either rank: so it can be done. Nor is any rank blocked where messages that
+follow each other on it begin together: they then begin no later.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ UNITS = {"forward_ns": TIMES["forward"], "backward_ns": TIMES["backward"]}  # by
 
 
 class Item(NamedTuple):
-    """A pass, or the send or receive of what a pass has made."""
+    """A pass, or the sending or receiving of a pass's result."""
 
     what: Literal["pass", "send", "receive"]
     task: Pass
 
 
 def with_messages(orders: Sequence[Sequence[Pass]], stages: int) -> list[list[Item]]:
-    """Passes and messages of every device. orders: of the passes alone; stage s is on device s mod the number of devices."""
+    """Passes and messages of every device, in order. orders: those of the passes alone; stage s is on device s mod the number
+    of devices."""
     ends = _ends(orders, stages)
     items: list[list[tuple[tuple[int, int, Pass], Item]]] = [[] for _ in orders]
     for device, order in enumerate(orders):
@@ -47,15 +48,16 @@ def with_messages(orders: Sequence[Sequence[Pass]], stages: int) -> list[list[It
 
 
 def operations(order: Sequence[Item]) -> list[tuple[Pass | None, tuple[Item, ...]]]:
-    """The passes of a device, one by one, and its messages, those that follow each other as one operation, without a pass."""
+    """The operations of a device: its passes, one by one, and its messages, consecutive ones as one operation, without a
+    pass."""
     return [(task, tuple(part)) for task, part in groupby(order, lambda item: item.task if item.what == "pass" else None)]
 
 
 def messages_graph(orders: Sequence[Sequence[Pass]], stages: int) -> Graph:
-    """The graph of a step whose messages stand in an order of their own: passes, and operations of messages. orders: of the
-    passes alone; stage s is on device s mod the number of devices.
+    """The graph of a step whose messages stand in an order of their own: passes, and operations of messages.
 
-    What an operation sends goes off as it begins; what it receives it waits for, and then takes the times of all of them.
+    orders: those of the passes alone; stage s is on device s mod the number of devices. An operation's messages are sent when
+    it begins; it waits for those that it receives, and then takes the times of all of them.
     """
     items = with_messages(orders, stages)
     parts = [[part for _, part in operations(order)] for order in items]
@@ -87,11 +89,12 @@ def messages_graph(orders: Sequence[Sequence[Pass]], stages: int) -> Graph:
 
 
 def _task(operation: Sequence[Item]) -> Pass | None:
+    """The pass of an operation; None where it is messages."""
     return operation[0].task if operation[0].what == "pass" else None
 
 
 def _duration(item: Item, last_micro_batch: int) -> Duration:
-    """What a pass takes without its message, or a message that is received; one that is sent takes nothing."""
+    """The times of a pass without its message, or of a message that is received; one that is sent takes none."""
     task = item.task
     if item.what == "send":
         return ()
@@ -101,7 +104,7 @@ def _duration(item: Item, last_micro_batch: int) -> Duration:
 
 
 def _ends(orders: Sequence[Sequence[Pass]], stages: int) -> dict[Pass, int]:
-    """When every pass ends that begins as soon as it can, in the units of the proof."""
+    """The end of every pass that begins as soon as it can, in the proof's units of time."""
     graph = passes_graph(orders, stages)
     ends = graph.ends_ns(lambda duration: sum(UNITS.get(name, 0) for name, _ in duration))
     return {node.task: end for node, end in zip(graph.nodes, ends, strict=True) if node.task is not None}

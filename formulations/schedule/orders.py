@@ -1,19 +1,19 @@
-"""Schedules: the order of forward and backward passes on each of the p devices of a pipeline, m micro-batches a step.
+"""Schedules: the order of forward and backward passes on each of the p devices of a pipeline, with m micro-batches a step.
 
     gpipe             all forward, then all backward passes; m micro-batches are in flight
     1f1b              1F1B-Flush: min(m, p - x - 1) forward passes on device x = 0 .. p-1, then one forward and one backward in
-                      turn, then the backward passes that are left; min(m, p - x) are in flight
+                      turn, then the remaining backward passes; min(m, p - x) are in flight
     interleaved-1f1b  v stages on each device, stage s on device s mod p; micro-batches in groups of p, each group through one
                       stage of the device after the other (Megatron-LM; m is a multiple of p)
     1f1b, sliced      1f1b with the first forward passes in two halves (AutoPipe, Section III-C)
 
 Slicing k micro-batches: the forward pass of micro-batch q < k comes in two halves on the devices x <= p - 2 - q, where it
-belongs to the warm-up, and that of micro-batch 0 on the last device, too. A half travels on as soon as it is done, but for
-the last warm-up pass of a device: what it sends is received in the 1F1B phase, whole, after its second half.
+belongs to the warm-up, and that of micro-batch 0 on the last device, too. A half travels on as soon as it is done, except for
+the last warm-up pass of a device: its result is received in the 1F1B phase, whole, after its second half.
 
-Planners choose among `1f1b` and `gpipe` (`PassOrder`), plans may have all of them; slicing is the plan's `sliced`. `orders` is
-where a plan's schedule becomes an order of passes. Plans may say `zero-bubble`, too, for runtimes that have it; it has no order
-here yet.
+Planners choose between `1f1b` and `gpipe` (`PassOrder`), plans may have any schedule (`PlanSchedule`); slicing is the plan's
+`sliced`. `orders` turns a plan's schedule into an order of passes. Plans may also have `zero-bubble`, for runtimes that offer
+it; it has no order here yet.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SCHEDULE_NAMES: dict[str, str] = {  # for people
 
 
 class Pass(NamedTuple):
-    """A pass of one micro-batch through one stage; half: 0 or 1 where it is sliced."""
+    """A pass of one micro-batch through one stage. half: 0 or 1 where it is one half of a sliced forward pass."""
 
     kind: Kind
     micro_batch: int
@@ -42,16 +42,16 @@ class Pass(NamedTuple):
 
 
 class Stuck(Exception):
-    """An order in which passes wait for each other for ever."""
+    """Raised for an order in which passes wait for each other for ever."""
 
 
 def most_sliced(stages: int, micro_batches: int) -> int:
-    """Micro-batches that slicing can reach: those of the first device's warm-up."""
+    """The most micro-batches that can be sliced: those of the first device's warm-up."""
     return min(stages - 1, micro_batches)
 
 
 def is_sliced(stage: int, micro_batch: int, stages: int, sliced: int) -> bool:
-    """Whether a stage runs the forward pass of a micro-batch in halves, if `sliced` of them are."""
+    """Whether a stage runs the forward pass of a micro-batch in halves, where the first `sliced` micro-batches are sliced."""
     return micro_batch < sliced and (micro_batch == 0 or stage <= stages - 2 - micro_batch)
 
 
@@ -65,20 +65,21 @@ def gpipe(stages: int, micro_batches: int) -> list[list[Pass]]:
     return [_paired(stages, x, micro_batches, micro_batches, 0) for x in range(stages)]
 
 
-def _paired(stages: int, stage: int, micro_batches: int, ahead: int, sliced: int) -> list[Pass]:
+def _paired(stages: int, stage: int, micro_batches: int, warm_up: int, sliced: int) -> list[Pass]:
+    """The order of passes on a stage that runs `warm_up` forward passes, then backward and forward passes in turn."""
     order: list[Pass] = []
-    for index in range(ahead + micro_batches):
+    for index in range(warm_up + micro_batches):
         if index < micro_batches:
             halves = (0, 1) if is_sliced(stage, index, stages, sliced) else (None,)
             order += [Pass("forward", index, stage, half) for half in halves]
-        if index >= ahead:
-            order.append(Pass("backward", index - ahead, stage))
+        if index >= warm_up:
+            order.append(Pass("backward", index - warm_up, stage))
     return order
 
 
 def interleaved(devices: int, chunks: int, micro_batches: int) -> list[list[Pass]]:
-    """The order of passes on each device under interleaved 1F1B with `chunks` stages on each. micro_batches: a multiple of the
-    devices."""
+    """The order of passes on each device under interleaved 1F1B with `chunks` stages on each device. micro_batches: a multiple
+    of the number of devices."""
     assert micro_batches % devices == 0
     turns = [
         (chunk, first + index)
@@ -88,22 +89,26 @@ def interleaved(devices: int, chunks: int, micro_batches: int) -> list[list[Pass
     ]
     orders = []
     for x in range(devices):
-        ahead = min(len(turns), 2 * (devices - x - 1) + (chunks - 1) * devices)
+        warm_up = min(len(turns), 2 * (devices - x - 1) + (chunks - 1) * devices)
         order: list[Pass] = []
-        for index in range(len(turns) + ahead):
+        for index in range(len(turns) + warm_up):
             if index < len(turns):
                 chunk, number = turns[index]
                 order.append(Pass("forward", number, chunk * devices + x))
-            if index >= ahead:
-                chunk, number = turns[index - ahead]
+            if index >= warm_up:
+                chunk, number = turns[index - warm_up]
                 order.append(Pass("backward", number, (chunks - 1 - chunk) * devices + x))
         orders.append(order)
     return orders
 
 
 def orders(schedule: PlanSchedule, stages: int, micro_batches: int, sliced: int = 0, chunks: int = 1) -> list[list[Pass]]:
-    """The orders of a plan's schedule, one for each device, with the first `sliced` micro-batches of 1F1B in halves. stages: on
-    all devices; chunks: how many of them each device has, which only the interleaved schedule lets be more than 1."""
+    """The order of passes on each device under a plan's schedule.
+
+    stages: on all devices.
+    sliced: with 1F1B, the number of first micro-batches that are in halves.
+    chunks: the number of stages on each device, more than 1 only for the interleaved schedule.
+    """
     if schedule == "interleaved-1f1b":
         return interleaved(stages // chunks, chunks, micro_batches)
     if schedule == "gpipe":
@@ -113,8 +118,11 @@ def orders(schedule: PlanSchedule, stages: int, micro_batches: int, sliced: int 
 
 
 def in_turn(orders: Sequence[Sequence[Pass]], needed: Callable[[Pass], Pass | None]) -> Iterator[tuple[int, Pass, Pass | None]]:
-    """All passes with their device and the pass that they need, each after that one and those before it on its device. Raises
-    Stuck where the orders wait for each other in a cycle."""
+    """All passes with their device and the pass that they need, each after that one and those before it on its device.
+
+    orders: the passes of each device; needed: the pass that a pass needs, or None. Raises Stuck where they wait for each other
+    in a cycle.
+    """
     done, positions, going = set[Pass](), [0] * len(orders), True
     while going:
         going = False
@@ -133,7 +141,7 @@ def in_turn(orders: Sequence[Sequence[Pass]], needed: Callable[[Pass], Pass | No
 
 
 def in_flight(order: Sequence[Pass]) -> int:
-    """The most micro-batches (on one stage each) whose forward pass has begun and whose backward pass has not ended."""
+    """The most micro-batches (counted for each stage) whose forward pass has begun and whose backward pass has not ended."""
     begun: set[tuple[int, int]] = set()
     most = 0
     for task in order:

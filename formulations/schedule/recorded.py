@@ -1,8 +1,8 @@
-"""The graphs of schedules, recorded once, and when devices end where micro-batches are many: what recurs, followed in leaps.
+"""The recorded graphs of schedules, and when devices end where micro-batches are many: rounds that recur are skipped in leaps.
 
-With a round of micro-batches more, the same row of nodes stands in the graph once more, wherever the pipeline is full: that is
-looked for, and asserted, in the graphs of two steps of few micro-batches. `repeats` then follows the row as often as it recurs.
-A round is one micro-batch where devices have one stage, and else as many micro-batches as there are devices.
+With one more round of micro-batches, the same sequence of nodes appears in the graph again, wherever the pipeline is full. This
+is looked for, and asserted, in the graphs of two steps of few micro-batches. `repeats` then follows the sequence as often as it
+recurs. A round is one micro-batch where devices have one stage, and else as many micro-batches as there are devices.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ Row = tuple[tuple[int, ...], Duration]  # how far before a node those stand that
 
 
 class Shape(NamedTuple):
-    """What says which graph a schedule has. stages: on all devices, `chunks` on each; sliced: how many micro-batches begin in
-    halves.
+    """The arguments that decide the graph of a schedule.
 
-    messages: where a device waits while it receives, right before the pass that needs the message ("received"), or in an order
-    of messages of its own ("ordered", see `messages`); or where messages travel in parallel with passes ("parallel").
+    Attributes:
+        schedule: the plan's schedule.
+        stages: on all devices, `chunks` on each.
+        micro_batches: of the step; sliced: how many of them begin in halves.
+        messages: "received" where a device waits while it receives, right before the pass that needs the message; "ordered"
+            where messages stand in an order of their own (see `message_order`); "parallel" where they travel in parallel with
+            passes.
     """
 
     schedule: PlanSchedule
@@ -41,13 +45,13 @@ class Shape(NamedTuple):
 
     @property
     def round_size(self) -> int:
-        """The micro-batches of a round."""
+        """The number of micro-batches of a round."""
         return self.stages // self.chunks if self.chunks > 1 else 1
 
 
 @lru_cache(maxsize=RECORDED)
 def recorded(shape: Shape) -> Graph:
-    """The graph of a schedule."""
+    """The graph of a schedule; the latest ones are kept."""
     passes = orders(shape.schedule, shape.stages, shape.micro_batches, shape.sliced, shape.chunks)
     if shape.messages == "ordered":
         return messages_graph(passes, shape.stages)
@@ -55,8 +59,10 @@ def recorded(shape: Shape) -> Graph:
 
 
 def device_ends_ns(shape: Shape, time_ns: Callable[[Duration], int]) -> list[int]:
-    """When every device ends its last node, in ns, by device: exact, however many micro-batches there are. time_ns: what a
-    duration takes. Raises TooManyRounds where micro-batches are many and what they add does not repeat."""
+    """The end of every device's last node in ns, by device: exact for any number of micro-batches.
+
+    time_ns: the time of a duration. Raises TooManyRounds where micro-batches are many and what they add does not repeat.
+    """
     size, count = shape.round_size, shape.micro_batches
     few = FEW * size + (shape.stages + shape.sliced if size == 1 else 0)
     if count > 2 * few and count % size == 0:
@@ -68,8 +74,10 @@ def device_ends_ns(shape: Shape, time_ns: Callable[[Duration], int]) -> list[int
 
 @dataclass(frozen=True)
 class Recurring:
-    """The rows of a step of few micro-batches, of which the `size` rows that end before row `end` recur with every further
-    round of micro-batches. last: how far before the end of all rows the devices' last ones stand."""
+    """The rows of a step of few micro-batches, of which the `size` rows before row `end` recur with every further round.
+
+    rows: all rows; last: for each device, how far before the end of all rows its last one stands.
+    """
 
     rows: Sequence[Row]
     end: int
@@ -78,7 +86,7 @@ class Recurring:
 
     @cached_property
     def kept(self) -> list[int]:
-        """How far before the end of a round those rows stand that later ones wait for."""
+        """How far before the end of a round those rows stand that later rows wait for."""
         kept: set[int] = set()
         for begin in (self.end - self.size, self.end):  # of the round itself, and of what comes after the last one
             for index, (before, _) in enumerate(self.rows[begin:]):
@@ -88,7 +96,7 @@ class Recurring:
         return sorted(kept)
 
     def ends_ns(self, more: int, time_ns: Callable[[Duration], int]) -> list[int]:
-        """When every device has ended its last pass, with so many rounds more. time_ns: what a duration takes. Raises
+        """The end of every device's last pass with `more` further rounds. time_ns: the time of a duration. Raises
         TooManyRounds."""
         times = {duration: time_ns(duration) for duration in {duration for _, duration in self.rows}}
         rows = [(before, times[duration]) for before, duration in self.rows]
@@ -97,6 +105,7 @@ class Recurring:
         _follow(ended, rows[: self.end])
 
         def one_round(moments: Sequence[int]) -> list[int]:
+            """The moments that later rows wait for, after one more round."""
             later = [0] * self.kept[-1]
             for back, moment in zip(self.kept, moments, strict=True):
                 later[-back] = moment
@@ -111,7 +120,8 @@ class Recurring:
 
 
 def _follow(ended: list[int], rows: Sequence[tuple[tuple[int, ...], int]]) -> None:
-    """Add the ends of some rows to those before them. rows: how far before it those stand that it waits for, and its time."""
+    """Append the ends of some rows to those of the rows before them. rows: how far before it the rows stand that it waits for,
+    and its time."""
     for index, (before, time) in enumerate(rows, len(ended)):
         latest = 0
         for back in before:
@@ -122,8 +132,8 @@ def _follow(ended: list[int], rows: Sequence[tuple[tuple[int, ...], int]]) -> No
 
 @lru_cache(maxsize=RECURRING)
 def _recurring(shape: Shape) -> Recurring:
-    """What recurs with every further round of micro-batches, in the order of the record or in that in which nodes end where all
-    takes one unit of time. Raises TooManyRounds where nothing does in either."""
+    """The rows that recur with every further round of micro-batches, in the order of the record or in the order in which nodes
+    end where each takes one unit of time. Raises TooManyRounds where rows recur in neither order."""
     few, more = recorded(shape), recorded(shape._replace(micro_batches=shape.micro_batches + shape.round_size))
     found = _found(_rows(few), _rows(more)) or _found(_levelled_rows(few, shape.messages), _levelled_rows(more, shape.messages))
     if found is None:
@@ -135,13 +145,15 @@ Rows = tuple[list[Row], list[int]]  # and how far before their end the devices' 
 
 
 def _rows(graph: Graph) -> Rows:
+    """The rows of a graph, and for each device how far before the end its last one stands."""
     nodes = enumerate(graph.nodes)
     rows = [(tuple(index - earlier for earlier in node.earlier), node.duration) for index, node in nodes]
     return rows, [len(rows) - index for index in graph.last]
 
 
 def _levelled_rows(graph: Graph, messages: Messages) -> Rows:
-    """The rows of the same nodes, in the order in which they end where each takes one unit, and parallel messages none."""
+    """The rows of a graph's nodes in the order in which they end where each takes one unit of time, and parallel messages
+    none."""
     moments: list[int] = []
     for node in graph.nodes:
         instant = messages == "parallel" and node.task is None
@@ -157,6 +169,7 @@ def _levelled_rows(graph: Graph, messages: Messages) -> Rows:
 
 
 def _found(few: Rows, more: Rows) -> Recurring | None:
+    """The rows that recur between a step of few micro-batches and one of a round more; None where there are none."""
     (rows, last), (longer, longer_last) = few, more
     size = len(longer) - len(rows)
     if last != longer_last:

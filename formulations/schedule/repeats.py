@@ -1,9 +1,9 @@
-"""Many equal rounds of a step at once, exactly.
+"""The moments of a step after many equal rounds, computed exactly without following every round.
 
 In a *round* every moment is the latest of some sums of earlier moments and durations. So a round is a convex function of the
-moments that it begins with, and stays one if it is made of several rounds. Let one round after another add the same to each
+moments that it begins with, and so is a sequence of several rounds. Suppose that one round after another adds the same to each
 moment. If a round that begins k rounds later, by these additions, adds it, too, then so do all rounds in between: a convex
-function that meets a line at three places is that line from the first to the last of them. So rounds are not followed one by
+function that meets a line at three points is that line from the first to the last of them. So rounds are not followed one by
 one but in leaps, until another sum becomes the latest; in the end all moments move by the same, for ever.
 """
 
@@ -19,13 +19,14 @@ MOST_FOLLOWED = 20_000  # rounds, where additions do not repeat so soon
 
 
 class TooManyRounds(ValueError):
-    """Rounds that do not repeat, and are too many to follow them one by one."""
+    """Raised for rounds that do not repeat and are too many to follow them one by one."""
 
 
 def after_rounds(moments: Moments, one_round: Round, count: int) -> list[int]:
-    """The moments, in whole ns, after so many rounds. one_round: from those at its beginning to those at its end.
+    """The moments in whole ns after `count` rounds. Raises TooManyRounds.
 
-    Raises TooManyRounds.
+    moments: those at the beginning of the first round. one_round: turns the moments at a round's beginning into those at its
+    end.
     """
     past, followed = [list(moments)], 0
     while count:
@@ -45,7 +46,11 @@ def after_rounds(moments: Moments, one_round: Round, count: int) -> list[int]:
 
 
 def _repeated(past: Sequence[list[int]]) -> int | None:
-    """The fewest rounds that added the same to each moment as so many before them; None where there are none."""
+    """The least number of rounds that added the same to each moment as the same number of rounds before them; None where there
+    is none.
+
+    past: the moments after each of the latest rounds.
+    """
     last = past[-1]
     for size in range(1, min(LONGEST, (len(past) - 1) // 2) + 1):
         middle, first = past[-1 - size], past[-1 - 2 * size]
@@ -55,10 +60,10 @@ def _repeated(past: Sequence[list[int]]) -> int | None:
 
 
 def _leaps(moments: Moments, added: Moments, one_round: Round, size: int, most: int) -> int:
-    """How often as many rounds add the same from here on, at most so often. They have done so twice before."""
+    """How often `size` rounds add `added` to the moments from here on, at most `most` times. They have done so twice before."""
 
     def holds(leaps: int) -> bool:
-        """Whether the last one of these does."""
+        """Whether the last of this number of leaps adds the same."""
         begun = ended = _plus(moments, added, leaps - 1)
         for _ in range(size):
             ended = one_round(ended)
@@ -75,8 +80,10 @@ def _leaps(moments: Moments, added: Moments, one_round: Round, size: int, most: 
 
 
 def _less(a: Moments, b: Moments) -> list[int]:
+    """The differences of two sequences of moments."""
     return [x - y for x, y in zip(a, b, strict=True)]
 
 
 def _plus(moments: Moments, added: Moments, times: int) -> list[int]:
-    return [moment + times * each for moment, each in zip(moments, added, strict=True)]
+    """The moments after `times` equal additions."""
+    return [moment + times * addition for moment, addition in zip(moments, added, strict=True)]

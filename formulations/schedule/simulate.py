@@ -1,10 +1,10 @@
-"""When every pass of a schedule runs, for any order of passes on the devices: the graph of `graph`, in whole numbers.
+"""The timeline of every pass of a schedule, for any order of passes on the devices, from the graph of `graph` in whole numbers.
 
-A pass begins once its device is free and its message is there: the one before it on the device has ended, and so has the pass
+A pass begins when its device is free and its message is there: the one before it on the device has ended, and so has the pass
 that its input comes from, on the stage before (forward) or after (backward). Then the message takes its transfer time, during
 which the device waits, and the pass runs. Sending costs the sender nothing. (These are AutoPipe's recurrences, which add Comm
-after the maximum of both.) Halves of a pass take half its time, and their messages half the transfer; odd nanoseconds go to
-the second half.
+after the maximum of both.) Halves of a pass take half its time, and their messages half the transfer; odd nanoseconds go to the
+second half.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from trainplan.profiling.base.display import in_one_line
 
 @dataclass(frozen=True)
 class Work:
-    """What stages take, in ns. forward_ns, backward_ns: of one micro-batch on each stage. transfer_ns: between each stage and
-    the next, one entry less; the same both ways."""
+    """Times of the stages of a pipeline, in ns.
+
+    forward_ns, backward_ns: of one micro-batch on each stage. transfer_ns: between each stage and the next, one entry less, the
+    same in both directions.
+    """
 
     forward_ns: tuple[int, ...]
     backward_ns: tuple[int, ...]
@@ -28,7 +31,7 @@ class Work:
 
     @property
     def stages(self) -> int:
-        """Their number, p."""
+        """The number of stages, p."""
         return len(self.forward_ns)
 
 
@@ -47,28 +50,29 @@ class Event:
 @in_one_line
 @dataclass(frozen=True)
 class Timeline:
-    """All passes of a step, by device in their order."""
+    """All passes of a step, by device in their order. work: the times of its stages."""
 
     work: Work
     devices: tuple[tuple[Event, ...], ...]
 
     @property
     def time_ns(self) -> int:
-        """The step, from its first pass to the end of its last one."""
+        """Time in ns from the step's first pass to the end of its last one."""
         return max(events[-1].end_ns for events in self.devices)
 
     def step_ns(self, syncs_ns: Sequence[int]) -> int:
-        """Until the last device has ended what it adds behind its last pass. syncs_ns: of every device."""
+        """Time in ns until the last device has ended what it adds after its last pass. syncs_ns: what each device adds."""
         return max(events[-1].end_ns + sync for events, sync in zip(self.devices, syncs_ns, strict=True))
 
     @property
     def startup_ns(self) -> int:
-        """Until the last device begins with the first micro-batch, or the first half of it (AutoPipe's startup overhead)."""
+        """Time in ns until the last device begins with the first micro-batch, or the first half of it (AutoPipe's startup
+        overhead)."""
         return self.devices[-1][0].start_ns
 
     @property
     def busy_ns(self) -> tuple[int, ...]:
-        """The time that each device computes."""
+        """The time in ns that each device computes."""
         return tuple(sum(event.end_ns - event.start_ns for event in events) for events in self.devices)
 
     @property
@@ -79,7 +83,8 @@ class Timeline:
 
 
 def simulate(work: Work, orders: Sequence[Sequence[Pass]]) -> Timeline:
-    """Every pass as early as its device's order allows. Raises Stuck where the orders wait for each other in a cycle."""
+    """The timeline of a step in which every pass runs as early as its device's order allows. Raises Stuck where the orders wait
+    for each other in a cycle."""
     graph = passes_graph(orders, work.stages)
     times = [_times_ns(work, duration) for duration in graph.durations]
     device_of = {task: device for device, order in enumerate(orders) for task in order}
@@ -99,7 +104,7 @@ def simulate(work: Work, orders: Sequence[Sequence[Pass]]) -> Timeline:
 
 
 def _times_ns(work: Work, duration: Duration) -> tuple[int, int]:
-    """What a message and the pass that needs it take."""
+    """The times of a message and of the pass that needs it."""
     (message, stage), (name, _), *_ = duration
     half = {"first_half_ns": 0, "second_half_ns": 1}.get(name)
     if message == "message_backward_ns":
@@ -109,4 +114,5 @@ def _times_ns(work: Work, duration: Duration) -> tuple[int, int]:
 
 
 def _half(time_ns: int, half: int | None) -> int:
+    """A time, or one of its halves (0 or 1); an odd nanosecond belongs to the second."""
     return time_ns if half is None else time_ns // 2 if half == 0 else time_ns - time_ns // 2

@@ -40,10 +40,10 @@ def stage_peak(
     in_flight: int = 1,
     carried_bytes: Integers | None = None,
 ) -> tuple[Any, Any]:
-    """The peak of a stage, in bytes, and the first of its layers whose backward pass reaches it, counted from 0.
+    """The peak of a stage in bytes, and the index of the first of its layers whose backward pass reaches it.
 
-    The columns are (.., L), of its layers in order, for as many choices as there are; their meaning, and the formula, stand at
-    the head of this file. carried_bytes: none where it is left out.
+    The columns are (.., L), for its L layers in order and any number of choices; the head of this file has their meaning and
+    the formula. carried_bytes: none where it is left out.
     """
     kept = kept_bytes.cumsum(axis=-1)
     by_layer = kept + work_bytes
@@ -57,9 +57,11 @@ def stage_peak(
 class Memory(DataclassRecord):
     """What stages need by sum and largest workspace: `stage_peak` where nothing is stacked.
 
-    limit_bytes: (k,), of every stage; in files also one number for all stages, which is an array of no dimension until
-    `of_stages`. state_bytes, kept_bytes, workspace_bytes: (L,), of every layer; `kept_bytes`, named by the file format, is the
-    column `carried` of the one model: what a micro-batch holds for as long as it is in flight.
+    Attributes:
+        limit_bytes: (k,), for every stage; in files also one number for all stages, which is an array of no dimension until
+            `of_stages`.
+        state_bytes, kept_bytes, workspace_bytes: (L,), for every layer; `kept_bytes`, named by the file format, is the column
+            `carried` of the formula: what a micro-batch holds for as long as it is in flight.
     """
 
     limit_bytes: Annotated[
@@ -72,19 +74,19 @@ class Memory(DataclassRecord):
     workspace_bytes: Annotated[Column, Field(description="O_w: held while the layer itself is computed")]
 
     def check(self, layers: int, stages: int) -> None:
-        """Raises InputError where an array has another length."""
+        """Raise InputError where an array does not have the length of the layers or stages."""
         for name in COLUMNS:
             check_length(f"memory.{name}", getattr(self, name), layers, "one for each layer")
         if self.limit_bytes.ndim:
             check_length("memory.limit_bytes", self.limit_bytes, stages, "one for each stage")
 
     def most_bytes(self, in_flight: int) -> int:
-        """A number of bytes that no stage exceeds, with so many micro-batches in flight."""
+        """A number of bytes that no stage exceeds, with `in_flight` micro-batches in flight."""
         state, kept, workspace = (int(getattr(self, name).sum()) for name in COLUMNS)
         return state + in_flight * kept + workspace
 
     def of_stages(self, stages: int) -> Memory:
-        """The memory with a limit for each of so many stages."""
+        """The memory with a limit for each of a number of stages."""
         return self.with_limits(np.broadcast_to(self.limit_bytes, (stages,)))
 
     def with_limits(self, limit_bytes: Integers) -> Memory:
@@ -92,17 +94,17 @@ class Memory(DataclassRecord):
         return replace(self, limit_bytes=limit_bytes)
 
     def grouped(self, starts: Integers) -> Memory:
-        """The memory with one layer in place of those from each start to the next; stages need the same."""
+        """The memory with one layer in place of those from each start to the next; stages of these need the same."""
         states, kept = (np.add.reduceat(column, starts) for column in (self.state_bytes, self.kept_bytes))
         return Memory(self.limit_bytes, states, kept, np.maximum.reduceat(self.workspace_bytes, starts))
 
     def to_dict(self) -> dict[str, Any]:
-        """The memory in its file format: one limit where all stages have the same."""
+        """The memory in its file format, with one limit where all stages have the same."""
         limits = self.limit_bytes.tolist()
         return super().to_dict() | {"limit_bytes": limits[0] if len(set(limits)) == 1 else limits}
 
     def stage_peak(self, first: int, end: int, in_flight: int) -> tuple[int, int]:
-        """The peak of a stage with the layers first .. end - 1, in bytes, and the layer in whose backward pass it is."""
+        """The peak in bytes of a stage with the layers first .. end - 1, and the layer in whose backward pass it is."""
         stage = slice(first, end)
         carried = self.kept_bytes[stage]
         columns = self.state_bytes[stage], np.zeros_like(carried), self.workspace_bytes[stage]
@@ -110,21 +112,21 @@ class Memory(DataclassRecord):
         return int(peak), first + int(layer)
 
     def peak_bytes(self, first: int, end: int, in_flight: int) -> int:
-        """The peak of a stage with the layers first .. end - 1, in bytes."""
+        """The peak in bytes of a stage with the layers first .. end - 1."""
         return self.stage_peak(first, end, in_flight)[0]
 
     def fullest_stage(self, peaks_bytes: Sequence[int | None]) -> int:
-        """The first stage that comes nearest to its limit, or goes furthest past it. peaks_bytes: of every stage."""
+        """The first stage that comes nearest to its limit, or exceeds it most. peaks_bytes: of every stage."""
         spare = [int(limit) - (peak or 0) for limit, peak in zip(self.limit_bytes, peaks_bytes, strict=True)]
         return spare.index(min(spare))
 
     def peak_layer(self, first: int, end: int) -> int:
-        """The layer in whose backward pass a stage with the layers first .. end - 1 peaks, with any number in flight."""
+        """The layer in whose backward pass a stage with the layers first .. end - 1 peaks, for any number in flight."""
         return self.stage_peak(first, end, 1)[1]
 
     def first_layers(self, in_flight: Sequence[int]) -> Integers:
         """(k, L): the least first layer with which stage i fits its limit when layer l is its last; l + 1 where l alone does
-        not. in_flight: micro-batches, of every stage.
+        not fit. in_flight: micro-batches in flight on every stage.
 
         A longer stage needs no less, so stage i fits exactly where it begins at this layer or later. Found by doubling: a span
         grows to the left by the largest power of two with which it still fits, then by smaller ones.
@@ -144,16 +146,17 @@ class Memory(DataclassRecord):
             first, workspace = np.arange(1, layers + 1), np.zeros(layers, np.int64)
             for level in reversed(range(len(largest))):
                 longer = first - (1 << level)
-                place = np.maximum(longer, 0)
-                more = np.maximum(workspace, largest[level][np.minimum(place, len(largest[level]) - 1)])
-                fits = (longer >= 0) & (sums[1:] - sums[place] + more <= limit)
+                start = np.maximum(longer, 0)
+                more = np.maximum(workspace, largest[level][np.minimum(start, len(largest[level]) - 1)])
+                fits = (longer >= 0) & (sums[1:] - sums[start] + more <= limit)
                 first, workspace = np.where(fits, longer, first), np.where(fits, more, workspace)
             windows[i] = first
         return windows
 
     def precedences(self, in_flight: Sequence[int]) -> list[tuple[int, int, int]]:
-        """All (i, first, l) for which a stage i that holds layer l must not begin before layer `first`, but those that follow
-        from others. The last stage holds the last layer, and the others leave one for each after them."""
+        """All (i, first, l) for which a stage i that holds layer l must not begin before layer `first`, except those that
+        follow from others. The last stage holds the last layer, and every stage leaves a layer for each of the stages after
+        it."""
         stages, layers, rows = len(self.limit_bytes), len(self.state_bytes), []
         for i, row in enumerate(self.first_layers(in_flight).tolist()):
             for l in range(i, layers - stages + i + 1):

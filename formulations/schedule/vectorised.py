@@ -1,8 +1,8 @@
-"""The ends of many pipelines at once, in arrays: 1F1B in steps of one block of all stages, GPipe in closed form.
+"""The ends of many pipelines together, in arrays: 1F1B in steps of one block of all stages, GPipe in closed form.
 
 A specialised evaluation of the graphs of these two schedules (`graph`), kept because searches spend their time here: the same
-ends as by the graph and by `recurrences`, asserted in tests/solvers/test_partition_search.py, tests/solvers/test_whole_step.py
-and tests/formulations/test_joint.py.
+ends as by the graph and by `autopipe_recurrences`, asserted in tests/solvers/test_partition_search.py,
+tests/solvers/test_whole_step.py and tests/formulations/test_joint.py.
 
 A device waits while it receives, so the transfer of a pass that receives a message is as if it were part of the pass. The last
 stages of a longer pipeline are a pipeline themselves, in the same order of passes.
@@ -19,13 +19,16 @@ LONG = 64  # blocks that are left, for which it is looked whether all stages mov
 def one_f_one_b_ends_ns(
     forward_ns: Integers, backward_ns: Integers, micro_batches: int, last_ns: Integers | None = None
 ) -> Integers:
-    """(p, N): when each stage of N pipelines ends under 1F1B. forward_ns, backward_ns: (p, N), of each stage, the message that
-    the pass receives included. last_ns: what the last micro-batch's backward pass takes longer.
+    """(p, N): the end of each of p stages of N pipelines under 1F1B.
 
-    In block y = -(p-1) .. m-1 stage x runs the forward pass of micro-batch p - 1 - x + y, whose input is of the block before,
+        forward_ns, backward_ns: (p, N), for each stage, the message that the pass receives included.
+        last_ns: what the last micro-batch's backward pass takes longer.
+
+    In block y = -(p-1) .. m-1 stage x runs the forward pass of micro-batch p - 1 - x + y, whose input is from the block before,
     so all stages are one step. From y = 0 on it then runs the backward pass of micro-batch y: that goes through the stages one
-    after another in the same block, and ends on x at the largest of free_z + b_z + .. + b_x over the stages z >= x.
-    Once a block moves all ends on by one time, so do those after it, which are not followed.
+    after another in the same block, and ends on x at the largest of free_z + b_z + .. + b_x over the stages z >= x, with free_z
+    the end of the pass before it on z. When a block moves all ends on by one time, so do those after it, which are not
+    followed.
     """
     stages, count = forward_ns.shape
     free = np.zeros((stages, count), np.int64)
@@ -58,11 +61,11 @@ def one_f_one_b_ends_ns(
 
 
 def gpipe_ends_ns(forward_ns: Integers, backward_ns: Integers, micro_batches: int, last_ns: Integers) -> Integers:
-    """(p, N): when each stage of N pipelines ends under GPipe; arguments as of `one_f_one_b_ends_ns`.
+    """(p, N): the end of each of p stages of N pipelines under GPipe; arguments as of `one_f_one_b_ends_ns`.
 
     The last stage begins its backward passes when m equal micro-batches have come through: sum f + (m - 1) max f. Back to stage
     z, the longest path goes down to some stage y, stays for the first m - 1 micro-batches, and takes the last one, which is
-    longer, from there: sum_{j>=y} b + (m - 2) max_{j>=y} b + sum_{z<=j<=y} (b + l).
+    longer by l, from there: sum_{j>=y} b + (m - 2) max_{j>=y} b + sum_{z<=j<=y} (b + l).
     """
     m = micro_batches
     turned = forward_ns.sum(axis=0) + (m - 1) * forward_ns.max(axis=0)
@@ -78,6 +81,7 @@ def gpipe_ends_ns(forward_ns: Integers, backward_ns: Integers, micro_batches: in
 
 
 def pass_ends_ns(order: str, forward_ns: Integers, backward_ns: Integers, micro_batches: int, last_ns: Integers) -> Integers:
-    """(p, N): when each stage of N pipelines ends under "1f1b" or "gpipe"; arguments as of `one_f_one_b_ends_ns`."""
+    """(p, N): the end of each of p stages of N pipelines. order: "1f1b" or "gpipe"; other arguments as of
+    `one_f_one_b_ends_ns`."""
     many = gpipe_ends_ns if order == "gpipe" else one_f_one_b_ends_ns
     return many(forward_ns, backward_ns, micro_batches, last_ns)
