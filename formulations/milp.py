@@ -72,9 +72,11 @@ def state_cuts(m: Any, chain: Chain, positive: Any) -> Callable[[int, int], Any]
     m.Y = pyo.Var([(x, l) for x in stages[1:] for l in layers if _open(chain, x, l)], domain=pyo.Binary)
 
     def begun(x: int, l: int) -> Any:
+        """Y[x,l]: its variable, or the number that it must be."""
         return m.Y[x, l] if _open(chain, x, l) else int(x == 0 or (x in stages and l >= chain.length - chain.stages + x))
 
     def at_most(less: Any, more: Any) -> Any:
+        """The row less <= more, where both sides may be known numbers."""
         if isinstance(less, int) and isinstance(more, int):
             return pyo.Constraint.Feasible if less <= more else positive <= -1
         return less <= more

@@ -42,6 +42,7 @@ class ArrayOf:
         return core_schema.no_info_after_validator_function(self._array, handler.generate_schema(lists))
 
     def _array(self, lists: list[Any]) -> Any:
+        """The lists as an array, where they have equal lengths."""
         try:
             return np.array(lists, self.dtype)
         except ValueError:  # lists of unequal lengths

@@ -1,4 +1,4 @@
-"""The description of the plans that each runtime can run: its class, and where to find each runtime's.
+"""Capabilities of training runtimes: the record of what a runtime can run, and where each runtime's own record stands.
 
 A runtime declares its description once, as `CAPABILITIES` of its module `capabilities`. `plan --for NAME` searches only plans
 that fit it (`joint.runtimes`), exports refuse other plans, and suggestions of `import-run` stay within it. The modules are
@@ -72,7 +72,7 @@ class Runtime:
     features: Collection[str] = ("master weights",)
 
     def lacks(self, model: Model) -> str | None:
-        """The property of a model that the runtime does not support, in words; None if it supports the model."""
+        """The first feature that the runtime lacks to train a model, in words; None where it lacks nothing."""
         if self.families is not None and model.family not in self.families:
             return f"{model.family} models"
         return "heads tied to the embedding" if model.tied and not self.tied else None

@@ -1,11 +1,11 @@
-"""What every kind of layer costs under every strategy of a search space, as tables for one size of stage and of micro-batch.
+"""Costs of every kind of layer under every strategy of a search space, as tables for one size of stage and of micro-batch.
 
 The problems layer-strategies and pipeline choose from these tables. A *kind* of layer stands for all layers that are made of
 the same sub-layers, and a kind of boundary for all boundaries between two layers that hand on hidden states of one size, so a
 model of many equal layers has small tables. Times and bytes come from a profile by one of the two cost models of
 `formulations.costs.sequential.cost_models`. A stage on g devices stands for all stages of that size: its collectives use the
-links of the cluster's first g devices. The hidden states that enter a stage cross the slowest link between neighbouring
-stages, and each device sends the rows that it works on.
+links of the cluster's first g devices. The hidden states that enter a stage cross the slowest link between neighbouring stages,
+and each device sends the rows that it works on.
 """
 
 from __future__ import annotations

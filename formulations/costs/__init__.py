@@ -1,1 +1,1 @@
-"""What sub-layers and messages cost: one thing after the other, or overlapped as frameworks run them."""
+"""Cost models: times and bytes of sub-layers and messages, one thing after the other, or overlapped as frameworks run them."""

@@ -71,7 +71,7 @@ def segments(instance: Instance, check_time: Callable[[], None] = lambda: None) 
 
 
 def kept_bytes(instance: Instance, on: Booleans) -> tuple[Integers, Integers]:
-    """Delta and resident bytes, (N, S) each, of every layer with each option. on: (S, 7), the options' switches."""
+    """Delta and resident bytes of every layer with every option: two arrays (N, S). on: (S, 7), the options' switches."""
 
     def without(number: str, switch: SwitchName) -> Integers:
         """(N, S): a number of every layer, or 0 where the option has a switch on."""
@@ -83,7 +83,7 @@ def kept_bytes(instance: Instance, on: Booleans) -> tuple[Integers, Integers]:
 
 
 def shared_switches(on: Booleans) -> tuple[Integers, Integers]:
-    """r and lazy_prefetch, (S,) each, of each option, as in `Segments`. on: (S, 7), the options' switches."""
+    """r and lazy_prefetch of every option, as in `Segments`: two arrays (S,). on: (S, 7), the options' switches."""
     r = on[:, [SWITCHES.index(name) for name in SHARED]] @ np.array([4, 2, 1])
     return r, r % 2
 
@@ -113,11 +113,12 @@ def _simulate(
     after: Booleans | None,
     run: Callable[[SimulatedStep, int], None],
 ) -> tuple[Integers, Integers]:
-    """Time and most memory of one segment of each layer, with each choice of switches: (layers, choices) each.
+    """Time in ns and most memory in bytes of one segment of every layer, with every choice of switches: two arrays (layers,
+    choices).
 
-    before, of_layer, after: (choices, 7), switches of the layer before, of the layer and of the one after; None where there
-        is none.
-    run: issues the segment of the layer with a given index in a simulated chain of these two or three layers.
+        before, of_layer, after: (choices, 7), switches of the layer before, of the layer and of the one after; None where there
+            is none.
+        run: issues the segment of the layer with a given index in a simulated chain of these two or three layers.
     """
     chain = [switches for switches in (before, of_layer, after) if switches is not None]
     index = int(before is not None)
@@ -131,8 +132,8 @@ def _simulate(
 
 
 def _forward(instance: Instance, layers: Integers, on: Booleans) -> tuple[Integers, Integers]:
-    """Time and peak, (layers, S, 2) each, of head and forward segment, by the layer's option and lazy_prefetch of the one
-    after."""
+    """Time and peak of head and forward segment, by layer, its option and lazy_prefetch of the layer after: two arrays (layers,
+    S, 2)."""
     first, last = layers[0] == 0, layers[-1] == instance.layers - 1
     of_layer = np.repeat(on, 2, axis=0)
     after = np.tile(matrix([Solution((NEIGHBOURS[0], NEIGHBOURS[1]))])[0], (len(on), 1))
@@ -155,8 +156,8 @@ def _forward(instance: Instance, layers: Integers, on: Booleans) -> tuple[Intege
 
 
 def _backward(instance: Instance, layers: Integers, on: Booleans) -> tuple[Integers, Integers]:
-    """Time and peak, (layers, 8, S) each, of turn, backward segment, tail and the optimizer's segment, by r of the layer before
-    and the layer's option."""
+    """Time and peak of turn, backward segment, tail and the optimizer's segment, by layer, r of the layer before and the
+    layer's option: two arrays (layers, 8, S)."""
     first, last = layers[0] == 0, layers[-1] == instance.layers - 1
     of_layer = np.tile(on, (8, 1))
     before = None if first else np.repeat(matrix([Solution(NEIGHBOURS)])[0], len(on), axis=0)

@@ -80,7 +80,7 @@ class Evaluation(Timed):
 def simulate(
     columns: LayerNumbers, nvlink: bool, switches: Booleans, check_time: Callable[[], None] = lambda: None
 ) -> tuple[Integers, Integers]:
-    """Time in ns and peak in bytes of K choices of switches, each (K,).
+    """Time in ns and peak in bytes of K choices of switches: two arrays (K,).
 
     columns: numbers of the layers, (N,) each, by name.
     switches: (K, N, 7), in the order of `SWITCHES`.
@@ -137,7 +137,7 @@ class SimulatedStep:
         self.lane_of = dict(zip(LANES, LANES, strict=True)) | ({} if self.nvlink else {"copy": "communication"})
         zero, self.always = np.zeros(self.count, np.int64), np.ones(self.count, bool)
         self.zero = zero
-        # When a shard, whole parameters or hidden states are there, a gradient is scattered, a shard has made its step.
+        # When a shard, whole parameters or hidden states are there, a gradient is scattered, a shard has been stepped.
         self.shard, self.gathered, self.hidden, self.scattered, self.stepped = ([zero] * self.layers for _ in range(5))
 
     def on(self, layer: int, name: SwitchName) -> Booleans:
@@ -156,7 +156,8 @@ class SimulatedStep:
         return latest
 
     def whole(self, check_time: Callable[[], None] = lambda: None) -> tuple[Integers, Integers, Integers]:
-        """Simulate the whole step; returns the moments, (K,) each, at which forward pass, backward pass and optimizer end."""
+        """Simulate the whole step; returns the moments at which forward pass, backward pass and optimizer end: three arrays
+        (K,)."""
         self.change(self.clocks["compute"], self.number("input_bytes", 0))
         self.head()
         for i in range(self.layers):
@@ -388,7 +389,8 @@ class SimulatedStep:
         return total
 
     def most_held(self) -> tuple[Integers, Integers]:
-        """The most bytes held at any moment in addition to the resident ones, and when that is first reached, (K,) each.
+        """The most bytes held at any moment in addition to the resident ones, and the moment when that is first reached: two
+        arrays (K,).
 
         Changes at one moment are ordered: those of earlier segments come first (or a segment without length would need no
         memory), and what ends before what begins.

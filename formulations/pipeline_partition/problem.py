@@ -143,7 +143,7 @@ class Instance(Chain):
         return np.unique(self.layers, return_index=True)[1]
 
     def between_layers(self) -> tuple[Instance, Integers]:
-        """The same problem with whole layers in place of sub-layers, and the first sub-layer of each layer."""
+        """The instance with whole layers in place of sub-layers, and the index of the first sub-layer of each layer."""
         starts = self.layer_starts
         ends = [*(starts[1:] - 1), self.sublayers - 1]
         names = [span(self.name_of(first), self.name_of(last)) for first, last in zip(starts, ends, strict=True)]

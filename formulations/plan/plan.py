@@ -115,13 +115,13 @@ class Predicted(Record):
 
 
 class PlanEvidence(Record):
-    """What `check` recomputes a claim from, without any solver.
+    """Evidence from which `check` recomputes a claim, without any solver.
 
     Attributes:
         cluster, options, memory_bytes: those of the request, from which the problem's instance is built again (with the plan's
             own model and batch); cluster is None where a profile stood for it, which the check then needs.
         solution: the plan in the problem's form.
-        proof: what shows a bound, in the problem's form; None where only what needs no evidence is shown.
+        proof: evidence of a bound, in the problem's form; None where the bound needs no evidence.
         bound_ns: the bound that it shows.
     """
 
@@ -261,8 +261,8 @@ class Plan(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> Plan:
-        self._described = model_from_shape(self.model, "")
-        check_plan(self, self._described)
+        """Raise InputError where fields contradict each other."""
+        check_plan(self)
         return self
 
     @property

@@ -77,6 +77,7 @@ class Strategy:
 
     @cached_property
     def _degrees(self) -> dict[Paradigm, int]:
+        """The degree of each paradigm that the strategy has."""
         return dict(self.levels)
 
     @cached_property

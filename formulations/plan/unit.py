@@ -93,7 +93,7 @@ class States(Brief):
 
 
 class Activations(Brief):
-    """What a unit keeps for its backward pass.
+    """How a unit keeps its activations until its backward pass.
 
     Attributes:
         recompute: nothing is computed again, everything is, or what the listed modules keep.

@@ -55,7 +55,8 @@ def stage_peak(
 
 @dataclass(frozen=True, eq=False)
 class Memory(DataclassRecord):
-    """What stages need by sum and largest workspace: `stage_peak` where nothing is stacked.
+    """Memory needs of layers and limits of stages, where a stage needs the sum over its layers plus the largest workspace:
+    `stage_peak` with nothing stacked.
 
     Attributes:
         limit_bytes: (k,), for every stage; in files also one number for all stages, which is an array of no dimension until
@@ -90,7 +91,7 @@ class Memory(DataclassRecord):
         return self.with_limits(np.broadcast_to(self.limit_bytes, (stages,)))
 
     def with_limits(self, limit_bytes: Integers) -> Memory:
-        """The same layers under other limits, one for each stage."""
+        """This memory with other limits, one for each stage."""
         return replace(self, limit_bytes=limit_bytes)
 
     def grouped(self, starts: Integers) -> Memory:
@@ -137,7 +138,7 @@ class Memory(DataclassRecord):
             half = 1 << len(largest) - 1
             largest.append(np.maximum(largest[-1][:-half], largest[-1][half:]))
         windows = np.empty((len(in_flight), layers), np.int64)
-        stages: dict[tuple[int, int], int] = {}  # the first stage with so many in flight and that limit
+        stages: dict[tuple[int, int], int] = {}  # the first stage with that number in flight and that limit
         for i, limit in enumerate(self.limit_bytes.tolist()):
             if (same := stages.setdefault((in_flight[i], limit), i)) < i:
                 windows[i] = windows[same]

@@ -256,7 +256,8 @@ def _chunk_ns(
 def _data_ns(
     parameters: int, rank: int, passes: list[tuple[float, float]], layout: RunLayout, links: Links, element: int
 ) -> tuple[float, float]:
-    """What no backward pass hides of the gradients' reduction, and what no forward pass hides of the gathering of parameters.
+    """The exposed time of the gradients' reduction, which no backward pass hides, and of the gathering of parameters, which no
+    forward pass hides.
 
     parameters: of the pipeline rank `rank`; passes: forward and backward pass of every stage; element: bytes of a parameter.
     """

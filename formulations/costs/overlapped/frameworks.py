@@ -12,7 +12,7 @@ MEGATRON = Framework(
 )
 # Its flags --overlap-grad-reduce and --overlap-param-gather set, as recipes have them.
 OVERLAPPED = replace(MEGATRON, overlaps_gradients=True, overlaps_parameters=True)
-# With Muon, Megatron-Core gathers updated parameters behind its step (`LayerWiseDistributedOptimizer`, core 0.16, 2026).
+# With Muon, Megatron-Core gathers updated parameters after its step (`LayerWiseDistributedOptimizer`, core 0.16, 2026).
 MUON = replace(OVERLAPPED, overlaps_parameters=False)
 
 

@@ -38,8 +38,8 @@ class PlannedWork:
 
 
 def samples_of(plan: Plan) -> int:
-    """Samples of a micro-batch over all devices of a stage; of pipelines with shares of their own, of one micro-batch of
-    each."""
+    """Samples of a micro-batch over all devices of a stage; for pipelines with shares of their own, one micro-batch of every
+    pipeline."""
     shares = plan.batch.shares
     if shares is None:
         return plan.batch.global_samples // plan.batch.micro_batches
