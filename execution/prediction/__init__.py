@@ -1,1 +1,1 @@
-"""The prediction of a plan: it is compiled, verified, and its programs are timed and measured for memory."""
+"""The prediction of a plan: it is compiled, verified, and its programs are simulated for time and memory."""

@@ -1,7 +1,7 @@
-"""Plans judged under the cost model `streams`: their programs are walked on the lanes of frameworks, with its costs.
+"""Predictions under the cost model `streams`: a plan's programs are simulated on the lanes of frameworks, with its costs.
 
-It takes plans whose units are all laid out alike, tensor parallelism within, on devices of one kind, as today's frameworks run
-them; what is recomputed may differ. For plans that no program carries out yet, others stand (`surrogate_of`), whose
+It takes plans whose units all have one layout, tensor parallelism innermost, on devices of one kind, as today's frameworks run
+them; what is recomputed may differ. For plans that no program carries out yet, surrogates are simulated (`surrogate_of`), whose
 instructions take what those of the plan would.
 """
 
@@ -24,9 +24,8 @@ from trainplan.profiling.models.sublayers import LAYERED
 
 
 def predict_overlapped(plan: Plan, cluster: Cluster, checked: bool = True) -> PlanPrediction:
-    """The walks over a plan's programs on the lanes of frameworks. checked: as of `predict_from_costs`. Raises InputError
-    where the plan is not of one layout, or the cluster of several kinds of devices or of one without a rate for the model's
-    dtype."""
+    """Predict a plan on the lanes of frameworks. checked: as of `predict_from_costs`. Raises InputError where the units of the
+    plan do not have one layout, or the cluster has several kinds of devices, or one without a rate for the model's dtype."""
     layout, kinds = layout_of(plan), cluster.used_kinds
     if len(kinds) > 1:
         raise InputError("cluster", "kinds", f"are {len(kinds)}", "give devices of one kind, or leave --cost-model out")
@@ -46,7 +45,7 @@ def predict_overlapped(plan: Plan, cluster: Cluster, checked: bool = True) -> Pl
 
 
 def layout_of(plan: Plan) -> RunLayout:
-    """The layout that all units of a plan have. Raises InputError naming the first unit that has another one."""
+    """The one layout that all units of a plan have. Raises InputError naming the first unit that has another one."""
     model, first = plan.planned_model(), plan.units[0].strategy
     layered = [planned for unit, planned in zip(model.units, plan.units, strict=True) if unit.kind in LAYERED]
     for index, unit in enumerate(plan.units):
@@ -63,8 +62,8 @@ def layout_of(plan: Plan) -> RunLayout:
         if model.units[index].kind in LAYERED and unit.precision != layered[0].precision:
             fix = f"give {layered[0].precision!r}, as {layered[0].name} has"
             raise InputError("plan", f"units[{index}].precision", f"is {unit.precision!r}", fix)
-    if (away := any(unit.states.on_host for unit in plan.units)) or plan.batch.shares is not None:
-        problem = "has states on the host" if away else "has shares"
+    if (on_host := any(unit.states.on_host for unit in plan.units)) or plan.batch.shares is not None:
+        problem = "has states on the host" if on_host else "has shares"
         raise InputError("plan", "batch.shares", problem, "leave --cost-model out")
     dtype = model.dtype
     return RunLayout(

@@ -42,7 +42,7 @@ class RankState:
             self.units[self.program.units[-1]].views["logits.weight"] = self.units[0].views["tokens.weight"]
         slots = host_slots(self.program)
         memory = [host_tensor(size, torch.uint8, self.device) for size in slots.sizes]
-        self.host = {name: memory[slot] for name, slot in slots.places.items()}
+        self.host = {name: memory[slot] for name, slot in slots.slot_of.items()}
         if "host-tied" in self.program.buffers:
             self.host["host-tied"] = host_tensor(self.program.buffers["host-tied"], torch.uint8, self.device)
         self.values: dict[str, Any] = {}

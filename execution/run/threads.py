@@ -90,7 +90,7 @@ class PausingLanes(Lanes):
 
 def fused_lanes(instructions: Sequence[Instruction]) -> Lanes:
     """Compute on the calling thread, everything else as one FIFO in issue order on a second (NCCL's order)."""
-    lanes = ["compute" if instruction.stream == "compute" else "beside" for instruction in instructions]
+    lanes = ["compute" if instruction.stream == "compute" else "rest" for instruction in instructions]
     return Lanes([instruction.waits for instruction in instructions], lanes, here="compute")
 
 

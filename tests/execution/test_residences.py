@@ -172,7 +172,7 @@ def test_slots_are_not_shared_by_what_lanes_may_hold_at_a_time() -> None:
         plan = random_residence_plan(rng, 4)
         for program in compile_plan(plan, ahead=rng.choice([True, False])):
             slots = host_slots(program)
-            as_slots = {name: f"host-slot.{slot}" for name, slot in slots.places.items()}
+            as_slots = {name: f"host-slot.{slot}" for name, slot in slots.slot_of.items()}
             renamed = [
                 i.changed(
                     reads=tuple(as_slots.get(name, name) for name in i.reads),
@@ -182,7 +182,7 @@ def test_slots_are_not_shared_by_what_lanes_may_hold_at_a_time() -> None:
                 for i in program.instructions
             ]
             assert races(replace(program, instructions=tuple(renamed))) == []
-            shared += len(slots.places) - len(slots.sizes)
+            shared += len(slots.slot_of) - len(slots.sizes)
     assert shared > 50
 
 

@@ -1,20 +1,20 @@
 """When the memory of a buffer may be given back where lanes are CUDA streams.
 
-There the host decides on memory while it issues, ahead of what the device does: once the allocator has a tensor's memory back,
-it hands it to whatever the host issues next on the stream that allocated it. So a tensor that lane A allocated and lane B
-reads last may only be given back once A waits, by lane order and waits, for that reader. Nothing needs `record_stream`, which
+There the host decides on memory while it issues, ahead of what the device does: as soon as the allocator has a tensor's memory
+back, it hands it to whatever the host issues next on the stream that allocated it. So a tensor that lane A allocated and lane B
+reads last may only be given back after A waits, by lane order and waits, for that reader. Nothing needs `record_stream`, which
 would leave the moment to the device.
 
 Of an instruction f that frees a buffer, and the lane A of the buffer's first writer:
 
 - f is on A: right after f. Whatever A does next comes after f, and f after every other use of the buffer (see checks.races);
-- else: with the earliest k > f on A such that f is surely done before k begins: once A has been told to wait for what k waits
+- else: with the earliest k > f on A such that f is surely done before k begins: after A has been made to wait for what k waits
   for, and before k runs, which may use that memory already;
 - without such a k: at the end of the step, when all lanes have ended.
 
 Computations may wait for their data alone, and never again for the lane that offloads inputs or reduces gradients (in ZeRO's
 stage 2 they need nothing else of it): what it frees would stay for the whole step. So k waits for f at the latest when, since
-f, the compute lane has gone on by LAG units: for memory's sake, and late enough to hold it up only where the other lane falls
+f, the compute lane has gone on by LAG units: for memory's sake, and late enough to delay it only where the other lane falls
 behind by a whole segment.
 """
 
@@ -25,13 +25,15 @@ from dataclasses import dataclass
 from trainplan.execution.instruction_spec import Stream
 from trainplan.execution.program import Clocks, Program
 
-LAG = 2
+LAG = 2  # units
 
 
 @dataclass(frozen=True)
 class Frees:
-    """When the memory of names goes. By an instruction's place: once it has been told to wait, before it runs; and once it has
-    run. At the end of the step. waits: for memory's sake, what else each instruction waits for (empty: nothing)."""
+    """When each buffer's memory is given back. before, after: by index of an instruction, names of buffers to give back after
+    its waits and before it runs, and after it has run. at_end: names to give back at the end of the step. waits: by index of an
+    instruction, indices of instructions that it waits for in addition to its own waits, for memory's sake (empty: none at
+    all)."""
 
     before: tuple[tuple[str, ...], ...]
     after: tuple[tuple[str, ...], ...]
@@ -41,7 +43,8 @@ class Frees:
 
 @dataclass
 class _Free:
-    """A buffer that is free but not given back: the lane that allocated it, who freed it, and how far computing then was."""
+    """A buffer that is freed but not yet given back. lane: the lane that allocated it. freed: the index of the instruction that
+    freed it. computed: how many units the compute lane had gone through by then."""
 
     lane: Stream
     freed: int
@@ -51,25 +54,26 @@ class _Free:
 def deferred_frees(program: Program, owner: Stream | None = None) -> Frees:
     """When each buffer that the program frees is given back on CUDA streams.
 
-    owner: the lane that has all memory (default: that of each buffer's first writer); what is written again then stays.
+    owner: the lane that owns all memory (default: for each buffer, the lane of its first writer); a buffer that is written
+    again before it could be given back then keeps its memory.
     """
     clocks, allocated, free = Clocks(), dict[str, Stream](), dict[str, _Free]()
     waits, before, after = list[tuple[int, ...]](), list[tuple[str, ...]](), list[tuple[str, ...]]()
     unit, computed = None, 0
-    for place, instruction in enumerate(program.instructions):
+    for position, instruction in enumerate(program.instructions):
         stream = instruction.stream
         if stream == "compute" and instruction.unit != unit:
             unit, computed = instruction.unit, computed + 1
         for index in instruction.waits:
             clocks.wait(stream, index)
-        late = []
+        extra_waits = []
         if owner is None:
-            overdue = {each.freed for each in free.values() if each.lane == stream and computed - each.computed >= LAG}
+            overdue = {buffer.freed for buffer in free.values() if buffer.lane == stream and computed - buffer.computed >= LAG}
             for index in sorted(overdue, reverse=True):
                 if not clocks.done(stream, index):
                     clocks.wait(stream, index)
-                    late.append(index)
-        covered = [name for name, each in free.items() if each.lane == stream and clocks.done(stream, each.freed)]
+                    extra_waits.append(index)
+        covered = [name for name, buffer in free.items() if buffer.lane == stream and clocks.done(stream, buffer.freed)]
         for name in covered:
             del free[name]
         for name in instruction.writes:
@@ -77,8 +81,8 @@ def deferred_frees(program: Program, owner: Stream | None = None) -> Frees:
             free.pop(name, None)
             allocated.setdefault(name, owner or stream)
         lanes = {name: allocated.pop(name) for name in instruction.frees}
-        free.update({name: _Free(lane, place, computed) for name, lane in lanes.items() if lane != stream})
-        waits.append(tuple(late))
+        free.update({name: _Free(lane, position, computed) for name, lane in lanes.items() if lane != stream})
+        waits.append(tuple(extra_waits))
         before.append(tuple(covered))
         after.append(tuple(name for name, lane in lanes.items() if lane == stream))
         clocks.issue(stream)

@@ -1,8 +1,8 @@
 """Where offloaded hidden states lie on the host: in slots, which are set aside before the first step.
 
-A slot serves one buffer after the other of its size, so that a stage needs as many of a unit as it has micro-batches in flight.
-Whoever writes the next one comes, by lane order and waits, after whoever let go of the last one: no lane can see another's
-hidden states in the place of its own.
+A slot serves one buffer after the other of its size, so that a stage needs as many slots for a unit as it has micro-batches in
+flight. The instruction that fills a slot again comes, by lane order and waits, after the one that freed it: no lane can read
+hidden states of another micro-batch instead of its own.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from trainplan.execution.program import Clocks, Program, on_host
 
 
 class HostSlots(NamedTuple):
-    """places: the slot of each buffer of the host that does not live from step to step. sizes: bytes of each slot."""
+    """The slots of a program. places: index of the slot of each host buffer that does not live from step to step, by name.
+    sizes: bytes of each slot."""
 
-    places: dict[str, int]
+    slot_of: dict[str, int]
     sizes: tuple[int, ...]
 
 
 def host_slots(program: Program) -> HostSlots:
     """The slots of a program's hidden states on the host."""
     indices, sizes, clocks = dict[str, int](), list[int](), Clocks()
-    free: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by size: slots, and who let go of what was there
+    free: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by size: slots, and the instruction that freed each
     for number, instruction in enumerate(program.instructions):
         for index in instruction.waits:
             clocks.wait(instruction.stream, index)
         for name in instruction.writes:
             if on_host(name) and name not in program.persistent:
                 size = program.buffers[name]
-                ready = next((each for each in free[size] if clocks.done(instruction.stream, each[1])), None)
+                ready = next((slot for slot in free[size] if clocks.done(instruction.stream, slot[1])), None)
                 if ready is None:
                     indices[name] = len(sizes)
                     sizes.append(size)
@@ -45,7 +46,7 @@ def host_slots(program: Program) -> HostSlots:
 
 
 def host_bytes(program: Program) -> int:
-    """Bytes of the host that a rank sets aside: its states there, and slots of hidden states."""
+    """Bytes of the host's memory that a rank sets aside: its states there, and slots of hidden states."""
     states = sum(program.buffers[name] for name in program.persistent if on_host(name))
     offloads = any(on_host(name) for name in program.buffers.keys() - program.persistent)
     return states + (sum(host_slots(program).sizes) if offloads else 0)

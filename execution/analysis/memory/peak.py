@@ -1,4 +1,4 @@
-"""The memory walk: how many bytes of its device a rank holds after each instruction, from the program alone."""
+"""Peak memory of a rank: how many bytes of its device it holds after each instruction, from the program alone."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 @dataclass(frozen=True)
 class Walk:
-    """Bytes of a rank's device: the most of the step, and those while each instruction runs, its workspace included.
+    """Memory of a rank over one step, in bytes.
 
-    host_bytes: set aside on the host, for all steps. backend: the one that holds the buffers.
-    outside_program_bytes: of all these, what
-    is held all the time and is no buffer of the program.
+    peak_bytes: the most that its device holds. during_bytes: what it holds while each instruction runs, workspace included.
+    host_bytes: set aside on the host, for all steps. backend: the back-end that holds the buffers. outside_program_bytes: the
+    part of the device's bytes that is held all the time and is no buffer of the program.
     """
 
     peak_bytes: int
@@ -30,17 +30,18 @@ class Walk:
     backend: Backend
     outside_program_bytes: int = 0
 
-    def beside(self, size: int) -> Walk:
-        """The same walk on a device that holds so many bytes more."""
-        during = tuple(each + size for each in self.during_bytes)
+    def with_extra(self, size: int) -> Walk:
+        """The memory of a device that holds `size` bytes more all the time."""
+        during = tuple(held + size for held in self.during_bytes)
         return Walk(self.peak_bytes + size, during, self.host_bytes, self.backend, self.outside_program_bytes + size)
 
 
 def memory_walk(program: Program, backend: Backend = "serial") -> Walk:
-    """Walk a program in issue order, with buffers held as the back-end holds them.
+    """Follow a program in issue order, and add up the bytes of its buffers as the back-end holds them.
 
-    What a lane makes while a computation that was issued before it still runs counts from where it was issued. So does a GPU's
-    allocator, to whom the host issues in that order; threads on the CPU may come to hold it beside that computation.
+    Memory that a lane allocates while a computation that was issued before still runs counts from where it was issued. So it
+    does for a GPU's allocator, to which the host issues in that order; threads on the CPU may hold it in parallel with that
+    computation.
     """
     held = zip(program.instructions, _held(program, backend), strict=True)
     during = tuple(total + instruction.workspace_bytes for instruction, (_, total) in held)
@@ -48,8 +49,8 @@ def memory_walk(program: Program, backend: Backend = "serial") -> Walk:
 
 
 def peak_buffers(program: Program, walk: Walk) -> dict[str, int]:
-    """The bytes of what the device holds at the first peak of a program's walk: its buffers by name, `workspace`, and `copies`
-    of weights beside them."""
+    """Bytes of what the device holds at the first peak of a program: its buffers by name, `workspace`, and `copies` for bytes
+    outside the program."""
     index = walk.during_bytes.index(walk.peak_bytes)
     live, _ = next(islice(_held(program, walk.backend), index, None))
     copies = {"copies": walk.outside_program_bytes} if walk.outside_program_bytes else {}
@@ -59,9 +60,9 @@ def peak_buffers(program: Program, walk: Walk) -> dict[str, int]:
 def held_parts(
     program: Program, backend: Backend, part_of: Callable[[str], str], parts: Iterable[str]
 ) -> Iterator[dict[str, int]]:
-    """What the device holds while each instruction runs, `workspace` included: bytes by part, in a dict that then changes.
+    """What the device holds while each instruction runs, in bytes by part, `workspace` included; always the same dict, updated.
 
-    part_of: the part that a buffer belongs to, by its name. The sums are the bytes of `memory_walk`.
+    part_of: the part that a buffer belongs to, by its name. parts: all of them. The sums are the bytes of `memory_walk`.
     """
     part = {name: part_of(name) for name in (*program.buffers, "workspace")}
     sizes, before = dict.fromkeys(parts, 0), dict[str, int]()
@@ -77,8 +78,8 @@ def held_parts(
 
 
 def _held(program: Program, backend: Backend) -> Iterator[tuple[dict[str, int], int]]:
-    """What the device holds while each instruction runs, workspace apart: bytes by buffer, in a dict that then changes, and in
-    all."""
+    """For each instruction, the buffers that the device holds while it runs, workspace apart: bytes by name, in a dict that is
+    updated, and their sum."""
     live = {name: program.buffers[name] for name in program.persistent if not on_host(name)}
     total, frees = sum(live.values()), _FREES[backend](program)
     for index, instruction in enumerate(program.instructions):
@@ -91,18 +92,19 @@ def _held(program: Program, backend: Backend) -> Iterator[tuple[dict[str, int], 
         total -= sum(live.pop(name, 0) for name in frees.after[index])
 
 
-def _at_once(program: Program) -> Frees:
+def _immediate_frees(program: Program) -> Frees:
+    """Buffers are given back right after the instruction that frees them."""
     return Frees(((),) * len(program.instructions), tuple(i.frees for i in program.instructions), ())
 
 
 def _when_compute_waits(program: Program) -> Frees:
-    """Where lanes run beside each other, what another one than compute frees is surely gone only once the compute lane waits
-    for it, directly or through others, or once it is written again."""
+    """When lanes run in parallel, a buffer that another lane than compute frees is surely gone only when the compute lane waits
+    for that lane, directly or through others, or when the buffer is written again."""
     return deferred_frees(program, "compute")
 
 
 _FREES: dict[Backend, Callable[[Program], Frees]] = {
-    "serial": _at_once,
+    "serial": _immediate_frees,
     "fused": _when_compute_waits,
     "threads": _when_compute_waits,
     "streams": deferred_frees,

@@ -1,8 +1,8 @@
-"""What instructions took in a run, waiting left out, for the time walk.
+"""Durations of instructions measured in a run, without waiting, for simulations of the step.
 
-All ranks of a run read one clock. In a collective the member that comes last waits for nobody: it takes all of them the least
-of their times. A send waits for its receive to begin, and a receive for its send: the time of either counts
-from when the other one has come to it. A receive's counts from the end of a send, which the walk has let pass by then.
+All ranks of a run read one clock. In a collective the member that comes last waits for nobody: all members get the shortest of
+their times. A send waits for its receive to begin, and a receive for its send: the time of either counts from when both have
+begun.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ Span = tuple[int, int]  # when an instruction began and ended, in ns
 
 
 class MeasuredCosts:
-    """Durations of these programs' instructions: of each the median of what it took in several steps, without waiting.
+    """Durations of these programs' instructions: for each, the median over several steps of the time that it took, without
+    waiting.
 
-    spans: by step and program, those of all instructions, in issue order.
+    spans: (begin, end) in ns of all instructions, in issue order, by step and program.
     """
 
     def __init__(self, programs: Sequence[Program], spans: Sequence[Sequence[Sequence[Span]]]) -> None:
-        self._programs = programs  # so that no other instruction can take the place of one of theirs
+        self._programs = programs  # kept alive, so that ids of instructions stay theirs
         self._times: dict[tuple[int, int], int] = {}  # by rank and instruction: ranks that do the same share instructions
         steps = [_without_waiting(programs, step) for step in spans]
         for program, *times in zip(programs, *steps, strict=True):
-            for instruction, *each in zip(program.instructions, *times, strict=True):
-                self._times[program.rank, id(instruction)] = int(median(each))
+            for instruction, *durations in zip(program.instructions, *times, strict=True):
+                self._times[program.rank, id(instruction)] = int(median(durations))
 
     def __call__(self, program: Program, instruction: Instruction) -> int:
-        """What an instruction of these programs took, in whole ns."""
+        """The duration of an instruction of these programs, in whole ns."""
         return self._times[program.rank, id(instruction)]
 
 
 @dataclass(frozen=True)
 class KindTimes:
-    """What the instructions of one kind take in a step, all ranks together, in ns, without waiting. predicted_ns: None where
-    nothing predicts them."""
+    """Time in ns that the instructions of one kind take in a step, summed over all ranks, without waiting. kind: the operation.
+    count: number of instructions. predicted_ns: None where nothing predicts them."""
 
     kind: str
     count: int
@@ -56,18 +57,19 @@ def times_by_kind(programs: Sequence[Program], measured: Durations, predicted: D
         for instruction in program.instructions:
             kinds[instruction.op].append((program, instruction))
 
-    def total(costs: Durations, each: list[tuple[Program, Instruction]]) -> int:
-        return sum(costs(program, instruction) for program, instruction in each)
+    def total(costs: Durations, issued: list[tuple[Program, Instruction]]) -> int:
+        """The sum of the durations of some instructions."""
+        return sum(costs(program, instruction) for program, instruction in issued)
 
     rows = [
-        KindTimes(str(op), len(each), None if predicted is None else total(predicted, each), total(measured, each))
-        for op, each in kinds.items()
+        KindTimes(str(op), len(issued), None if predicted is None else total(predicted, issued), total(measured, issued))
+        for op, issued in kinds.items()
     ]
     return sorted(rows, key=lambda row: -row.measured_ns)
 
 
 def _without_waiting(programs: Sequence[Program], spans: Sequence[Sequence[Span]]) -> list[list[int]]:
-    """What the instructions of each program took in one step."""
+    """Durations in ns of the instructions of each program in one step, without waiting. spans: (begin, end) by program."""
     arrivals: dict[tuple[Op, int, int], list[int]] = defaultdict(list)
     for program, of_program in zip(programs, spans, strict=True):
         for instruction, (start, end) in zip(program.instructions, of_program, strict=True):
@@ -76,7 +78,7 @@ def _without_waiting(programs: Sequence[Program], spans: Sequence[Sequence[Span]
     moments = {key: iter(values) for key, values in arrivals.items()}
 
     def arrived(program: Program, instruction: Instruction) -> Iterator[int]:
-        """When the other end of each of its messages has come to it."""
+        """The times at which the other ends of an instruction's messages came to them."""
         for op, sender, receiver in _messages(program, instruction):
             yield next(moments[Op.RECEIVE if op is Op.SEND else Op.SEND, sender, receiver])
 
@@ -88,14 +90,15 @@ def _without_waiting(programs: Sequence[Program], spans: Sequence[Sequence[Span]
         for program, of_program in zip(programs, spans, strict=True)
     ]
     for meeting in _meetings(programs):
-        least = min(times[number][place] for number, place in meeting)
-        for number, place in meeting:
-            times[number][place] = least
+        least = min(times[number][index] for number, index in meeting)
+        for number, index in meeting:
+            times[number][index] = least
     return times
 
 
 def _meetings(programs: Sequence[Program]) -> Iterable[list[tuple[int, int]]]:
-    """Of each collective, the program and the place in it of every member. A group's are in one order on all its members."""
+    """For each collective, (program's number, instruction's index) of every member. Collectives of a group are in one order on
+    all its members."""
     meetings: dict[tuple[tuple[int, ...], int], list[tuple[int, int]]] = defaultdict(list)
     for number, program in enumerate(programs):
         counts: dict[tuple[int, ...], int] = defaultdict(int)
@@ -107,7 +110,7 @@ def _meetings(programs: Sequence[Program]) -> Iterable[list[tuple[int, int]]]:
 
 
 def _messages(program: Program, instruction: Instruction) -> list[tuple[Op, int, int]]:
-    """Sends and receives of an instruction, each with its sender and its receiver."""
+    """The sends and receives of an instruction, as (operation, sender, receiver)."""
     if instruction.op.spec.kind != "message":
         return []
     pairs = [(message.op, *(rank for rank in message.group if rank != program.rank)) for message in instruction.messages]

@@ -1,11 +1,11 @@
-"""A profile with the times that the instructions of a run took in place of its own.
+"""A profile in which times that were measured in a run replace the profile's own.
 
 - The times of a sub-layer become those measured of it, for the rows and the degree that it ran with. What the profile only
   estimates of the same sub-layer is left out: it is completed anew from what was measured, as for any profile.
 - A link becomes as much slower or faster, for an operation, as all instructions that use it so took longer or shorter.
 - So do copies between device and host; an optimizer's rate is the time of its steps by their parameters.
 
-The walk over the programs then takes what they took. Bytes stay as they are.
+A simulation of the programs by this profile then takes as long as they took. Bytes stay as they are.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from trainplan.profiling.clusters.network import Island, Network, Operation
 from trainplan.profiling.profiles import Number, Profile, Rate, UnitCost
 
 TIMES: tuple[MeasuredTime, ...] = get_args(MeasuredTime)
-LEAST, MOST = 1.0, 1e18  # bytes a second that a link may have
+LEAST, MOST = 1.0, 1e18  # bounds of a link's bytes per second
 
 
 class _Shape(NamedTuple):
-    """What a sub-layer was computed with: its name, the tensor-parallel degree, the rows of a device."""
+    """The shape in which a sub-layer was computed: its name, the tensor-parallel degree, and the rows on a device."""
 
     sublayer: str
     tp: int
@@ -39,8 +39,8 @@ class _Shape(NamedTuple):
 
 
 def with_measured_times(profile: Profile, plan: Plan, programs: Sequence[Program], measured: Durations) -> Profile:
-    """The profile, which has all shapes of the plan, with what the instructions of its programs took. Raises InputError where
-    the profile is of several kinds of device: what runs here runs on one."""
+    """The profile with the durations that were measured of a plan's programs. profile: has all shapes of the plan. Raises
+    InputError where the profile is of several kinds of device: what runs here runs on one."""
     if len(profile.kinds) > 1:
         problem = f"are of several kinds of device: {', '.join(profile.kinds)}"
         raise InputError("profile", "costs", problem, "give a profile of one kind: what is measured here is")
@@ -65,11 +65,11 @@ def with_measured_times(profile: Profile, plan: Plan, programs: Sequence[Program
         host: dict[str, object] = {}
         if rate := _rate(Op.HOST_OPTIMIZER_STEP, issued, measured):
             host["optimizer_ns_per_parameter"] = rate
-        for way in ("to_device", "to_host"):
-            of_way = [each for each in issued if each[1].op.spec.copied == way]
-            if ratio := _ratio(of_way, measured, predicted):
-                value = getattr(profile.host, f"{way}_bytes_per_s").value / ratio
-                host[f"{way}_bytes_per_s"] = Rate(value=value, origin="measured")
+        for direction in ("to_device", "to_host"):
+            copies = [issued_copy for issued_copy in issued if issued_copy[1].op.spec.copied == direction]
+            if ratio := _ratio(copies, measured, predicted):
+                value = getattr(profile.host, f"{direction}_bytes_per_s").value / ratio
+                host[f"{direction}_bytes_per_s"] = Rate(value=value, origin="measured")
         changes["host"] = profile.host.changed(**host)
     return profile.changed(**changes)
 
@@ -77,7 +77,7 @@ def with_measured_times(profile: Profile, plan: Plan, programs: Sequence[Program
 def _computed(
     profile: Profile, samples: int, issued: Sequence[tuple[Program, Instruction]], measured: Durations
 ) -> dict[_Shape, UnitCost]:
-    """Of each shape that was computed whole, its entry of the profile with the times measured."""
+    """The entry of the profile, with the times measured, of each shape that was computed as a whole."""
     times: dict[_Shape, dict[Op, list[int]]] = defaultdict(lambda: defaultdict(list))
     for program, i in issued:
         if i.unit is not None and i.half is None and (i.op.spec.measured_as or i.op in (Op.LOSS_STATISTICS, Op.LOSS)):
@@ -94,14 +94,14 @@ def _computed(
 
 
 def _entry(entry: UnitCost, times: Mapping[Op, Sequence[int]]) -> UnitCost:
-    """A head's forward pass has the loss's statistics with it, and its backward pass the loss. A pass that did not run is as
-    much slower or faster as the other forward pass is."""
+    """An entry with measured times. A head's forward pass includes the loss's statistics, and its backward pass the loss. A
+    pass that did not run is scaled like the other forward pass."""
     first = Op.FORWARD_WITHOUT_GRAPH if Op.FORWARD_WITHOUT_GRAPH in times else Op.FORWARD
-    beside = {first: Op.LOSS_STATISTICS, Op.BACKWARD: Op.LOSS}
+    included = {first: Op.LOSS_STATISTICS, Op.BACKWARD: Op.LOSS}
     numbers: dict[str, Number] = {}
     for name in TIMES:
         if (op := next((op for op in Op if op.spec.measured_as == name and op in times), None)) is not None:
-            added = median(times[beside[op]]) if beside.get(op) in times else 0
+            added = median(times[included[op]]) if included.get(op) in times else 0
             numbers[name] = Number(value=round(median(times[op]) + added), origin="measured", spread=_spread(times[op]))
     ratios = [numbers[name].value / before for name in numbers if (before := getattr(entry, name).value)]
     for name in set(TIMES) - set(numbers):
@@ -111,7 +111,7 @@ def _entry(entry: UnitCost, times: Mapping[Op, Sequence[int]]) -> UnitCost:
 
 
 def _spread(values: Sequence[int]) -> float:
-    """Half-width of the middle half, relative to the median."""
+    """Half the distance between the quartiles, relative to the median."""
     if len(values) < 2 or not median(values):
         return 0.0
     lower, middle, upper = quantiles(values, n=4)
@@ -119,15 +119,16 @@ def _spread(values: Sequence[int]) -> float:
 
 
 def _rate(op: Op, issued: Sequence[tuple[Program, Instruction]], measured: Durations) -> Rate | None:
-    """Nanoseconds a parameter of all steps of AdamW alone; None where it made none. Muon's are not by parameter."""
+    """Nanoseconds per parameter over all AdamW steps of an operation; None where there were none. Muon's are not by
+    parameter."""
     steps = [(program, i) for program, i in issued if i.op is op and not (i.unit and program.stepped_by_muon(i.unit))]
     parameters = sum(stepped_parameters(program, i) for program, i in steps)
     return Rate(value=sum(measured(*step) for step in steps) / parameters, origin="measured") if parameters else None
 
 
 def _ratio(issued: Sequence[tuple[Program, Instruction]], measured: Durations, predicted: Durations) -> float | None:
-    """How many times longer than predicted some instructions took together; None where either is nothing."""
-    took, expected = (sum(costs(*each) for each in issued) for costs in (measured, predicted))
+    """How many times longer than predicted some instructions took together; None where either time is 0."""
+    took, expected = (sum(costs(*pair) for pair in issued) for costs in (measured, predicted))
     return took / expected if took and expected else None
 
 
@@ -138,7 +139,8 @@ def _network(
     measured: Durations,
     predicted: Durations,
 ) -> Network:
-    """Links with the operations measured on them, each in its own right. A matrix, which has one for all, stays as it is."""
+    """The network whose links are scaled, operation by operation, by what was measured on them. A matrix of links, which has
+    one entry for all operations, stays as it is."""
     if network.matrix is not None:
         return network
     devices = plan.placement or range(plan.world)
@@ -153,7 +155,7 @@ def _network(
 
 def _islands(islands: Sequence[Island], ratios: Mapping[tuple[int, Operation], float]) -> Iterator[Island]:
     """The islands, with a link of its own for every operation that was measured on any of them: on all, since a link for the
-    operation goes before a general one, however large."""
+    operation is preferred to a general one, however large the latter's island is."""
     operations = sorted({operation for _, operation in ratios})
     for index, island in enumerate(islands):
         if island.operation is not None:
@@ -168,7 +170,7 @@ def _islands(islands: Sequence[Island], ratios: Mapping[tuple[int, Operation], f
 
 
 def _scaled(island: Island, ratio: float | None) -> Island:
-    """The island, so many times slower."""
+    """An island that is `ratio` times slower."""
     if ratio is None:
         return island
     rates = {name: getattr(island, name) for name in ("bandwidth_bytes_per_s", "node_bytes_per_s")}

@@ -1,12 +1,13 @@
-"""What instructions take under the cost model `streams`, for the time walk of plans whose layers are all laid out alike.
+"""Durations of instructions under the cost model `streams`, for simulations of plans whose layers all have one layout.
 
-Computations take what `formulations.streams.units` says of their unit, with what is computed again in the backward pass; the
-collectives of tensor-parallel ranks what of them no kernel hides, an equal part for each; messages, gathered parameters,
-reduced gradients and the optimizer what their bytes do, with a share of the latency of a bucket. Messages of interleaved stages
-travel beside passes, on a lane of their own, and take nothing where the framework has them so. Of updated parameters, which
-programs gather at the end of a step, it is what the forward passes of the next one do not hide. Keys and values that
-context-parallel ranks exchange travel beside attention's cores: what these do not hide is in the computations' times, as are
-cores and exchanges of heads by themselves. Inputs of units travel to the host and back beside all else. The rest is free.
+Computations take what `costs.overlapped` gives for their unit, with what is recomputed in the backward pass; the collectives of
+tensor-parallel ranks what of them no kernel hides, in equal parts; messages, gathered parameters, reduced gradients and the
+optimizer what follows from their bytes, with a share of the latency of a bucket. Messages of interleaved stages travel in
+parallel with passes, on a lane of their own, and take nothing where the framework has them so. Updated parameters, which
+programs gather at the end of a step, take what the forward passes of the next one do not hide. Keys and values that
+context-parallel ranks exchange travel in parallel with attention's cores: what these do not hide is in the computations' times,
+as are cores and exchanges of heads by themselves. Inputs of units travel to the host and back in parallel with all else. The
+rest is free.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from trainplan.execution.analysis.timing.profiled_costs import is_backward, step
 from trainplan.execution.instructions import Op
 from trainplan.execution.program import Instruction, Program
 from trainplan.formulations.costs.overlapped.analytic_step import exposed_gather_ns
-from trainplan.formulations.costs.overlapped.instruction_costs import InstructionCosts, SublayerTimes
+from trainplan.formulations.costs.overlapped.instruction_costs import SublayerTimes
 from trainplan.formulations.costs.overlapped.layout import RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.profiling.clusters.cluster import DeviceKind
@@ -27,13 +28,13 @@ class StreamsCosts:
     device has no rate for a precision."""
 
     def __init__(self, model: Model, layout: RunLayout, kind: DeviceKind, links: Links) -> None:
-        self._prices = InstructionCosts(SublayerTimes(model, kind, links), layout)
-        self._shown: dict[int, float] = {}  # by rank
+        self._prices = Prices(SublayerTimes(model, kind, links), layout)
+        self._shown: dict[int, float] = {}  # by rank, see `_part_shown`
 
     def __call__(self, program: Program, instruction: Instruction) -> int:
-        """What an instruction takes, in whole ns."""
+        """The duration of an instruction, in whole ns."""
         if instruction.grouped:
-            return sum(self(program, each) for each in instruction.grouped)
+            return sum(self(program, message) for message in instruction.grouped)
         op, unit, size, prices = instruction.op, instruction.unit, instruction.message_bytes, self._prices
         spec = op.spec
         if spec.is_free:
@@ -51,6 +52,7 @@ class StreamsCosts:
         return 0 if unit is None else self._of_unit(program, unit, instruction)
 
     def _collective(self, instruction: Instruction) -> int:
+        """The duration in ns of a collective among replicas."""
         group = instruction.group
         stride = group[1] - group[0] if len(group) > 1 else 1
         phases, prices = 2 if instruction.op.spec.transfer == "all-reduce" else 1, self._prices
@@ -65,6 +67,7 @@ class StreamsCosts:
         return prices.bucketed_ns(name, phases, instruction.message_bytes, len(group), stride)
 
     def _of_unit(self, program: Program, unit: int, instruction: Instruction) -> int:
+        """The duration in ns of a computation of a unit, or of a collective of its tensor-parallel ranks."""
         prices, model, spec = self._prices, self._prices.model, instruction.op.spec
         name, kind = model.key_of(model.units[unit]), model.units[unit].kind
         if spec.pass_time == "forward_ns":
@@ -78,7 +81,7 @@ class StreamsCosts:
         return prices.sum_ns(name, kind, is_backward(instruction))
 
     def _part_shown(self, program: Program) -> float:
-        """The part of the gathering of updated parameters that the next step's forward passes do not hide, on one rank."""
+        """The fraction of a rank's gather of updated parameters that the next step's forward passes do not hide."""
         if program.rank in self._shown:
             return self._shown[program.rank]
         prices = self._prices

@@ -1,18 +1,18 @@
-"""What instructions take, in whole ns, for the time walk: by a profile, or as a plan carries it.
+"""Durations of instructions in whole ns, for simulations of the step: by a profile, or as a plan carries them.
 
-By a profile each instruction is one piece of `formulations.work`, whose sums are the cost model `executed`:
+By a profile each instruction is one piece of `costs.sequential`, whose sums are the cost model `executed`:
 
-- computations take what the profile says of the sub-layer, tensor-parallel degree and rows on the rank's kind of device; one
-  of half a micro-batch half of that, the odd nanosecond in the second half (as in `formulations.step.timeline`);
+- computations take what the profile has for the sub-layer, tensor-parallel degree and rows on the rank's kind of device; one
+  of half a micro-batch half of that, the odd nanosecond in the second half (as in `schedule.timeline`);
 - collectives and received messages cost by their bytes on the profile's network, between the devices of the group;
 - copies and optimizers cost by bytes and parameters;
-- the rest is free: what sends, slices, joins or marks, the loss (the head's own times have it), what comes before and behind
-  the matrices where tokens are shared (the matrices' times have it), sums of the host's processor, of which profiles say
+- the rest is free: what sends, slices, joins or marks, the loss (the head's own times include it), what comes before and after
+  the matrices where tokens are shared (the matrices' times include it), sums on the host's processor, of which profiles have
   nothing, and the sum of the loss, 8 bytes.
 
-With Muon in ZeRO's stage 1, whole gradients are summed: what reduces them to shards costs as much (`surrogate_of`).
+With Muon in ZeRO's stage 1, whole gradients are summed: what reduces them to shards costs as much (`surrogate`).
 
-Profiles are of whole samples, so that they say nothing of plans that cut samples (context parallelism).
+Profiles are of whole samples, so that they have no costs for plans that cut samples (context parallelism).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.optimizers import ADAMW_MOMENTS
 from trainplan.profiling.profiles import Profile
 
-BACKWARD = ", backward"  # behind the name of such a sum of a backward pass, which may hide more of it than a forward pass does
+BACKWARD = ", backward"  # ends names of sums in a backward pass, which may hide more of them than a forward pass does
 
 Carried = dict[str, Any]
 
@@ -40,9 +40,9 @@ Carried = dict[str, Any]
 class ProfiledCosts:
     """Durations of a plan's instructions by a profile.
 
-    kinds: of every device, by number; None where no cluster is named. classes: of a rank that stands for others, all of these,
-    itself included; their slowest kind of device and link then counts. Raises InputError where the profile lacks a shape, or
-    the plan cuts samples.
+    kinds: the kind of every device, by number; None where no cluster is named. classes: for a rank that stands for others, all
+    of these, itself included; the slowest kind of device and link among them then counts. Raises InputError where the profile
+    lacks a shape, or the plan cuts samples.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ProfiledCosts:
         self._work = cache(self._unit_work)
 
     def __call__(self, program: Program, instruction: Instruction) -> int:
-        """What an instruction takes, in whole ns."""
+        """The duration of an instruction, in whole ns."""
         if instruction.op.spec.is_free:
             return 0
         if instruction.grouped:
@@ -81,6 +81,7 @@ class ProfiledCosts:
         return self._known[key]
 
     def _duration_ns(self, program: Program, instruction: Instruction) -> int:
+        """The duration of an instruction in whole ns, computed from the profile."""
         spec, unit, size, profile = instruction.op.spec, instruction.unit, instruction.message_bytes, self._profile
         if spec.pass_time:
             assert unit is not None
@@ -107,19 +108,22 @@ class ProfiledCosts:
         return device_step(profile, parameters, *muon_part(profile, sublayer, strategy, program.optimizer))
 
     def _unit_work(self, unit: int, kind: str | None) -> UnitWork[int]:
+        """The costs of a unit on a kind of device."""
         profile = self._profile
         return unit_work(profile, profile.units[unit].sublayer, self._strategies[unit], self._samples, kind)
 
     def _ranks(self, rank: int) -> Sequence[int]:
+        """All ranks that this rank stands for, itself included."""
         return self._classes.get(rank, (rank,))
 
     def _kinds_of(self, rank: int) -> set[str | None]:
+        """The kinds of the devices of all ranks that this rank stands for; None alone where no cluster is named."""
         kinds = self._kinds
         return {None} if kinds is None else {kinds[self._devices[rank]] for rank in self._ranks(rank)}
 
     def _groups(self, program: Program, instruction: Instruction) -> Iterable[tuple[int, ...]]:
-        """The devices of the groups in which the ranks of a class do this. Groups within a stage differ by what their ranks'
-        numbers in it differ by, digit by digit; messages go to the same place of another stage."""
+        """The groups of devices in which the ranks of a class run this instruction. Groups within a stage are shifted by as
+        much as their ranks are, digit by digit of the index in the stage; messages go to the same index of another stage."""
         rank, group, size = program.rank, instruction.group, self._size
         if len(self._ranks(rank)) == 1:
             yield tuple(self._devices[member] for member in group)
@@ -146,21 +150,22 @@ def stepped_parameters(program: Program, instruction: Instruction) -> int:
 
 
 def within_unit(gather: Instruction) -> bool:
-    """Whether tokens are gathered between the pieces of a unit, not between two units."""
+    """Whether a gather of tokens is between the pieces of a unit, not between two units."""
     return gather.writes[0].startswith(("entry-whole", "output-gradient-whole"))
 
 
 def _half(time_ns: int, half: int | None) -> int:
+    """The part of a time in ns that a half of a micro-batch takes: the odd nanosecond is in the second half."""
     return time_ns if half is None else time_ns // 2 if half == 0 else time_ns - time_ns // 2
 
 
 def _received(instruction: Instruction) -> list[Instruction]:
-    """The receives of an operation, whose messages come one after the other."""
+    """The receives of a point-to-point operation, whose messages come one after the other."""
     return [message for message in instruction.messages if message.op is Op.RECEIVE]
 
 
 class CarriedCosts:
-    """Durations that a plan carries in a table (see `carried`), for walking it without profile and cluster.
+    """Durations that a plan carries in a table (see `carried`), for simulating it without profile and cluster.
 
     They hold for every plan whose instructions have the same shapes: with another schedule, or sliced otherwise.
     """
@@ -172,7 +177,7 @@ class CarriedCosts:
         self._keys: dict[tuple[Any, ...], int] = {}
 
     def __call__(self, program: Program, instruction: Instruction) -> int:
-        """What an instruction takes, in whole ns. Raises InputError where the table does not say."""
+        """The duration of an instruction, in whole ns. Raises InputError where the table lacks it."""
         if instruction.op.spec.is_free:
             return 0
         if instruction.grouped:
@@ -185,12 +190,12 @@ class CarriedCosts:
         return self._keys[key]
 
     def _look_up(self, program: Program, name: str) -> int:
-        """Tables of earlier versions have one time for the sums of both passes."""
+        """The time in ns under a name; tables of earlier versions have one time for the sums of both passes."""
         stage = self._firsts.index(program.units[0]) if program.units[0] in self._firsts else None
         for table in (self._ranks.get(str(program.rank), {}), {} if stage is None else self._stages[stage]):
-            for each in (name, name.removesuffix(BACKWARD)):
-                if each in table:
-                    return table[each]
+            for candidate in (name, name.removesuffix(BACKWARD)):
+                if candidate in table:
+                    return table[candidate]
         fix = "give the cluster or the profile that it was planned with"
         raise InputError("plan", "predicted", f"does not say what {name!r} takes on rank {program.rank}", fix)
 
@@ -198,19 +203,19 @@ class CarriedCosts:
 def carried(programs: Sequence[Program], durations: Callable[[Program, Instruction], int]) -> Carried:
     """The durations of all instructions of these programs, and of halves of their messages, as a table that JSON can hold.
 
-    `stages`: by stage, what instructions take by their names (see `name_of`). `ranks`: by rank, what is not as in the first
-    program of its stage. `first_units`: of the stages.
+    `stages`: by stage, the time in ns of each instruction by its name (see `name_of`). `ranks`: by rank, times that differ from
+    those of the first program of its stage. `first_units`: the first unit of each stage.
     """
     firsts = sorted({program.units[0] for program in programs})
     stages: list[dict[str, int]] = [{} for _ in firsts]
     ranks: dict[str, dict[str, int]] = {}
     for program in programs:
-        seen: set[tuple[Any, ...]] = set()
+        known: set[tuple[Any, ...]] = set()
         stage = stages[firsts.index(program.units[0])]
-        for instruction in (each for i in program.instructions for each in (_received(i) if i.grouped else [i])):
-            if instruction.op.spec.is_free or _shape(instruction) in seen:
+        for instruction in (single for i in program.instructions for single in (_received(i) if i.grouped else [i])):
+            if instruction.op.spec.is_free or _shape(instruction) in known:
                 continue
-            seen.add(_shape(instruction))
+            known.add(_shape(instruction))
             for part in _with_halves(instruction):
                 whole = replace(part, half=None) if part.op.spec.pass_time else part
                 name, time = name_of(program, part), durations(program, whole)
@@ -220,7 +225,7 @@ def carried(programs: Sequence[Program], durations: Callable[[Program, Instructi
 
 
 def _with_halves(instruction: Instruction) -> list[Instruction]:
-    """An instruction, and those of the halves of its micro-batch where they move half as much."""
+    """An instruction, and the one for half of its micro-batch where that moves half as much."""
     size = instruction.message_bytes
     if not instruction.op.spec.has_halves or instruction.half is not None or size % 2:
         return [instruction]
@@ -228,27 +233,28 @@ def _with_halves(instruction: Instruction) -> list[Instruction]:
 
 
 def _shape(instruction: Instruction) -> tuple[Any, ...]:
-    """What tells instructions of a rank apart that need not take equally long."""
+    """What distinguishes instructions of a rank that need not take equally long."""
     subject = (instruction.reads or instruction.writes or ("",))[0].partition(".")[0]
     return instruction.op, instruction.unit, instruction.half, instruction.message_bytes, subject, is_backward(instruction)
 
 
 def is_backward(instruction: Instruction) -> bool:
-    """Whether it is a sum of tensor-parallel ranks of a backward pass, or of what is computed again for it."""
+    """Whether an instruction is a sum of tensor-parallel ranks in a backward pass, or in the recomputation for it."""
     if not instruction.op.spec.sums_partials:
         return False
     moved = instruction.reads[0], (*instruction.writes, "")[0]
-    return any("gradient" in each for each in moved) or AGAIN in instruction.args
+    return any("gradient" in buffer for buffer in moved) or AGAIN in instruction.args
 
 
 def name_of(program: Program, instruction: Instruction) -> str:
-    """The name under which a table carries what an instruction takes, half a computation under that of the whole: its
-    operation, the sub-layer and its strategy, or what is moved, and bytes (of a computation those of its input)."""
+    """The name under which a table carries the duration of an instruction (for half a computation that of the whole): its
+    operation, the sub-layer and its strategy, or the kind of buffer that is moved, and bytes (of a computation those of its
+    input)."""
     op, spec, unit, size = instruction.op, instruction.op.spec, instruction.unit, instruction.message_bytes
     backward = BACKWARD * is_backward(instruction)
     if spec.priced_by_buffer:
-        what = (*instruction.reads, *instruction.writes)[0].partition(".")[0]
-        return f"{op} {what}{'' if op is Op.RECEIVE else f' of unit {unit}'}, {size} bytes{backward}"
+        buffer_kind = (*instruction.reads, *instruction.writes)[0].partition(".")[0]
+        return f"{op} {buffer_kind}{'' if op is Op.RECEIVE else f' of unit {unit}'}, {size} bytes{backward}"
     if unit is None:
         return f"{op}, {size} bytes"
     if spec.pass_time:
