@@ -1,20 +1,21 @@
-"""Scripts of bash as the command that trains, with nothing run: parsed by tree-sitter's grammar, and evaluated.
+"""Finds the command that starts training in a bash script. The script is parsed with tree-sitter's grammar and evaluated;
+nothing of it is run.
 
     text -> statements (evaluate, compounds, builtins) -> words (scan, words) -> commands that are reached
     -> the one that trains (launchers, commands)
 
-What nobody has said stays undecided (marks, state): a variable of the environment, a positional parameter, what a program
-prints. Arguments that hang on it are named with the variable that would decide them.
+A value that nobody has given stays undecided (marks, state): an environment variable, a positional parameter, the output of a
+program. Arguments that depend on such a value are reported with the variable that would decide them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trainplan.execution.launch_files.run_configuration import UndecidedValue, affects_plan
+from trainplan.execution.launch_files.run_configuration import UndecidedValue, affects_plan, example_of
 from trainplan.execution.launch_files.settings import ACCELERATE
 from trainplan.execution.launch_files.shell import pasted
 from trainplan.execution.launch_files.shell.arguments import values_of
@@ -22,7 +23,6 @@ from trainplan.execution.launch_files.shell.batch import batch_of
 from trainplan.execution.launch_files.shell.commands import Command, Hangs, chosen, hangs
 from trainplan.execution.launch_files.shell.evaluate import Evaluator
 from trainplan.execution.launch_files.shell.marks import MARK, TooMuch
-from trainplan.execution.launch_files.shell.places import asked
 from trainplan.execution.launch_files.shell.scan import Unclosed
 from trainplan.execution.launch_files.shell.state import merged
 from trainplan.execution.launch_files.shell.variables import ARGUMENT, MOST_BYTES
@@ -32,11 +32,17 @@ __all__ = ["Command", "Hangs", "command_of", "command_of_text", "values_of", "wo
 
 OPTION = re.compile(r"(?<![\w$})])--?[A-Za-z][\w.-]*")
 RECIPES = re.compile(r"(?:run_(?:recipe|script)|pretrain_\w+)\.py$")  # programs of Megatron-Bridge, by recipes
+# A variable that a script copies from a positional parameter, such as MODEL=$1.
+COPIED = re.compile(
+    r"^[ \t]*(?:(?:export|declare|readonly)[ \t]+)?([A-Za-z_]\w*)=[\"']?\$(?:\{(\d+)\b[^}]*\}|(\d))[\"']?[ \t]*(?:[#;].*)?$",
+    re.M,
+)
+WORD = r"[\"']?([A-Za-z0-9][\w.+-]*)"
 
 
 def command_of(path: Path, variables: Mapping[str, str]) -> Command:
-    """The command that a script starts training by, or a plain list of arguments as one. variables: of its environment, and
-    positional parameters by number. Raises InputError."""
+    """The command by which a script starts training; a plain list of arguments counts as one. variables: values of environment
+    variables and, by number, of positional parameters. Raises InputError."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise InputError(str(path), "", "is larger than 1 MiB", "give the script that starts training")
@@ -47,13 +53,13 @@ def command_of(path: Path, variables: Mapping[str, str]) -> Command:
 
 
 def words_of_command(text: str, variables: Mapping[str, str] | None = None) -> Command:
-    """The command of a line of text, as `import-run --command` takes it. Raises InputError."""
+    """The command in a line of text, as `import-run --command` takes it. Raises InputError."""
     return command_of_text(text, variables or {}, COMMAND_LINE, Path("."))
 
 
 def command_of_text(text: str, variables: Mapping[str, str], where: str, folder: Path) -> Command:
-    """The command that the text of a script starts training by. where: its name; folder: of files that it reads. Raises
-    InputError."""
+    """The command by which the text of a script starts training. variables: as of `command_of`. where: the script's name, for
+    errors. folder: the folder from which it reads files. Raises InputError."""
     if MARK.search(text) or "\0" in text:
         raise InputError(where, "", "holds characters that no script has", "give the script that starts training")
     text = text.replace("\r\n", "\n")
@@ -67,7 +73,7 @@ def command_of_text(text: str, variables: Mapping[str, str], where: str, folder:
         state = shell.start(where)
         state.batch = batch_of(text)
         outcomes = shell.text(text, state, where)
-        end = merged([each for each, _ in outcomes], shell.marks, frozenset(shell.given), where)
+        end = merged([state for state, _ in outcomes], shell.marks, frozenset(shell.given), where)
         command = chosen(shell, end.commands, where)
     except Unclosed:
         raise InputError(where, "", "has a quote or a bracket that nothing closes", "mend it") from None
@@ -87,7 +93,8 @@ def command_of_text(text: str, variables: Mapping[str, str], where: str, folder:
 
 
 def _refuse_unused(shell: Evaluator, command: Command, texts: Sequence[str], where: str) -> None:
-    """Raises InputError for a variable that is given, and that no text of a script has but as the name of an option."""
+    """Raises InputError for a variable that the user sets although no text of the script uses it, except as the name of an
+    option. texts: the script and the texts that it evaluates."""
     recipes = RECIPES.search(command.program) is not None
     choices = {"recipe"} if recipes else {ACCELERATE} if command.tool not in ("megatron", "torchtitan") else set()
     fields = command.tool == "torchtitan" or recipes  # which --set may be of, too
@@ -97,8 +104,8 @@ def _refuse_unused(shell: Evaluator, command: Command, texts: Sequence[str], whe
         if used or name in choices or (fields and "." in name):
             continue
         read = set(re.findall(r"\$\{?([A-Za-z_]\w*)", " ".join(texts)))
-        names = sorted(each for each in read if each not in shell.own or each.isupper())
-        names += [str(place) for place in sorted(shell.asked)]
+        names = sorted(variable for variable in read if variable not in shell.own or variable.isupper())
+        names += [str(position) for position in sorted(shell.missing_positions)]
         problem = f"is {name}, which {where} does not use" + " as a variable" * any(name in text for text in texts)
         option = next((key for key in command.values if key.lstrip("-") == name.replace("_", "-")), None)
         if option is not None:
@@ -110,8 +117,8 @@ def _refuse_unused(shell: Evaluator, command: Command, texts: Sequence[str], whe
 
 
 def _with_blanks(shell: Evaluator, command: Command) -> Command:
-    """The command, with what is known of arguments that are given nothing, since a variable that the script sets elsewhere is
-    empty there."""
+    """The command with a note for every argument that gets no value because its variable is empty: one that the script sets,
+    but not on the path to the command."""
     blank, text = dict[str, UndecidedValue](), "\n".join(shell.texts)
     given = " with " + " and ".join(f"{name}={value}" for name, value in shell.given.items()) if shell.given else ""
     for name, where in shell.blank.items():
@@ -123,15 +130,16 @@ def _with_blanks(shell: Evaluator, command: Command) -> Command:
 
 
 def _taken_by_place(shell: Evaluator, name: str, text: str, where: str) -> InputError | None:
-    """An error that names all values which a script takes by place, where it hangs on one of several that nobody has said."""
-    if not name.isdecimal() or len(shell.asked) < 2:
+    """The error that lists all positional parameters the script needs, if it depends on one of several that nobody has given;
+    else None. name: the variable that it depends on."""
+    if not name.isdecimal() or len(shell.missing_positions) < 2:
         return None
-    problem, values = asked(text, shell.asked)
+    problem, values = missing_values(text, shell.missing_positions)
     return InputError(where, "", problem, f"say what they are: {values}")
 
 
 def _is_list(text: str) -> bool:
-    """Whether a text is a list of arguments and no script."""
+    """Whether a text is a list of arguments and not a script."""
     first = re.search(r"^\s*([^#\s].*)$", text, re.MULTILINE)
     return first is not None and first[1].startswith("--")
 
@@ -157,3 +165,28 @@ def _listed(shell: Evaluator, text: str, where: str) -> Command:
             )
     values = {key: shell.marks.shown(value) if isinstance(value, str) else value for key, value in values.items()}
     return Command("", "megatron", tuple(words), (), where, None, sources, values, opened)
+
+
+def missing_values(text: str, positions: Collection[int]) -> tuple[str, str]:
+    """The problem and the advice for a script that needs positional parameters. text: the script. positions: the numbers of the
+    parameters that nobody has given."""
+    names: dict[int, str] = {}
+    for match in COPIED.finditer(text):
+        names.setdefault(int(match[2] or match[3]), match[1])
+    parts = []
+    for index in sorted(positions):
+        name = names.get(index, "")
+        parts.append(f"--set {index}={_value(text, index, name)}" + f" ({name})" * bool(name))
+    return f"takes {len(parts)} values by place that nobody has said", " ".join(parts)
+
+
+def _value(text: str, position: int, name: str) -> str:
+    """An example value for a positional parameter: one that the script compares it with, or else a typical one for the name.
+    name: the variable that it is copied to; empty if there is none."""
+    spelt = "|".join([rf"\$\{{?{position}\b", *([rf"\$\{{?{name}\b"] if name else [])])
+    compared = re.search(rf"(?:{spelt})\}}?[\"']?[ \t]*(?:==?|!=|-eq|-ne)[ \t]*{WORD}", text)
+    chosen = re.search(rf"\bcase[ \t]+[\"']?(?:{spelt})\}}?[\"']?[ \t]+in\s+\(?{WORD}", text)
+    found = compared or chosen
+    if found:
+        return found[1]
+    return example_of(name.lower().replace("_", "-"), name) if name else "..."

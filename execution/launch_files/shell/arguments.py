@@ -1,4 +1,4 @@
-"""Words of a command as arguments by name, with those that are undecided."""
+"""Words of a command as arguments by name, and which of them are undecided."""
 
 from __future__ import annotations
 
@@ -37,16 +37,18 @@ HOLDS = re.compile(r"(?:ARG|OPT|FLAG|EXTRA|PARAM|CMD|COMMAND|CONFIG|SETTINGS|@)"
 
 
 def values_of(words: Sequence[str]) -> dict[str, Any]:
-    """What each argument is given: a text, several joined by blanks, or True where it stands alone; and each field that is set
-    in front of them, as in ``model.seq_length=4096``."""
+    """The values of arguments by name: a text, several joined by blanks, or True for an argument without a value; and fields
+    set before all arguments, as in ``model.seq_length=4096``."""
     values: dict[str, Any] = {}
     index = 0
     while index < len(words):
         name, sign, joined = words[index].partition("=")
         index += 1
         if not name.startswith("--"):  # what stands in front
-            behind = any(word.endswith((".yaml", ".yml", ".json")) for word in words[: index - 1])  # the file that it overrides
-            if sign and (DOTTED.fullmatch(name) or (behind and name.isidentifier())):
+            after_file = any(
+                word.endswith((".yaml", ".yml", ".json")) for word in words[: index - 1]
+            )  # the file that it overrides
+            if sign and (DOTTED.fullmatch(name) or (after_file and name.isidentifier())):
                 values[name.lstrip("+")] = joined
             continue
         given = [joined] if sign else []
@@ -58,7 +60,8 @@ def values_of(words: Sequence[str]) -> dict[str, Any]:
 
 
 def loose(words: Sequence[str], marks: Marks) -> Unknown | None:
-    """The first word that is undecided and may be an argument, or several: not one that stands where a value does."""
+    """The first undecided word that may be an argument or several arguments, and not just the value of one; None if there is
+    none."""
     key, taken = "", 0
     for word in words:
         mark = MARK.match(word)

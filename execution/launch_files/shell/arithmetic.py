@@ -26,44 +26,50 @@ NAME = re.compile(r"[A-Za-z_]\w*(\[[^\]]*\])?$")
 
 
 class Faulty(Exception):
-    """A text that is no arithmetic."""
+    """Raised for a text that is no arithmetic expression."""
 
 
 def computed(text: str, get: Callable[[str], str], put: Callable[[str, str], None], depth: int = 0) -> int:
-    """The value of an expression. get: what a variable holds; put: gives one a value. Raises Faulty."""
+    """The value of an arithmetic expression. get: returns the value of a variable. put: assigns one. Raises Faulty."""
     if depth > 10 or len(text) > 4096:
         raise Faulty
-    tokens, place = [], 0
+    tokens, position = [], 0
     text = text.strip()
-    while place < len(text):
-        match = TOKEN.match(text, place)
+    while position < len(text):
+        match = TOKEN.match(text, position)
         if match is None:
             raise Faulty
         tokens.append(match[1])
-        place = match.end()
+        position = match.end()
     if not tokens:
         return 0
     parser = _Parser(tokens, get, put, depth)
     value = parser.comma()
-    if parser.place != len(tokens):
+    if parser.position != len(tokens):
         raise Faulty
     return value
 
 
 class _Parser:
+    """A recursive-descent parser that evaluates the tokens of an expression; there is one method per level of precedence.
+    position: the index of the next token. runs: whether what is parsed takes effect."""
+
     def __init__(self, tokens: list[str], get: Callable[[str], str], put: Callable[[str, str], None], depth: int) -> None:
-        self.tokens, self.get, self.put, self.depth, self.place = tokens, get, put, depth, 0
+        self.tokens, self.get, self.put, self.depth, self.position = tokens, get, put, depth, 0
         self.runs = True  # whether what is parsed takes effect
 
     def peek(self, offset: int = 0) -> str:
-        index = self.place + offset
+        """A token ahead, without taking it; empty at the end."""
+        index = self.position + offset
         return self.tokens[index] if index < len(self.tokens) else ""
 
     def take(self) -> str:
-        self.place += 1
-        return self.tokens[self.place - 1] if self.place <= len(self.tokens) else ""
+        """Takes the next token; empty at the end."""
+        self.position += 1
+        return self.tokens[self.position - 1] if self.position <= len(self.tokens) else ""
 
     def comma(self) -> int:
+        """Evaluates expressions separated by commas; the value is that of the last."""
         value = self.assigned()
         while self.peek() == ",":
             self.take()
@@ -71,6 +77,7 @@ class _Parser:
         return value
 
     def assigned(self) -> int:
+        """Evaluates an assignment, or a conditional expression."""
         if NAME.match(self.peek()) and self.peek(1) in ASSIGNS:
             name, operator = self.take(), self.take()
             value = self.assigned()
@@ -80,6 +87,7 @@ class _Parser:
         return self.chosen()
 
     def chosen(self) -> int:
+        """Evaluates `a ? b : c`; only the selected side takes effect."""
         condition = self.binary(0)
         if self.peek() != "?":
             return condition
@@ -95,6 +103,7 @@ class _Parser:
         return yes if condition else no
 
     def binary(self, level: int) -> int:
+        """Evaluates binary operators of a level of LEVELS and of all levels above."""
         if level == len(LEVELS):
             return self.power()
         left = self.binary(level + 1)
@@ -108,6 +117,7 @@ class _Parser:
         return left
 
     def power(self) -> int:
+        """Evaluates `a ** b`."""
         base = self.unary()
         if self.peek() != "**":
             return base
@@ -118,6 +128,7 @@ class _Parser:
         return wrapped(pow(base, exponent, 2**64)) if self.runs else 0
 
     def unary(self) -> int:
+        """Evaluates signs, increments, brackets, numbers and variables."""
         token = self.take()
         if token in ("++", "--"):
             name = self.take()
@@ -138,6 +149,7 @@ class _Parser:
         return value
 
     def variable(self, name: str) -> int:
+        """The value of a variable, which may itself be an expression."""
         if not NAME.match(name):
             raise Faulty
         if not self.runs:
@@ -145,6 +157,7 @@ class _Parser:
         return computed(self.get(name), self.get, self.put, self.depth + 1)
 
     def set(self, name: str, value: int) -> int:
+        """Assigns a variable, if what is parsed takes effect, and returns the value."""
         if not NAME.match(name):
             raise Faulty
         value = wrapped(value)
@@ -153,6 +166,7 @@ class _Parser:
         return value
 
     def of(self, operator: str, a: int, b: int) -> int:
+        """The result of a binary operator. Raises Faulty for a division by zero."""
         if operator in ("/", "%"):
             if b == 0:
                 if self.runs:
@@ -170,12 +184,12 @@ class _Parser:
 
 
 def wrapped(value: int) -> int:
-    """A number as 64 bits hold it."""
+    """A number wrapped to signed 64 bits."""
     return (value + 2**63) % 2**64 - 2**63
 
 
 def number(token: str) -> int:
-    """A written number. Raises Faulty."""
+    """The value of a written number. Raises Faulty."""
     try:
         if "#" in token:
             base, digits = token.split("#", 1)

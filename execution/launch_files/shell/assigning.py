@@ -1,4 +1,4 @@
-"""Assignments of variables, elements and arrays, and what `export`, `local`, `declare` and their like say of them."""
+"""Assignments of variables, elements and arrays, and `export`, `local`, `declare` and similar commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DECLARES = ("export", "declare", "typeset", "local", "readonly")
 
 
 def assign(shell: Evaluator, raw: str, state: State, where: str, named: bool = False) -> str:
-    """One assignment as written. Gives the name."""
+    """Evaluates one assignment as it is written, and returns the variable's name. named: whether an array is one with names."""
     match = ASSIGNED.match(raw)
     assert match is not None
     name, index, more, value = shell.target(state, match[1]), match[2], match[3], raw[match.end() :]
@@ -53,7 +53,7 @@ def assign(shell: Evaluator, raw: str, state: State, where: str, named: bool = F
 
 
 def declare(shell: Evaluator, name: str, raws: Sequence[Raw], state: State, where: str) -> Outcomes:
-    """`export`, `local`, `declare` and their like."""
+    """Evaluates `export`, `local`, `declare` and similar commands. name: the command. raws: its words as written."""
     words, flags = shell.words(state, where), ""
     targets: list[str] = []
     for raw in raws:
@@ -106,4 +106,5 @@ def declare(shell: Evaluator, name: str, raws: Sequence[Raw], state: State, wher
 
 
 def _quoted(text: str) -> str:
+    """A text in single quotes, as bash writes it."""
     return "'" + text.replace("'", "'\\''") + "'"

@@ -1,4 +1,5 @@
-"""What batch systems give a script: nodes, tasks and devices, by its header or by options, and the variables that say so."""
+"""Values that batch systems give a script: nodes, tasks and devices, from its header or from options, and the variables that
+hold them."""
 
 from __future__ import annotations
 
@@ -33,12 +34,12 @@ NODEFILE, HOSTFILE = "/var/spool/pbs/nodefile", "/var/spool/lsf/hostfile"
 
 
 def counts(words: Sequence[str], launcher: str = "") -> dict[str, str]:
-    """Nodes, tasks and devices that options of Slurm, MPI or another launcher say."""
+    """Nodes, tasks and devices from the options (words) of Slurm, MPI or another launcher, by Slurm's names."""
     if launcher == "jsrun":
         return _resource_sets(words)
     if launcher not in ("", "srun", "sbatch", "salloc", "prun", "horovodrun", "ibrun", "flux", *OF_TASKS):
         return {}
-    made: dict[str, str] = {}
+    result: dict[str, str] = {}
     for index, word in enumerate(words):
         name, sign, value = word.partition("=")
         name = SHORT.get(name, name.removeprefix("--").removeprefix("-") if name.startswith("-") else "")
@@ -53,99 +54,101 @@ def counts(words: Sequence[str], launcher: str = "") -> dict[str, str]:
                 gpus = re.search(r"(?:gpu|dcu|npu)(?::[a-zA-Z][\w.-]*)?(?::(\d+))?", value)
                 name, value = "gpus-per-node", (gpus[1] or "1") if gpus else ""
             number = re.search(r"(\d+)$", value) if not MARK.search(value) else None
-            made[name] = number[1] if number else value if MARK.search(value) else ""
-    return {name: value for name, value in made.items() if value}
+            result[name] = number[1] if number else value if MARK.search(value) else ""
+    return {name: value for name, value in result.items() if value}
 
 
 def _resource_sets(words: Sequence[str]) -> dict[str, str]:
-    """Tasks of jsrun: resource sets, and the tasks of each; empty where they are not numbers."""
-    said: dict[str, str] = {}
+    """Number of tasks of jsrun: resource sets times tasks per set; "?" if they are not numbers."""
+    given: dict[str, str] = {}
     names = {"-n": "sets", "--nrs": "sets", "-a": "tasks", "--tasks-per-rs": "tasks", "-p": "ntasks", "--np": "ntasks"}
     for index, word in enumerate(words):
         name, _, value = word.partition("=")
         short = re.fullmatch(r"(-[nap])(\S+)", word)
         name, value = (short[1], short[2]) if short else (name, value or "".join(words[index + 1 : index + 2]))
         if name.replace("_", "-") in names:
-            said[names[name.replace("_", "-")]] = value
-    tasks, sets, each = said.get("ntasks", ""), said.get("sets", ""), said.get("tasks", "1")
-    if not tasks and sets.isdecimal() and each.isdecimal():
-        tasks = str(int(sets) * int(each))
+            given[names[name.replace("_", "-")]] = value
+    tasks, sets, per_set = given.get("ntasks", ""), given.get("sets", ""), given.get("tasks", "1")
+    if not tasks and sets.isdecimal() and per_set.isdecimal():
+        tasks = str(int(sets) * int(per_set))
     return {"ntasks": tasks or "?"}  # where it is not known, what the job has does not say it either
 
 
 def batch_of(text: str) -> dict[str, str]:
-    """What lines of a script say to Slurm, PBS or LSF, and the variables and files by which these say it to the script."""
-    made: dict[str, str] = {}
+    """The counts in the header of a script for Slurm, PBS or LSF, and the variables and files by which these pass them to the
+    script."""
+    result: dict[str, str] = {}
     for pattern, of in ((SLURM, _slurm), (PBS, pbs), (LSF, _lsf)):
         if lines := pattern.findall(text):
-            made |= of([word for line in lines for word in re.sub(r"\s#.*", "", line).split()])
-    return made
+            result |= of([word for line in lines for word in re.sub(r"\s#.*", "", line).split()])
+    return result
 
 
 def _slurm(words: Sequence[str]) -> dict[str, str]:
+    """The counts and variables of options of `#SBATCH`."""
     return changed({}, {"nodes": "1", **counts(words)})
 
 
 def changed(batch: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:
-    """What Slurm gives where options of `sbatch` or `srun` stand behind a header: counts, and the variables that say them."""
-    made = {**batch, **options}
-    nodes, per_node, tasks = made.get("nodes", ""), made.get("ntasks-per-node", ""), made.get("ntasks", "")
+    """Slurm's counts after options of `sbatch` or `srun` override the header, and the variables that hold them."""
+    result = {**batch, **options}
+    nodes, per_node, tasks = result.get("nodes", ""), result.get("ntasks-per-node", ""), result.get("ntasks", "")
     if not tasks and per_node.isdecimal() and nodes.isdecimal():
         tasks = str(int(nodes) * int(per_node))
-    gpus = made.get("gpus-per-node", "")
+    gpus = result.get("gpus-per-node", "")
     variables = {
         "SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes, "SLURM_NTASKS": tasks, "SLURM_NPROCS": tasks,
         "SLURM_NTASKS_PER_NODE": per_node, "SLURM_GPUS_PER_NODE": gpus, "SLURM_GPUS_ON_NODE": gpus,
     }  # fmt: skip
-    return made | {name: value for name, value in variables.items() if value} | JOBS["SLURM"]
+    return result | {name: value for name, value in variables.items() if value} | JOBS["SLURM"]
 
 
 def pbs(words: Sequence[str]) -> dict[str, str]:
-    """Of `-l select=2:ngpus=8:mpiprocs=8`, and of `-l nodes=2:ppn=8:gpus=8`."""
+    """The counts and variables of PBS options such as `-l select=2:ngpus=8:mpiprocs=8` or `-l nodes=2:ppn=8:gpus=8`."""
     nodes, tasks, lines = 0, 0, list[str]()
     gpus, per_node = set[str](), set[str]()
-    said = re.search(r"(?:^|[\s,])(select|nodes)=([^\s,]+)", " ".join(words))
-    for chunk in said[2].split("+") if said else []:
+    given = re.search(r"(?:^|[\s,])(select|nodes)=([^\s,]+)", " ".join(words))
+    for chunk in given[2].split("+") if given else []:
         count, *parts = chunk.split(":")
         fields = {name: value for name, _, value in (part.partition("=") for part in parts)}
-        each = fields.get("mpiprocs", fields.get("ppn", ""))
+        tasks_per_node = fields.get("mpiprocs", fields.get("ppn", ""))
         number = int(count) if re.fullmatch(r"\d{1,5}", count) else 1
         gpus.add(fields.get("ngpus", fields.get("gpus", "")))
-        per_node.add(each)
-        procs = int(each) if re.fullmatch(r"\d{1,4}", each) else 1
+        per_node.add(tasks_per_node)
+        procs = int(tasks_per_node) if re.fullmatch(r"\d{1,4}", tasks_per_node) else 1
         lines += [f"node{nodes + n:03d}\n" * procs for n in range(number)]
         nodes, tasks = nodes + number, tasks + number * procs
-    if not said:
+    if not given:
         return {}
-    made = JOBS["PBS"] | {
+    result = JOBS["PBS"] | {
         "nodes": str(nodes), "PBS_NODEFILE": NODEFILE, f"file {NODEFILE}": "".join(lines), "PBS_NUM_NODES": str(nodes),
         "PBS_NNODES": str(nodes),
     }  # fmt: skip
-    if len(gpus) == 1 and (each := gpus.pop()):
-        made["gpus-per-node"] = each
-    if len(per_node) == 1 and (each := per_node.pop()):
-        made |= {"ntasks-per-node": each, "PBS_NP": str(tasks), "PBS_NUM_PPN": each}
-    return made
+    if len(gpus) == 1 and (tasks_per_node := gpus.pop()):
+        result["gpus-per-node"] = tasks_per_node
+    if len(per_node) == 1 and (tasks_per_node := per_node.pop()):
+        result |= {"ntasks-per-node": tasks_per_node, "PBS_NP": str(tasks), "PBS_NUM_PPN": tasks_per_node}
+    return result
 
 
 def _lsf(words: Sequence[str]) -> dict[str, str]:
-    """Of `-nnodes 4`, or of `-n 32 -R "span[ptile=8]" -gpu "num=8"`."""
+    """The counts and variables of LSF options such as `-nnodes 4` or `-n 32 -R "span[ptile=8]" -gpu "num=8"`."""
     text = " ".join(words)
     patterns = r"(?:^|\s)-nnodes\s+", r"(?:^|\s)-n\s+", r"\bptile=", r"-gpu\s+\S*num="
-    nodes, tasks, each, gpus = ("".join(re.findall(rf"{pattern}(\d{{1,6}})\b", text)[:1]) for pattern in patterns)
-    made = dict(JOBS["LSF"])
-    hosts = int(nodes) if nodes else -(-int(tasks) // int(each)) if tasks and each and int(each) else 0
+    nodes, tasks, per_host, gpus = ("".join(re.findall(rf"{pattern}(\d{{1,6}})\b", text)[:1]) for pattern in patterns)
+    result = dict(JOBS["LSF"])
+    hosts = int(nodes) if nodes else -(-int(tasks) // int(per_host)) if tasks and per_host and int(per_host) else 0
     if tasks:
-        made |= {"ntasks": tasks, "LSB_DJOB_NUMPROC": tasks}
+        result |= {"ntasks": tasks, "LSB_DJOB_NUMPROC": tasks}
     if gpus:
-        made["gpus-per-node"] = gpus
+        result["gpus-per-node"] = gpus
     if hosts:
-        lines = ["batch1\n"] * bool(nodes) + [f"host{n:03d}\n" * int(each or 1) for n in range(hosts)]
-        made |= {"nodes": str(hosts), "LSB_DJOB_HOSTFILE": HOSTFILE, f"file {HOSTFILE}": "".join(lines)}
-    return made
+        lines = ["batch1\n"] * bool(nodes) + [f"host{n:03d}\n" * int(per_host or 1) for n in range(hosts)]
+        result |= {"nodes": str(hosts), "LSB_DJOB_HOSTFILE": HOSTFILE, f"file {HOSTFILE}": "".join(lines)}
+    return result
 
 
 def hostnames(batch: dict[str, str]) -> str | None:
-    """What `scontrol show hostnames` prints of the nodes of a job; None where nobody has said how many these are."""
+    """The output of `scontrol show hostnames` for the nodes of a job; None if their number is unknown."""
     nodes = batch.get("SLURM_NNODES", batch.get("nodes", ""))
     return "".join(f"node{n:03d}\n" for n in range(int(nodes))) if re.fullmatch(r"\d{1,5}", nodes) else None

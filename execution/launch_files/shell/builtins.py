@@ -1,4 +1,4 @@
-"""Simple commands: assignments, what the shell does itself, and what runs another script or text."""
+"""Evaluates simple commands: assignments, commands of the shell itself, and commands that run another script or text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ENVIRONMENTS = re.compile(
 
 
 def run(shell: Evaluator, raws: Sequence[Raw], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates the words of a simple command."""
+    """Evaluates the words of a simple command. raws: the words as written."""
     words = shell.words(state, where)
     index = 0
     assigned: dict[str, Value] = {}
@@ -67,7 +67,8 @@ def command(
     environment: dict[str, Value] | None = None,
     plain: bool = False,
 ) -> Outcomes:
-    """Evaluates a command by its words. plain: whether functions of its name are passed over."""
+    """Evaluates a command by its words. environment: variables set in front of it. plain: whether functions of the script with
+    its name are ignored."""
     environment = environment or {}
     argv = shell.marks.picked_words(argv, state.known())
     if not argv:
@@ -77,8 +78,8 @@ def command(
         return shell.fork(
             state,
             (choice.decision, True),
-            lambda each: command(shell, sides[0], each, where, source, environment, plain),
-            lambda each: command(shell, sides[1], each, where, source, environment, plain),
+            lambda reached: command(shell, sides[0], reached, where, source, environment, plain),
+            lambda reached: command(shell, sides[1], reached, where, source, environment, plain),
             where,
         )
     name, rest = argv[0], argv[1:]
@@ -124,7 +125,7 @@ def command(
 def _each(
     shell: Evaluator, lines: list[list[str]], state: State, where: str, source: Source, environment: dict[str, Value]
 ) -> Outcomes:
-    """Evaluates commands, one after another, each in a process of its own."""
+    """Evaluates commands one after another, each in a process of its own. lines: the words of each command."""
     for argv in lines:
 
         def run(inner: State, argv: list[str] = argv) -> Outcomes:
@@ -135,23 +136,26 @@ def _each(
 
 
 def _called(shell: Evaluator, name: str, rest: list[str], state: State, where: str, environment: dict[str, Value]) -> Outcomes:
-    held = {each: state.variables.get(each, ABSENT) for each in environment}
+    """Calls a function of the script with variables set in front of the call."""
+    held = {variable: state.variables.get(variable, ABSENT) for variable in environment}
     state.origins = {name: at for name, at in state.origins.items() if name not in environment}
     state.variables.update(environment)
     outcomes = shell.called(name, rest, state, where)
-    for each, _ in outcomes:
+    for reached, _ in outcomes:
         for variable, old in held.items():
-            shell.restore(each, variable, old)
+            shell.restore(reached, variable, old)
     return outcomes
 
 
 def _exit(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    """Evaluates `exit`."""
     if not state.commands:
         shell.left.append(where)
-    return [(state, "exit")] if not rest else [(each, "exit") for each, _ in _return(shell, rest, state, where, source)]
+    return [(state, "exit")] if not rest else [(reached, "exit") for reached, _ in _return(shell, rest, state, where, source)]
 
 
 def _return(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    """Evaluates `return`."""
     if rest:
         code = rest[0]
         conditions = Conditions(shell, state, where)
@@ -160,6 +164,8 @@ def _return(shell: Evaluator, rest: list[str], state: State, where: str, source:
 
 
 def _leaves(kind: str) -> Own:
+    """The evaluation of `break` or `continue`."""
+
     def run(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
         return [(state, f"{kind} {rest[0] if rest and rest[0].isdecimal() and rest[0] != '0' else 1}")]
 
@@ -167,6 +173,7 @@ def _leaves(kind: str) -> Own:
 
 
 def _shift(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    """Evaluates `shift`."""
     count = int(rest[0]) if rest and rest[0].isdecimal() and len(rest[0]) < 6 else 1
     state.status = True
     if state.arguments is None:
@@ -180,6 +187,7 @@ def _shift(shell: Evaluator, rest: list[str], state: State, where: str, source: 
 
 
 def _set(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    """Evaluates `set`: options and positional parameters."""
     index = 0
     state.status = True
     while index < len(rest) and re.fullmatch(r"[-+][a-zA-Z]+", rest[index]):
@@ -194,6 +202,7 @@ def _set(shell: Evaluator, rest: list[str], state: State, where: str, source: So
 
 
 def _shopt(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    """Evaluates `shopt`."""
     state.status = True
     options = {word for word in rest if not word.startswith("-")}
     state.options = state.options | options if "-s" in rest else state.options - options if "-u" in rest else state.options
@@ -201,13 +210,14 @@ def _shopt(shell: Evaluator, rest: list[str], state: State, where: str, source: 
 
 
 def _alias(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    """Evaluates `alias`."""
     state.status = True
     state.aliases |= {word.partition("=")[0]: word.partition("=")[2] for word in rest if "=" in word}
     return [(state, "")]
 
 
 def _source(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates a file of variables here, where it is there."""
+    """Evaluates a sourced file, if it is there."""
     state.status = True
     if not rest:
         return [(state, "")]
@@ -225,17 +235,19 @@ def _source(shell: Evaluator, rest: list[str], state: State, where: str, source:
         state.arguments, state.shifted, state.closed = rest[1:], 0, True
     found = shell.on_disk(state, path)
     outcomes = shell.text(text, state, str(found or path))
-    for each, _ in outcomes:
+    for reached, _ in outcomes:
         if rest[1:]:
-            each.arguments, each.shifted, each.closed = held
-    return shell.collapsed([(each, "" if flow == "return" else flow) for each, flow in outcomes], where)
+            reached.arguments, reached.shifted, reached.closed = held
+    return shell.collapsed([(reached, "" if flow == "return" else flow) for reached, flow in outcomes], where)
 
 
 def _eval(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    """Evaluates `eval`."""
     return shell.worded(" ".join(rest), state, where)
 
 
 def _cd(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    """Evaluates `cd`."""
     state.status = True
     words = [word for word in rest if word not in ("-P", "-L", "--")]
     if not words or words[0] == "-":
@@ -251,6 +263,7 @@ def _cd(shell: Evaluator, rest: list[str], state: State, where: str, source: Sou
 
 
 def _unset(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    """Evaluates `unset`."""
     state.status = True
     for word in rest:
         name, _, index = word.partition("[")
@@ -265,11 +278,13 @@ def _unset(shell: Evaluator, rest: list[str], state: State, where: str, source: 
 
 
 def _test(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    """Evaluates `test`."""
     state.status = Conditions(shell, state, where).test(rest)
     return [(state, "")]
 
 
 def _bracket(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    """Evaluates `[`, which fails without a closing bracket."""
     if rest[-1:] != ["]"]:  # `[ -z $A]`: a command that fails, unless the word is `]` alone
         state.status = Conditions(shell, state, where).undecided(rest[-1]) if rest and MARK.search(rest[-1]) else False
         return [(state, "")]
@@ -277,6 +292,8 @@ def _bracket(shell: Evaluator, rest: list[str], state: State, where: str, source
 
 
 def _status(value: bool) -> Own:
+    """The evaluation of a command that always succeeds, or always fails."""
+
     def run(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
         state.status = value
         return [(state, "")]
@@ -285,6 +302,7 @@ def _status(value: bool) -> Own:
 
 
 def _let(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    """Evaluates `let`."""
     outcomes: Outcomes = [(state, "")]
     for word in rest:
         outcomes = shell.arithmetic(word, state, where)
@@ -292,7 +310,7 @@ def _let(shell: Evaluator, rest: list[str], state: State, where: str, source: So
 
 
 def _prefix(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """`exec`, `builtin`, `time`: the command behind."""
+    """Evaluates the command after `exec`, `builtin` or `time`."""
     words = list(rest)
     while words and words[0].startswith("-"):
         words.pop(0)
@@ -300,6 +318,7 @@ def _prefix(shell: Evaluator, rest: list[str], state: State, where: str, source:
 
 
 def _command(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    """Evaluates `command`, which may only look up a name (-v)."""
     if rest and rest[0] in ("-v", "-V"):
         shell.uncertain(state, where, ["command", *rest])
         return [(state, "")]
@@ -307,8 +326,9 @@ def _command(shell: Evaluator, rest: list[str], state: State, where: str, source
 
 
 def _exec(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
+    """Evaluates `exec`, which leaves the script."""
     outcomes = _prefix(shell, rest, state, where, source)
-    return [(each, flow or "exit") for each, flow in outcomes] if rest else outcomes
+    return [(reached, flow or "exit") for reached, flow in outcomes] if rest else outcomes
 
 
 OWN: dict[str, Own] = {

@@ -1,4 +1,5 @@
-"""The command that trains, of all that a script may reach: its program, its words, and what of them is undecided."""
+"""Selects the command that trains from all commands that a script may reach: its program, its words, and which of them are
+undecided."""
 
 from __future__ import annotations
 
@@ -50,10 +51,14 @@ PERFORMANCE = "setup_experiment.py"  # of Megatron-Bridge's scripts/performance
 
 @dataclass(frozen=True)
 class Command:
-    """A command that trains. program: its script, module or tool; tool: whose it is: megatron, torchtitan, or another's name
-    (empty: nobody knows); words: behind the program; launcher: in front; devices: that the launcher starts, if it says so;
-    sources: file and line of arguments; values: arguments by name; open: those that are undecided, and why; files: that the
-    script writes; directory: where it runs; blank: arguments that variables without a value leave without one."""
+    """A command that trains.
+
+    program: its script, module or tool. tool: the tool that it belongs to: megatron, torchtitan, or another's name; empty if
+    unknown. words: the words after the program. launcher: the words before it. where: file and line. devices: number of devices
+    that the launcher starts, if known. sources: file and line by argument. values: arguments by name. open: undecided
+    arguments, and why. files: files that the script writes. environment: variables of its environment. directory: where it
+    runs. blank: arguments without a value because their variable is empty.
+    """
 
     program: str
     tool: str
@@ -70,30 +75,31 @@ class Command:
     blank: Mapping[str, UndecidedValue] = field(default_factory=dict)
 
     def held(self, path: str) -> str | None:
-        """What a file holds that the script has written or edited; None for others."""
+        """The content of a file that the script has written or edited; None for other files."""
         return self.files.get(os.path.normpath(os.path.join(self.directory, path)))
 
     @property
     def kind(self) -> tuple[str, str]:
-        """Whose program it is, and its name: commands of one kind may differ in arguments alone."""
+        """The tool and the name of the program: commands of one kind may differ in their arguments only."""
         return self.tool, self.program.rsplit("/", 1)[-1]
 
 
 def chosen(shell: Evaluator, founds: Sequence[Found], path: str) -> Command:
-    """The one command that trains. Raises InputError where there is none, or where it hangs on what is not decided."""
+    """The one command that trains. founds: all commands that the script may reach. path: the script, for errors. Raises
+    InputError if there is none, or if it depends on an undecided value."""
     numbers = sorted({number for found in founds for number in _decisions(shell, found)})
     runs: list[tuple[dict[int, bool], list[Command]]] = []
-    made: dict[tuple[int, frozenset[tuple[int, bool]]], Command | None] = {}
+    result: dict[tuple[int, frozenset[tuple[int, bool]]], Command | None] = {}
     own = {found.serial: _decisions(shell, found) for found in founds}
     for sides in product((False, True), repeat=len(numbers)):
         known = dict(zip(numbers, sides, strict=True))
         reached = []
         for found in founds:
             if all(known[number] == side for number, side in found.guards):
-                each = (found.serial, frozenset((number, known[number]) for number in own[found.serial]))
-                if each not in made:
-                    made[each] = _command(shell, found, dict(each[1]))
-                reached.append(made[each])
+                run = (found.serial, frozenset((number, known[number]) for number in own[found.serial]))
+                if run not in result:
+                    result[run] = _command(shell, found, dict(run[1]))
+                reached.append(result[run])
         commands = _training(reached)
         if commands:
             runs.append((known, commands))
@@ -101,10 +107,10 @@ def chosen(shell: Evaluator, founds: Sequence[Found], path: str) -> Command:
         raise _nothing(shell, founds, path)
     every = [command for _, commands in runs for command in commands]
     first = every[0]
-    other = next((each for each in every if each.kind != first.kind), None)
+    other = next((command for command in every if command.kind != first.kind), None)
     if other is not None:
         for _, commands in runs:
-            if any(each.kind != commands[0].kind for each in commands):
+            if any(command.kind != commands[0].kind for command in commands):
                 raise _several(path, commands)
         decision = _deciding(shell, runs, lambda commands: commands[0].kind)
         raise hangs(path, decision[0], decision[1], shell.marks.shown(f"starts {first.program} or {other.program}"))
@@ -121,7 +127,8 @@ def chosen(shell: Evaluator, founds: Sequence[Found], path: str) -> Command:
 
 
 def _joined(shell: Evaluator, runs: list[tuple[dict[int, bool], list[Command]]], path: str) -> Command:
-    """One command of all that may run, with the arguments in which they differ as open ones."""
+    """One command for all that may run; arguments in which they differ are undecided. runs: for every combination of
+    conditions, the commands that train."""
     every = [command for _, commands in runs for command in commands]
     first, values, opened, sources = every[0], dict(every[0].values), dict[str, UndecidedValue](), dict[str, str]()
     for command in reversed(every):
@@ -150,7 +157,7 @@ def _joined(shell: Evaluator, runs: list[tuple[dict[int, bool], list[Command]]],
 
 
 def _written(shell: Evaluator, commands: Sequence[Command], path: str) -> bool:
-    """Whether a path that is not decided is a file which the script itself writes, by the same name."""
+    """Whether a path with undecided parts is a file that the script itself writes under the same name."""
     shown = shell.marks.shown(path)
     return shell.marks.tells(path) and all(
         os.path.normpath(os.path.join(command.directory, shown)) in command.files for command in commands
@@ -158,55 +165,60 @@ def _written(shell: Evaluator, commands: Sequence[Command], path: str) -> bool:
 
 
 def _variable(shell: Evaluator, key: str) -> str:
-    """A variable that a condition without a name gives one of two values."""
+    """The variable whose value an unnamed condition selects, if all choices are of one variable; else empty."""
     entries = [entry for entry in shell.marks.entries if isinstance(entry, Choice) and entry.variable]
     return entries[-1].variable if len({entry.variable for entry in entries}) == 1 else ""
 
 
 def _deciding(shell: Evaluator, runs: list[tuple[dict[int, bool], list[Command]]], of: Any) -> tuple[Unknown, str]:
-    """The condition that decides what a function says of runs: one by which two runs differ, and no other."""
-    said = {tuple(known.items()): of(commands) for known, commands in runs}
+    """The condition that decides the value of a function of the runs: its cause and an example value. Preferably one in which
+    alone two runs with different values differ."""
+    value_of_run = {tuple(known.items()): of(commands) for known, commands in runs}
     for number in runs[0][0]:
-        for known, value in said.items():
-            other = tuple((each, side != (each == number)) for each, side in known)
-            if other in said and said[other] != value:
+        for known, value in value_of_run.items():
+            other = tuple((condition, side != (condition == number)) for condition, side in known)
+            if other in value_of_run and value_of_run[other] != value:
                 return shell.marks.decisions[number].cause, shell.marks.decisions[number].example
-    (first, value), *rest = said.items()
-    other = next(known for known, each in rest if each != value)
+    (first, value), *rest = value_of_run.items()
+    other = next(known for known, theirs in rest if theirs != value)
     number = next(number for (number, side), (_, theirs) in zip(first, other, strict=True) if side != theirs)
     return shell.marks.decisions[number].cause, shell.marks.decisions[number].example
 
 
 def _about(cause: Unknown) -> str:
+    """What is known of an undecided value, for messages."""
     return f"{f'${cause.name}' if cause.name else 'it'} {cause.why} ({cause.where})"
 
 
 class Hangs(InputError):
-    """An error of a run that hangs on a value which nobody has said. name: of its variable; program: that would start."""
+    """The error for a run that depends on a value which nobody has given. name: its variable. program: the program that would
+    start."""
 
     name = ""
     program = ""
 
 
 def hangs(path: str, cause: Unknown, example: str = "", what: str = "decides what runs", empty: bool = False) -> Hangs:
-    """Makes such an error."""
+    """Makes a `Hangs` error. path: the script. example: a value of the variable. what: what depends on it. empty: whether the
+    variable may be empty."""
     if not cause.name:
         return Hangs(path, "", f"{what}: it {cause.why} ({cause.where})", "give the command itself by --command")
     fix = f"say what it is: --set {cause.name}=" + ("'' where it holds nothing" if empty else example or "VALUE")
-    made = Hangs(path, "", f"${cause.name} {what}, and {cause.why} ({cause.where})", fix)
-    made.name = cause.name
-    return made
+    result = Hangs(path, "", f"${cause.name} {what}, and {cause.why} ({cause.where})", fix)
+    result.name = cause.name
+    return result
 
 
 def _several(path: str, commands: Sequence[Command]) -> InputError:
-    each = ", ".join(f"{command.program} ({command.where})" for command in commands[:4])
+    """The error for a script that starts several runs."""
+    started = ", ".join(f"{command.program} ({command.where})" for command in commands[:4])
     return InputError(
-        path, "", f"starts several runs: {each}", "give the one that is meant by --command, or a script with it alone"
+        path, "", f"starts several runs: {started}", "give the one that is meant by --command, or a script with it alone"
     )
 
 
 def _nothing(shell: Evaluator, founds: Sequence[Found], path: str) -> InputError:
-    """What to say of a script that starts no training."""
+    """The error for a script that starts no training."""
     if shell.absent:
         name, where = shell.absent[-1]
         return InputError(
@@ -216,9 +228,9 @@ def _nothing(shell: Evaluator, founds: Sequence[Found], path: str) -> InputError
         fix = "say what it asks for by --set NAME=VALUE, or 1=VALUE for what it takes by place"
         return InputError(path, "", f"leaves at {shell.left[-1]} before it starts any training", fix)
     started = (_command(shell, found, {}) for found in founds if not _decisions(shell, found))
-    python = [each for each in started if each is not None and each.program.endswith(".py")]
+    python = [command for command in started if command is not None and command.program.endswith(".py")]
     if python:
-        command = next((each for each in python if each.program.endswith(PERFORMANCE)), python[-1])
+        command = next((command for command in python if command.program.endswith(PERFORMANCE)), python[-1])
         what, fix = (
             "with no argument of a tool that is read",
             "give its configuration, if its tool is read, or the log of the run",
@@ -233,22 +245,24 @@ def _nothing(shell: Evaluator, founds: Sequence[Found], path: str) -> InputError
 
 
 def _decisions(shell: Evaluator, found: Found) -> set[int]:
-    made = {number for number, _ in found.guards}
+    """The numbers of the conditions that a command depends on, in its guards or its words."""
+    result = {number for number, _ in found.guards}
     waiting = list(MARK.findall("".join(found.words)))
-    seen = set(waiting)
+    visited = set(waiting)
     while waiting:
         entry = shell.marks.entry(waiting.pop())
         if isinstance(entry, Choice):
-            made.add(entry.decision.number)
+            result.add(entry.decision.number)
             for side in (entry.yes, entry.no):
-                more = set(MARK.findall(side if isinstance(side, str) else "".join(side))) - seen
-                seen |= more
+                more = set(MARK.findall(side if isinstance(side, str) else "".join(side))) - visited
+                visited |= more
                 waiting += more
-    return made
+    return result
 
 
 def _training(commands: Sequence[Command | None]) -> list[Command]:
-    """Of commands, those that train: Megatron-LM's before other tools', those before what may be."""
+    """The commands that train: Megatron-LM's if there are any, otherwise those of other known tools, otherwise those whose name
+    suggests training, otherwise those with a launcher."""
     known = [command for command in commands if command is not None]
     for choice in (
         [command for command in known if command.tool == "megatron"],
@@ -262,12 +276,12 @@ def _training(commands: Sequence[Command | None]) -> list[Command]:
 
 
 def _command(shell: Evaluator, found: Found, known: Mapping[int, bool]) -> Command | None:
-    """What is known of a command once conditions are decided; None for one that starts no program."""
+    """A reached command with conditions applied; None if it starts no program. known: sides by number of the condition."""
     words = shell.marks.picked_words(found.words, known)
-    place, tool = _program(words)
-    if place is None:
+    position, tool = _program(words)
+    if position is None:
         return None
-    program, launcher, rest = words[place], tuple(words[:place]), tuple(words[place + 1 :])
+    program, launcher, rest = words[position], tuple(words[:position]), tuple(words[position + 1 :])
     values = values_of(rest)
     tool = tool or _tool(program, values)
     batch = {name: shell.marks.picked(value, known) for name, value in found.batch.items()}
@@ -282,46 +296,47 @@ def _command(shell: Evaluator, found: Found, known: Mapping[int, bool]) -> Comma
 
 
 def _program(words: Sequence[str]) -> tuple[int | None, str]:
-    """The place of the program that is started, and the tool where that is one itself."""
-    place = 0
-    while place < len(words):
-        word = words[place]
+    """The index of the program in the words of a command, and the tool if the program is the tool itself. The index is None if
+    no program is started."""
+    position = 0
+    while position < len(words):
+        word = words[position]
         name = word.rsplit("/", 1)[-1]
         if name in TOOLS:
-            return place, name
-        if name in (*STARTED, *LAUNCHES) and (name != "accelerate" or place + 1 < len(words)):
-            place = _behind(words, place + 1 + (name == "accelerate"), name)
+            return position, name
+        if name in (*STARTED, *LAUNCHES) and (name != "accelerate" or position + 1 < len(words)):
+            position = _after_options(words, position + 1 + (name == "accelerate"), name)
             continue
         if PYTHON.match(word):
-            place += 1
-            while place < len(words) and words[place].startswith("-") and words[place] not in ("-m", "-c"):
-                place += 2 if words[place] in ("-W", "-X") else 1
-            if place < len(words) and words[place] == "-c":
+            position += 1
+            while position < len(words) and words[position].startswith("-") and words[position] not in ("-m", "-c"):
+                position += 2 if words[position] in ("-W", "-X") else 1
+            if position < len(words) and words[position] == "-c":
                 return None, ""
-            if place < len(words) and words[place] == "-m":
-                place += 1
-            if place < len(words) and words[place].rsplit("/", 1)[-1] in (*LAUNCHES, *STARTED):
+            if position < len(words) and words[position] == "-m":
+                position += 1
+            if position < len(words) and words[position].rsplit("/", 1)[-1] in (*LAUNCHES, *STARTED):
                 continue
-            return (place, "") if place < len(words) else (None, "")
-        if word.endswith(".py") or place:
-            return place, ""
-        script = next((n for n, each in enumerate(words) if each.endswith(".py")), None)
-        first = next((n for n, each in enumerate(words) if each.startswith("--")), None)
+            return (position, "") if position < len(words) else (None, "")
+        if word.endswith(".py") or position:
+            return position, ""
+        script = next((n for n, word in enumerate(words) if word.endswith(".py")), None)
+        first = next((n for n, word in enumerate(words) if word.startswith("--")), None)
         return (script, "") if script is not None else (0, "") if first else (None, "")
     return None, ""
 
 
-def _behind(words: Sequence[str], place: int, launcher: str) -> int:
-    """The place behind the options of a launcher."""
-    while place < len(words) and words[place].startswith("-"):
-        name = words[place].partition("=")[0].replace("_", "-")
-        alone = "=" in words[place] or name in FLAGS
-        place += 1 if alone else 2
-    return place
+def _after_options(words: Sequence[str], position: int, launcher: str) -> int:
+    """The index after the options of a launcher. position: where they begin."""
+    while position < len(words) and words[position].startswith("-"):
+        name = words[position].partition("=")[0].replace("_", "-")
+        alone = "=" in words[position] or name in FLAGS
+        position += 1 if alone else 2
+    return position
 
 
 def _tool(program: str, values: Mapping[str, Any]) -> str:
-    """Whose program it is, by its name and its arguments."""
+    """The tool that a program belongs to, by its name and arguments; empty if unknown."""
     name = program.rsplit("/", 1)[-1]
     if "torchtitan" in program or any(key.startswith("--job.config") for key in values):
         return "torchtitan"
@@ -343,7 +358,8 @@ def _tool(program: str, values: Mapping[str, Any]) -> str:
 
 
 def _slots(world: str) -> int | None:
-    """Processes on all hosts, by the table of them that DeepSpeed's launcher hands on; None where it is none."""
+    """Number of processes on all hosts, from the table of hosts that DeepSpeed's launcher passes on (base64); None if it is no
+    such table."""
     try:
         hosts = json.loads(urlsafe_b64decode(world))
         return sum(len(slots) for slots in hosts.values())
@@ -354,8 +370,8 @@ def _slots(world: str) -> int | None:
 def devices_of(
     launcher: Sequence[str], batch: Mapping[str, str], environment: Mapping[str, str], files: Mapping[str, str] | None = None
 ) -> int | None:
-    """Ranks of the whole run, by its launcher, by Slurm or by MPI; None where they do not say. files: that the script wrote, by
-    their names from where it runs."""
+    """Number of ranks of a run, by its launcher, Slurm or MPI; None if they do not say. batch: values of the batch system.
+    files: content of files that the script wrote, by path from its working directory."""
     values: dict[str, str] = {}
     for index, word in enumerate(launcher):
         name, sign, value = word.partition("=")
@@ -395,10 +411,12 @@ def devices_of(
 
 
 def _visible(text: str) -> str:
+    """Number of devices in CUDA_VISIBLE_DEVICES, as a text; empty if unknown."""
     return "" if MARK.search(text) or not text else str(len(text.split(",")))
 
 
 def _times(one: str, other: str) -> int | None:
+    """The product of two counts; None if one is not known."""
     if not (re.fullmatch(r"\d{1,6}", one) and re.fullmatch(r"\d{1,6}", other)):
         return None
     return int(one) * int(other) or None

@@ -1,4 +1,4 @@
-"""Loops, `case`, `if`, and commands joined by `&&` and `||`."""
+"""Evaluates loops, `case`, `if`, and commands joined by `&&` and `||`."""
 
 from __future__ import annotations
 
@@ -31,22 +31,24 @@ def run(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
 
 
 def _round(shell: Evaluator, body: Callable[[State], Outcomes], state: State, done: Outcomes, where: str) -> State | None:
-    """One round; the state that goes on to the next one, and what leaves the loop in `done`."""
+    """Evaluates one iteration of a loop. Returns the state that goes on to the next one, or None; states that leave the loop
+    are added to `done`."""
     going: list[tuple[State, str]] = []
-    for each, flow in body(state):
+    for reached, flow in body(state):
         kind, _, count = flow.partition(" ")
         if not flow or (kind == "continue" and count == "1"):
-            going.append((each, ""))
+            going.append((reached, ""))
         elif kind == "break" and count == "1":
-            done.append((each, ""))
+            done.append((reached, ""))
         elif kind in ("break", "continue"):
-            done.append((each, f"{kind} {int(count) - 1}"))
+            done.append((reached, f"{kind} {int(count) - 1}"))
         else:
-            done.append((each, flow))
+            done.append((reached, flow))
     return shell.collapsed(going, where)[0][0] if going else None
 
 
 def _for(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
+    """Evaluates `for NAME in ..` and `select`."""
     where = source.where(node)
     variable = node.child_by_field_name("variable")
     name = source.of(variable) if variable is not None else ""
@@ -63,6 +65,8 @@ def _for(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes
 
 
 def _each(shell: Evaluator, name: str, values: list[str], node: Node, state: State, source: Source) -> Outcomes:
+    """Evaluates the body of a `for` loop for each of the values; for both lists, if an undecided condition selects the
+    values."""
     where = source.where(node)
     choice = shell.marks.choice_in(" ".join(value for value in values if MARK.search(value)))
     if choice is not None:
@@ -70,8 +74,8 @@ def _each(shell: Evaluator, name: str, values: list[str], node: Node, state: Sta
         return shell.fork(
             state,
             (choice.decision, True),
-            lambda each: _each(shell, name, sides[0], node, each, source),
-            lambda each: _each(shell, name, sides[1], node, each, source),
+            lambda reached: _each(shell, name, sides[0], node, reached, source),
+            lambda reached: _each(shell, name, sides[1], node, reached, source),
             where,
         )
     body = node.child_by_field_name("body")
@@ -83,31 +87,33 @@ def _each(shell: Evaluator, name: str, values: list[str], node: Node, state: Sta
         if going is None:
             break
         shell.assign(going, name, value, where)
-        going = _round(shell, lambda each: _body(shell, body, each, source), going, done, where)
+        going = _round(shell, lambda reached: _body(shell, body, reached, source), going, done, where)
     return shell.collapsed([*done, (going, "")] if going is not None else done, where)
 
 
 def _body(shell: Evaluator, body: Node | None, state: State, source: Source) -> Outcomes:
+    """Evaluates the body of a loop; an absent body changes nothing."""
     return [(state, "")] if body is None else shell.statement(body, state, source)
 
 
 def _while(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
+    """Evaluates `while` and `until`."""
     until = node.children[0].type == "until"
-    conditions = [each for each in node.children_by_field_name("condition") if each.is_named]
+    conditions = [part for part in node.children_by_field_name("condition") if part.is_named]
     body = node.child_by_field_name("body")
     return _rounds(
         shell,
-        lambda each: shell.tested(lambda inner: shell.block(conditions, inner, source), each),
-        lambda each: _body(shell, body, each, source),
+        lambda reached: shell.tested(lambda inner: shell.block(conditions, inner, source), reached),
+        lambda reached: _body(shell, body, reached, source),
         state,
         source.where(node),
         until,
-        not until and [source.of(each).strip() for each in conditions] in (["true"], [":"], ["[ 1 ]"], ["((1))"]),
+        not until and [source.of(part).strip() for part in conditions] in (["true"], [":"], ["[ 1 ]"], ["((1))"]),
     )
 
 
 def _counted(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
-    """`for ((a; b; c))`."""
+    """Evaluates `for ((a; b; c))`."""
     text, where = source.of(node), source.where(node)
     begin, end = text.index("((") + 2, text.index("))")
     body = node.child_by_field_name("body")
@@ -118,17 +124,17 @@ def _counted(shell: Evaluator, node: Node, state: State, source: Source) -> Outc
         raise shell.unreadable(node, source)
     shell.words(state, where).number(parts[0])
 
-    def condition(each: State) -> Outcomes:
-        return shell.arithmetic(parts[1] if parts[1].strip() else "1", each, where)
+    def condition(reached: State) -> Outcomes:
+        return shell.arithmetic(parts[1] if parts[1].strip() else "1", reached, where)
 
-    def both(each: State) -> Outcomes:
-        outcomes = _body(shell, body, each, source)
+    def both(reached: State) -> Outcomes:
+        outcomes = _body(shell, body, reached, source)
         for inner, flow in outcomes:
             if not flow or flow == "continue 1":
                 shell.words(inner, where).number(parts[2])
         return outcomes
 
-    return _rounds(shell, lambda each: shell.tested(condition, each), both, state, where, False, not parts[1].strip())
+    return _rounds(shell, lambda reached: shell.tested(condition, reached), both, state, where, False, not parts[1].strip())
 
 
 def _rounds(
@@ -140,7 +146,9 @@ def _rounds(
     until: bool,
     forever: bool = False,
 ) -> Outcomes:
-    """forever: whether the condition always holds, as in loops that start a run again and again: a few rounds are enough."""
+    """Evaluates the iterations of a loop. until: whether it ends when the condition holds. forever: whether the condition
+    always holds, as in loops that start a run again and again; a few iterations are enough then. Raises TooMuch after too
+    many."""
     done: Outcomes = []
     going: State | None = state
     begun = len(state.commands)
@@ -149,8 +157,8 @@ def _rounds(
         if forever and number == FOREVER and len(going.commands) > begun:
             return shell.collapsed([*done, (going, "exit")], where)
         outcomes = condition(going)
-        done += [(each, flow) for each, flow in outcomes if flow]
-        state = next((each for each, flow in outcomes if not flow), None)  # type: ignore[assignment]
+        done += [(reached, flow) for reached, flow in outcomes if flow]
+        state = next((reached for reached, flow in outcomes if not flow), None)  # type: ignore[assignment]
         if state is None:
             return shell.collapsed(done, where)
         truth: Truth = state.status
@@ -166,9 +174,9 @@ def _rounds(
             if going is None:
                 return shell.collapsed(done, where)
             if forever and len(done) > leaving and going.guards != guards:  # it ends, nobody knows in which round
-                for each, _ in done[leaving:]:
+                for reached, _ in done[leaving:]:
                     _unknown(
-                        shell, each, [name for name in going.variables if going.variables[name] != before.get(name)], where
+                        shell, reached, [name for name in going.variables if going.variables[name] != before.get(name)], where
                     )
                 return shell.collapsed([*done, (going, "exit")] if len(going.commands) > begun else done, where)
             continue
@@ -180,7 +188,7 @@ def _rounds(
 
 
 def _unknown(shell: Evaluator, state: State, changed: list[str], where: str) -> None:
-    """Leaves undecided what a loop of an unknown number of rounds changes."""
+    """Makes variables undecided that a loop with an unknown number of iterations changes."""
     for name in changed:
         unknown = shell.marks.unknown(name, where, "is changed by a loop, nobody knows how often")
         if isinstance(state.variables.get(name), Array):
@@ -192,13 +200,13 @@ def _unknown(shell: Evaluator, state: State, changed: list[str], where: str) -> 
 def _perhaps(
     shell: Evaluator, body: Callable[[State], Outcomes], state: State, truth: Truth, where: str, until: bool
 ) -> Outcomes:
-    """A loop of an unknown number of rounds: what it changes is unknown behind it."""
+    """Evaluates a loop whose condition is undecided: the variables that it changes are unknown after it."""
     assert not isinstance(truth, bool)
     cause, before = truth[0].cause, state.copy()
 
-    def once(each: State) -> Outcomes:
+    def once(reached: State) -> Outcomes:
         done: Outcomes = []
-        going = _round(shell, body, each, done, where)
+        going = _round(shell, body, reached, done, where)
         outcomes = [*done, (going, "")] if going is not None else done
         for inner, _ in outcomes:
             for name, value in list(inner.variables.items()):
@@ -210,11 +218,12 @@ def _perhaps(
                         inner.variables[name] = unknown
         return outcomes
 
-    stay: Callable[[State], Outcomes] = lambda each: [(each, "")]  # noqa: E731
+    stay: Callable[[State], Outcomes] = lambda reached: [(reached, "")]  # noqa: E731
     return shell.fork(state, truth, stay if until else once, once if until else stay, where)
 
 
 def _case(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
+    """Evaluates `case`."""
     where = source.where(node)
     value = node.child_by_field_name("value")
     text = "" if value is None else shell.words(state, where).text(source.of(value))
@@ -223,6 +232,8 @@ def _case(shell: Evaluator, node: Node, state: State, source: Source) -> Outcome
 
 
 def _items(shell: Evaluator, text: str, items: list[Node], state: State, source: Source, falls: bool = False) -> Outcomes:
+    """Evaluates the items of a `case` from the first that matches. falls: whether the first is entered without a match, after
+    `;&`."""
     if not items:
         state.status = True
         return [(state, "")]
@@ -233,31 +244,32 @@ def _items(shell: Evaluator, text: str, items: list[Node], state: State, source:
     begin = item.start_byte + (source.text[item.start_byte : item.start_byte + 1] == "(")
     raw = source.text[begin : item.children[close].start_byte]
 
-    def matched(each: State) -> Outcomes:
-        outcomes = shell.block(body, each, source)
+    def matched(reached: State) -> Outcomes:
+        outcomes = shell.block(body, reached, source)
         if ending == ";;" or len(items) == 1:
             return outcomes
-        made: Outcomes = []
+        result: Outcomes = []
         for inner, flow in outcomes:
-            made += [(inner, flow)] if flow else _items(shell, text, items[1:], inner, source, ending == ";&")
-        return made
+            result += [(inner, flow)] if flow else _items(shell, text, items[1:], inner, source, ending == ";&")
+        return result
 
     if falls:
         return matched(state)
     truth = _matches(shell, text, raw, state, where)
-    return shell.fork(state, truth, matched, lambda each: _items(shell, text, items[1:], each, source), where)
+    return shell.fork(state, truth, matched, lambda reached: _items(shell, text, items[1:], reached, source), where)
 
 
 def _matches(shell: Evaluator, text: str, raw: str, state: State, where: str) -> Truth:
+    """Whether a text matches one of the patterns of an item. raw: the patterns as written."""
     conditions, words = Conditions(shell, state, where), shell.words(state, where)
     truth: Truth = False
     try:
-        alternatives = [[each.text for each in split(part)] for part in _alternatives(raw)]
+        alternatives = [[word.text for word in split(part)] for part in _alternatives(raw)]
     except Unclosed:
         return conditions.undecided("", why="is no pattern that can be read")
     for part in alternatives:
         pattern = words.pattern("".join(part))
-        joined = "".join(each for each, _ in pattern)
+        joined = "".join(piece for piece, _ in pattern)
 
         def one(known: list[str], pattern: list[tuple[str, bool]] = pattern, joined: str = joined) -> Truth:
             value = " ".join(known)
@@ -266,7 +278,7 @@ def _matches(shell: Evaluator, text: str, raw: str, state: State, where: str) ->
             if MARK.search(joined):
                 return conditions.undecided(joined)
             if MARK.search(value):
-                if re.search(r"[*?\[(]", "".join(each for each, literal in pattern if not literal)):
+                if re.search(r"[*?\[(]", "".join(piece for piece, literal in pattern if not literal)):
                     return conditions.undecided(f"{value} matches {joined}", re.sub(r"[*?\[\]()]", "", joined))
                 return conditions.binary(value, "=", joined)
             return Pattern(pattern).whole(value)
@@ -277,20 +289,21 @@ def _matches(shell: Evaluator, text: str, raw: str, state: State, where: str) ->
 
 
 def _alternatives(raw: str) -> list[str]:
+    """The patterns of an item, separated by |."""
     from trainplan.execution.launch_files.shell.scan import end_of
 
-    parts, place, begin, depth = list[str](), 0, 0, 0
-    while place < len(raw):
-        depth += (raw[place] == "(") - (raw[place] == ")")
-        if raw[place] == "|" and depth == 0:
-            parts.append(raw[begin:place])
-            begin = place + 1
-        place = end_of(raw, place)
+    parts, position, begin, depth = list[str](), 0, 0, 0
+    while position < len(raw):
+        depth += (raw[position] == "(") - (raw[position] == ")")
+        if raw[position] == "|" and depth == 0:
+            parts.append(raw[begin:position])
+            begin = position + 1
+        position = end_of(raw, position)
     return [*parts, raw[begin:]]
 
 
 def branches(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
-    """`if`, its `elif` and its `else`."""
+    """Evaluates `if` with its `elif` and `else`."""
     parts: list[tuple[list[Node], list[Node]]] = [([], [])]
     rest: list[Node] = []
     condition = True
@@ -311,36 +324,37 @@ def branches(shell: Evaluator, node: Node, state: State, source: Source) -> Outc
 
 
 def chain(shell: Evaluator, parts: list[tuple[list[Node], list[Node]]], state: State, source: Source, where: str) -> Outcomes:
-    """The first branch whose condition holds."""
+    """Evaluates the first branch whose condition holds. parts: the statements of condition and body of each branch; `else` has
+    no condition."""
     if not parts:
         state.status = True
         return [(state, "")]
     condition, body = parts[0]
     if not condition:
         return shell.block(body, state, source)
-    made: Outcomes = []
-    for each, flow in shell.tested(lambda inner: shell.block(condition, inner, source), state):
+    result: Outcomes = []
+    for reached, flow in shell.tested(lambda inner: shell.block(condition, inner, source), state):
         if flow:
-            made.append((each, flow))
+            result.append((reached, flow))
             continue
-        made += shell.fork(
-            each,
-            each.status,
+        result += shell.fork(
+            reached,
+            reached.status,
             lambda inner: shell.block(body, inner, source),
             lambda inner: chain(shell, parts[1:], inner, source, where),
             where,
         )
-    return shell.collapsed(made, where)
+    return shell.collapsed(result, where)
 
 
 def listed(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
-    """`a && b`, `a || b`."""
+    """Evaluates `a && b` or `a || b`."""
     left, right = node.named_children[0], node.named_children[-1]
     every = any(child.type == "&&" for child in node.children)
-    made: Outcomes = []
-    for each, flow in shell.tested(lambda inner: shell.statement(left, inner, source), state):
+    result: Outcomes = []
+    for reached, flow in shell.tested(lambda inner: shell.statement(left, inner, source), state):
         if flow:
-            made.append((each, flow))
+            result.append((reached, flow))
             continue
         run = lambda inner: shell.statement(right, inner, source)  # noqa: E731
 
@@ -348,5 +362,5 @@ def listed(shell: Evaluator, node: Node, state: State, source: Source) -> Outcom
             inner.status = not every
             return [(inner, "")]
 
-        made += shell.fork(each, each.status, run if every else kept, kept if every else run, source.where(node))
-    return shell.collapsed(made, source.where(node))
+        result += shell.fork(reached, reached.status, run if every else kept, kept if every else run, source.where(node))
+    return shell.collapsed(result, source.where(node))

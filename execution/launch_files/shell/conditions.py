@@ -1,4 +1,4 @@
-"""Conditions of bash: `[ .. ]`, `test` and `[[ .. ]]`, of which some cannot be decided."""
+"""Conditions of bash: `[ .. ]`, `test` and `[[ .. ]]`, some of which cannot be decided."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ BINARY = (*NUMBERS, *TEXTS, "-nt", "-ot", "-ef", "=~")
 
 
 class Conditions:
-    """Decides the conditions of one statement. where: file and line."""
+    """Decides the conditions of one statement. where: its file and line."""
 
     def __init__(self, shell: Evaluator, state: State, where: str) -> None:
         self.shell, self.state, self.where, self.marks = shell, state, where, shell.marks
 
     def undecided(self, text: str, example: str = "", why: str = "has no value") -> Truth:
-        """A condition that hangs on an undecided part of a text."""
+        """An undecided condition that depends on the undecided part of a text. example: a value that the text is compared with.
+        why: what is known if the text has no such part."""
         cause = self.marks.cause(text) or Unknown("", self.where, why)
         return self.shell.decided(cause, example, text), True
 
     def lifted(self, words: Sequence[str], of: Callable[[list[str]], Truth], depth: int = 0) -> Truth:
-        """What a function says of words; where parts of them are chosen by a condition, by that condition."""
+        """The truth that a function returns for words, extended to undecided words: if a condition selects parts of them, the
+        result depends on that condition."""
         words = self.marks.picked_words(words, self.state.known())
         choice = self.marks.choice_in(" ".join(words))
         if choice is None or depth > 5:
@@ -54,7 +56,7 @@ class Conditions:
         return self.undecided(" ".join(words))
 
     def both(self, left: Truth, other: Truth, every: bool) -> Truth:
-        """`and` where every is said, else `or`."""
+        """The conjunction of two truths if `every`, else their disjunction."""
         if isinstance(left, bool):
             return other if left == every else left
         if isinstance(other, bool):
@@ -64,15 +66,15 @@ class Conditions:
         return self.shell.decided(left[0].cause, left[0].example, f"{left} {every} {other}"), True
 
     def test(self, words: Sequence[str]) -> Truth:
-        """What `test` says of its arguments."""
+        """The truth of `test` with these arguments."""
         return self.lifted(words, lambda known: _Test(self, known).whole())
 
     def double(self, raw: str) -> Truth:
-        """What `[[ .. ]]` says of the text between its brackets."""
+        """The truth of `[[ .. ]]`, given the text between its brackets."""
         return _Double(self, raw).whole()
 
     def unary(self, sign: str, value: str) -> Truth:
-        """A condition of one value."""
+        """The truth of a test of one value, such as -n or -f (sign)."""
         if sign in ("-n", "-z"):
             if MARK.search(value) and not MARK.sub("", value):
                 return self._not(self.undecided(value)) if sign == "-z" else self.undecided(value)
@@ -96,10 +98,11 @@ class Conditions:
         return self.shell.decided(Unknown("", self.where, f"asks whether {value} is there"), "", f"{sign} {value}"), True
 
     def _not(self, truth: Truth) -> Truth:
+        """The negation of a truth."""
         return not truth if isinstance(truth, bool) else (truth[0], not truth[1])
 
     def binary(self, left: str, sign: str, right: str) -> Truth:
-        """A condition of two texts or numbers."""
+        """The truth of a comparison of two texts or numbers."""
         if sign in ("-nt", "-ot", "-ef"):
             return self.undecided(left + right, why="asks which file is newer")
         if right == "0" and self._fails(left):
@@ -116,7 +119,7 @@ class Conditions:
             negated = {"!=": "=", "-ne": "-eq"}.get(sign)
             return self._not(self.undecided(f"{left} {negated} {right}", example)) if negated else self.undecided(text, example)
         if sign in NUMBERS:
-            if not all(re.fullmatch(r"\s*[-+]?\d{1,18}\s*", each) for each in (left, right)):
+            if not all(re.fullmatch(r"\s*[-+]?\d{1,18}\s*", side) for side in (left, right)):
                 return False
             return NUMBERS[sign](int(left), int(right))
         return TEXTS[sign](left, right)
@@ -128,7 +131,7 @@ class Conditions:
 
 
 def _may_equal(left: str, right: str) -> bool:
-    """Whether two texts with open parts can be equal."""
+    """Whether two texts with undecided parts can be equal."""
     if MARK.search(left) and MARK.search(right):
         return True
     opened, known = (left, right) if MARK.search(left) else (right, left)
@@ -137,10 +140,13 @@ def _may_equal(left: str, right: str) -> bool:
 
 
 class _Test:
+    """A recursive-descent parser that decides the words of `test` and `[ .. ]`."""
+
     def __init__(self, conditions: Conditions, words: list[str]) -> None:
-        self.conditions, self.words, self.place = conditions, words, 0
+        self.conditions, self.words, self.position = conditions, words, 0
 
     def whole(self) -> Truth:
+        """The truth of all words."""
         words, of = self.words, self.conditions
         if len(words) == 3 and words[1] in BINARY:
             return of.binary(*words)
@@ -149,98 +155,109 @@ class _Test:
         if not words:
             return False
         truth = self.either()
-        return truth if self.place == len(words) else False
+        return truth if self.position == len(words) else False
 
     def either(self) -> Truth:
+        """The truth of words joined by -o."""
         truth = self.every()
         while self.peek() == "-o":
-            self.place += 1
+            self.position += 1
             truth = self.conditions.both(truth, self.every(), False)
         return truth
 
     def every(self) -> Truth:
+        """The truth of words joined by -a."""
         truth = self.one()
         while self.peek() == "-a":
-            self.place += 1
+            self.position += 1
             truth = self.conditions.both(truth, self.one(), True)
         return truth
 
     def peek(self, offset: int = 0) -> str:
-        return self.words[self.place + offset] if self.place + offset < len(self.words) else ""
+        """A word ahead, without taking it; empty at the end."""
+        return self.words[self.position + offset] if self.position + offset < len(self.words) else ""
 
     def one(self) -> Truth:
+        """The truth of one test, of a negated or of a bracketed one."""
         word = self.peek()
-        if self.peek(1) in BINARY and self.place + 2 < len(self.words):
-            self.place += 3
-            return self.conditions.binary(word, self.words[self.place - 2], self.words[self.place - 1])
+        if self.peek(1) in BINARY and self.position + 2 < len(self.words):
+            self.position += 3
+            return self.conditions.binary(word, self.words[self.position - 2], self.words[self.position - 1])
         if word == "!":
-            self.place += 1
+            self.position += 1
             return self.conditions._not(self.one())
         if word == "(":
-            self.place += 1
+            self.position += 1
             truth = self.either()
-            self.place += 1
+            self.position += 1
             return truth
-        if (word in FILES or word in ("-n", "-z", "-v")) and self.place + 1 < len(self.words):
-            self.place += 2
-            return self.conditions.unary(word, self.words[self.place - 1])
-        self.place += 1
+        if (word in FILES or word in ("-n", "-z", "-v")) and self.position + 1 < len(self.words):
+            self.position += 2
+            return self.conditions.unary(word, self.words[self.position - 1])
+        self.position += 1
         return self.conditions.unary("-n", word)
 
 
 class _Double:
-    """`[[ .. ]]`: its words are not split, and the right side of == is a pattern."""
+    """A recursive-descent parser that decides `[[ .. ]]`, whose words are not split and in which the right side of == is a
+    pattern."""
 
     def __init__(self, conditions: Conditions, raw: str) -> None:
-        self.conditions, self.tokens, self.place = conditions, _tokens(raw), 0
+        self.conditions, self.tokens, self.position = conditions, _tokens(raw), 0
         self.words = conditions.shell.words(conditions.state, conditions.where)
 
     def whole(self) -> Truth:
+        """The truth of all tokens."""
         return self.either()
 
     def peek(self, offset: int = 0) -> str:
-        return self.tokens[self.place + offset] if self.place + offset < len(self.tokens) else ""
+        """A token ahead, without taking it; empty at the end."""
+        return self.tokens[self.position + offset] if self.position + offset < len(self.tokens) else ""
 
     def either(self) -> Truth:
+        """The truth of tokens joined by ||."""
         truth = self.every()
         while self.peek() == "||":
-            self.place += 1
+            self.position += 1
             truth = self.conditions.both(truth, self.every(), False)
         return truth
 
     def every(self) -> Truth:
+        """The truth of tokens joined by &&."""
         truth = self.one()
         while self.peek() == "&&":
-            self.place += 1
+            self.position += 1
             truth = self.conditions.both(truth, self.one(), True)
         return truth
 
     def one(self) -> Truth:
+        """The truth of one test, of a negated or of a bracketed one."""
         token = self.peek()
         if token == "!":
-            self.place += 1
+            self.position += 1
             return self.conditions._not(self.one())
         if token == "(":
-            self.place += 1
+            self.position += 1
             truth = self.either()
-            self.place += 1
+            self.position += 1
             return truth
-        if self.peek(1) in BINARY and self.place + 2 < len(self.tokens):
-            self.place += 3
-            return self.compared(token, self.tokens[self.place - 2], self.tokens[self.place - 1])
-        if re.fullmatch(r"-[a-zA-Z]", token) and self.place + 1 < len(self.tokens):
-            self.place += 2
-            value = self.words.text(self.tokens[self.place - 1])
+        if self.peek(1) in BINARY and self.position + 2 < len(self.tokens):
+            self.position += 3
+            return self.compared(token, self.tokens[self.position - 2], self.tokens[self.position - 1])
+        if re.fullmatch(r"-[a-zA-Z]", token) and self.position + 1 < len(self.tokens):
+            self.position += 2
+            value = self.words.text(self.tokens[self.position - 1])
             return self.conditions.lifted([value], lambda known: self.conditions.unary(token, " ".join(known)))
-        self.place += 1
+        self.position += 1
         value = self.words.text(token)
         return self.conditions.lifted([value], lambda known: self.conditions.unary("-n", " ".join(known)))
 
     def compared(self, raw: str, sign: str, other: str) -> Truth:
+        """The truth of a comparison of two written words."""
         of, left = self.conditions, self.words.text(raw)
         if sign in NUMBERS:
             numbers = [
-                self.words.number(each) if not MARK.search(text := self.words.text(each)) else text for each in (raw, other)
+                self.words.number(side) if not MARK.search(text := self.words.text(side)) else text for side in (raw, other)
             ]
             return of.lifted([numbers[0], numbers[1]], lambda known: of.binary(_pair(known)[0], sign, _pair(known)[1]))
         if sign in ("=", "==", "!=", "=~"):
@@ -268,11 +285,13 @@ class _Double:
         return of.lifted([left, right], lambda known: of.binary(_pair(known)[0], sign, _pair(known)[1]))
 
     def searched(self, pattern: list[tuple[str, bool]], value: str) -> Truth:
+        """Whether a regular expression is found in a value; sets BASH_REMATCH. Undecided if the expression would take too
+        long."""
         text = "".join(re.escape(text) if literal else text for text, literal in pattern)
-        made = expression(text, len(value))
-        if made is None:
+        result = expression(text, len(value))
+        if result is None:
             return self.conditions.undecided("", why=f"asks for the regular expression {text[:40]}, which is not tried")
-        found = made.search(value)
+        found = result.search(value)
         if found is not None:
             groups = [found[0], *(group or "" for group in found.groups())]
             self.conditions.shell.assign_list(self.conditions.state, "BASH_REMATCH", groups)
@@ -280,32 +299,34 @@ class _Double:
 
 
 def _pair(words: list[str]) -> tuple[str, str]:
+    """The first two of some words; missing ones are empty."""
     return words[0] if words else "", words[1] if len(words) > 1 else ""
 
 
 def _tokens(raw: str) -> list[str]:
-    tokens, place = list[str](), 0
-    while place < len(raw):
-        if raw[place] in " \t\n":
-            place += 1
+    """The tokens of the text inside `[[ .. ]]`: words, operators and brackets."""
+    tokens, position = list[str](), 0
+    while position < len(raw):
+        if raw[position] in " \t\n":
+            position += 1
             continue
-        if raw.startswith("\\\n", place):
-            place += 2
+        if raw.startswith("\\\n", position):
+            position += 2
             continue
         right = bool(tokens) and tokens[-1] in ("=~", "==", "=", "!=")
-        if not right and (found := re.compile(r"&&|\|\||[()]|[<>](?!\()").match(raw, place)):
+        if not right and (found := re.compile(r"&&|\|\||[()]|[<>](?!\()").match(raw, position)):
             tokens.append(found[0])
-            place = found.end()
+            position = found.end()
             continue
-        begin, depth = place, 0
-        while place < len(raw) and (raw[place] not in " \t\n" or depth):
-            if not depth and raw.startswith(("&&", "||"), place):
+        begin, depth = position, 0
+        while position < len(raw) and (raw[position] not in " \t\n" or depth):
+            if not depth and raw.startswith(("&&", "||"), position):
                 break
-            if raw[place] == ")" and not depth:
+            if raw[position] == ")" and not depth:
                 break
-            depth += (raw[place] == "(") - (raw[place] == ")")
-            place = end_of(raw, place)
-        tokens.append(raw[begin:place])
-        if begin == place:
-            place += 1
+            depth += (raw[position] == "(") - (raw[position] == ")")
+            position = end_of(raw, position)
+        tokens.append(raw[begin:position])
+        if begin == position:
+            position += 1
     return tokens

@@ -1,4 +1,4 @@
-"""What expansions make of texts: parts cut off, replaced, or in other letters."""
+"""Text operations of parameter expansions: parts that are cut off or replaced, and changes of case."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a":
 
 
 def end_of_index(text: str) -> int:
-    """The place behind `[..]=` or `[..]+=`; -1 where there is none."""
+    """The index after `[..]=` or `[..]+=` at the start of a text; -1 if there is none."""
     match = ASSIGNED.match("x" + text)
     return match.end() - 1 if match and match[2] else -1
 
 
 def listed(elements: list[str], double: bool, star: bool, separator: str) -> list[Piece]:
-    """The pieces of a list of elements. double: in double quotes; star: as one text, joined by a separator."""
+    """The pieces of a list of elements. double: within double quotes. star: whether they are joined to one text by a
+    separator."""
     if double and star:
         return [(separator.join(elements), False)]
-    made: list[Piece] = []
+    result: list[Piece] = []
     for index, element in enumerate(elements):
         whole = double and element == quoted(element)  # else an element that may be several words stays one
-        made += [BREAK] * bool(index) + [(element, False) if whole else (Literal(element), True) if double else (element, True)]
-    return made or [NOTHING]
+        result += [BREAK] * bool(index) + [
+            (element, False) if whole else (Literal(element), True) if double else (element, True)
+        ]
+    return result or [NOTHING]
 
 
 def balanced(text: str) -> bool:
-    """Whether every bracket of a text is closed, and none before it is opened."""
+    """Whether every bracket of a text is closed, and none is closed before it is opened."""
     depth = 0
     for char in text:
         depth += (char == "(") - (char == ")")
@@ -39,7 +42,7 @@ def balanced(text: str) -> bool:
 
 
 def escaped(text: str) -> str:
-    """What `$'..'` stands for."""
+    """The text that `$'..'` stands for."""
 
     def one(match: re.Match[str]) -> str:
         code = match[1]
@@ -51,7 +54,7 @@ def escaped(text: str) -> str:
 
 
 def cut(text: str, begin: int, length: int | None) -> str:
-    """A part of a text, by offset and length; negative ones count from its end."""
+    """A part of a text by offset and length; negative ones count from its end."""
     begin = begin if begin >= 0 else len(text) + begin
     if begin < 0:
         return ""
@@ -59,24 +62,25 @@ def cut(text: str, begin: int, length: int | None) -> str:
 
 
 def slash(word: str) -> int:
-    """The place of the / between pattern and replacement."""
-    place = 1 if word.startswith("//") else 0
-    while place < len(word):
-        if word[place] == "/":
-            return place
+    """The index of the / between pattern and replacement."""
+    position = 1 if word.startswith("//") else 0
+    while position < len(word):
+        if word[position] == "/":
+            return position
         try:
-            place = end_of(word, place) if word[place] in "\\'\"`$" else place + 1
+            position = end_of(word, position) if word[position] in "\\'\"`$" else position + 1
         except Unclosed:
-            place += 1
+            position += 1
     return len(word)
 
 
 def edited(text: str, sign: str, pattern: list[tuple[str, bool]], replaced: str) -> str:
-    """A text with what a pattern finds cut off or replaced, or in other letters, as the operator says."""
+    """A text after an operator (sign) of a parameter expansion: with matches of a pattern cut off or replaced, or with changed
+    case."""
     matched = Pattern(pattern)
     if sign[0] in "^,":
         change = str.upper if sign[0] == "^" else str.lower
-        every = not "".join(each for each, _ in pattern)
+        every = not "".join(part for part, _ in pattern)
         return "".join(
             change(c) if (every or matched.whole(c)) and (len(sign) == 2 or not n) else c for n, c in enumerate(text)
         )
@@ -86,7 +90,7 @@ def edited(text: str, sign: str, pattern: list[tuple[str, bool]], replaced: str)
     if sign in ("%", "%%"):
         begins = matched.begins(text)
         return text[: (max if sign == "%" else min)(begins)] if begins else text
-    if not "".join(each for each, _ in pattern):
+    if not "".join(part for part, _ in pattern):
         return replaced + text if sign == "/#" else text + replaced if sign == "/%" else text
     if sign == "/#":
         ends = matched.ends(text)
@@ -96,11 +100,11 @@ def edited(text: str, sign: str, pattern: list[tuple[str, bool]], replaced: str)
         return text[: min(begins)] + replaced if begins else text
     if not text:
         return replaced if matched.whole(text) else text
-    made, place = list[str](), 0
-    while place < len(text):
-        end = max(matched.ends(text, place), default=-1)
-        made += [replaced] * (end >= 0) + [text[place]] * (end <= place)
-        place = max(end, place + 1)
+    result, position = list[str](), 0
+    while position < len(text):
+        end = max(matched.ends(text, position), default=-1)
+        result += [replaced] * (end >= 0) + [text[position]] * (end <= position)
+        position = max(end, position + 1)
         if end >= 0 and sign == "/":
             break
-    return "".join(made) + text[place:]
+    return "".join(result) + text[position:]

@@ -1,8 +1,8 @@
-"""Evaluates the tree of a script, statement by statement, and runs nothing.
+"""Evaluates the syntax tree of a script statement by statement, without running anything.
 
-The tree is that of tree-sitter's grammar of bash. Where a condition cannot be decided, both of its sides are evaluated, and
-their ends become one state, whose values the condition chooses; sides that only leave the script are passed over, since what is
-asked for is a run that starts. What is not followed is bounded: steps, rounds of loops, depth, the length of texts.
+The tree is that of tree-sitter's grammar of bash. If a condition cannot be decided, both sides are evaluated and their final
+states are merged into one, whose values depend on the condition. Sides that only leave the script are dropped, since the run is
+assumed to start. Steps, iterations of loops, depth and length of texts are bounded.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ Outcomes = list[tuple[State, str]]  # states, and where each goes on: "", exit, 
 
 @dataclass(frozen=True)
 class Source:
-    """A text that is evaluated, its file, and the line at which it begins there."""
+    """A text that is evaluated, with its file and the line at which it begins there."""
 
     text: str
     path: str
     line: int = 1
 
     def of(self, node: Node) -> str:
-        """The text of a node, whose frame has a byte for each character."""
+        """The text of a node of the tree; the parsed text has one byte per character."""
         return self.text[node.start_byte : node.end_byte]
 
     def at(self, node: Node) -> int:
@@ -51,12 +51,13 @@ class Source:
         return self.line + self.text.count("\n", 0, node.start_byte)
 
     def where(self, node: Node) -> str:
-        """File and line of a node."""
+        """The file and line of a node."""
         return f"{self.path}:{self.at(node)}"
 
 
 class Evaluator(Variables):
-    """Evaluates scripts. given: variables and positional parameters by number. Raises InputError and TooMuch."""
+    """Evaluates scripts. given: variables and, by number, positional parameters that the user gives. folder: the script's
+    folder. Methods raise InputError and TooMuch."""
 
     def __init__(self, given: Mapping[str, str], folder: Path) -> None:
         super().__init__(given, folder)
@@ -68,15 +69,15 @@ class Evaluator(Variables):
         self.absent: list[tuple[str, str]] = []  # scripts that were to be run and are not there, and where
 
     def words(self, state: State, where: str) -> Words:
-        """What expands the words of a statement."""
+        """The expander of a statement's words."""
         return Words(self, state, where)
 
     def decided(self, cause: Unknown, example: str = "", text: str = "") -> Decision:
-        """The condition that a text stands for, made once."""
+        """The undecided condition with this text, which is created on first use."""
         return self.marks.decision_of(cause, example, text)
 
     def uncertain(self, state: State, where: str, argv: Sequence[str]) -> None:
-        """Leaves it undecided whether a command succeeds."""
+        """Makes it undecided whether a command succeeds. argv: its words."""
         shown = self.marks.shown(" ".join(argv))
         cause = Unknown("", where, f"hangs on whether `{shown if len(shown) <= 60 else shown[:57] + '...'}` succeeds")
         read = "" if state.given is None else f" <<< {state.given}"
@@ -84,15 +85,15 @@ class Evaluator(Variables):
         state.code = self.marks.unknown("", where, FAILS)
 
     def text(self, text: str, state: State, path: str, line: int = 1) -> Outcomes:
-        """Evaluates a text. Raises InputError where it is no bash that can be read."""
+        """Evaluates a text. Raises InputError if it is no bash that can be read."""
         choice = self.marks.choice_in(text, META)
         if choice is not None:
             sides = [self.marks.picked(text, {choice.decision.number: side}) for side in (True, False)]
             return self.fork(
                 state,
                 (choice.decision, True),
-                lambda each: self.text(sides[0], each, path, line),
-                lambda each: self.text(sides[1], each, path, line),
+                lambda reached: self.text(sides[0], reached, path, line),
+                lambda reached: self.text(sides[1], reached, path, line),
                 f"{path}:{line}",
             )
         text = EVERY_PLACE.sub(r'for \1 in "$@"; do', re.sub(r"\\\s*\Z", "", text) + "\n")
@@ -110,7 +111,7 @@ class Evaluator(Variables):
         return self.deeper(lambda: self.block(root.children, state, source))
 
     def deeper(self, run: Callable[[], Outcomes]) -> Outcomes:
-        """Runs one level further down. Raises TooMuch."""
+        """Runs a function one level deeper. Raises TooMuch beyond the deepest level."""
         self.depth += 1
         if self.depth > DEEPEST:
             raise TooMuch
@@ -120,7 +121,7 @@ class Evaluator(Variables):
             self.depth -= 1
 
     def unreadable(self, node: Node, source: Source) -> InputError:
-        """What to say of a node that is no bash."""
+        """The error for a node that is no bash."""
         near = shown(source.of(node).strip().split("\n")[0][:60])
         fix = "mend it, or give the command itself by --command"
         return InputError(source.where(node), "", f"is no bash that can be read, near {near}", fix)
@@ -128,7 +129,7 @@ class Evaluator(Variables):
     def fork(
         self, state: State, truth: Truth, yes: Callable[[State], Outcomes], no: Callable[[State], Outcomes], where: str
     ) -> Outcomes:
-        """Goes on as a condition says; where it is undecided, both ways."""
+        """Continues with `yes` or `no` as a condition says; with both, if it is undecided."""
         if not isinstance(truth, bool) and (known := state.known().get(truth[0].number)) is not None:
             truth = known == truth[1]
         if isinstance(truth, bool):
@@ -136,31 +137,32 @@ class Evaluator(Variables):
         decision, sense = truth
         outcomes: Outcomes = []
         for side in (True, False):
-            each = state.copy()
-            each.guards = (*each.guards, (decision.number, side))
-            outcomes += (yes if side == sense else no)(each)
+            reached = state.copy()
+            reached.guards = (*reached.guards, (decision.number, side))
+            outcomes += (yes if side == sense else no)(reached)
         return self.collapsed(outcomes, where)
 
     def collapsed(self, outcomes: Outcomes, where: str) -> Outcomes:
-        """One state for each way to go on; without those that leave the script before it starts anything."""
-        if any(flow != "exit" or each.commands for each, flow in outcomes):
-            outcomes = [(each, flow) for each, flow in outcomes if flow != "exit" or each.commands]
-        made: Outcomes = []
+        """Merges states that continue in the same way, such as all that return; drops those that leave the script before any
+        command is reached."""
+        if any(flow != "exit" or reached.commands for reached, flow in outcomes):
+            outcomes = [(reached, flow) for reached, flow in outcomes if flow != "exit" or reached.commands]
+        result: Outcomes = []
         for flow in dict.fromkeys(flow for _, flow in outcomes):
-            states = [each for each, other in outcomes if other == flow]
-            made.append((merged(states, self.marks, frozenset(self.given), where), flow))
-        return made
+            states = [reached for reached, other in outcomes if other == flow]
+            result.append((merged(states, self.marks, frozenset(self.given), where), flow))
+        return result
 
     def block(self, nodes: Sequence[Node], state: State, source: Source) -> Outcomes:
-        """Statements, one after another."""
+        """Evaluates statements one after another."""
         going: list[State] = [state]
         done: Outcomes = []
         for node in nodes:
             if not node.is_named or node.type == "comment":
                 continue
             outcomes = self.statement(node, going[0], source)
-            done += [(each, flow) for each, flow in outcomes if flow]
-            going = [each for each, flow in outcomes if not flow]
+            done += [(reached, flow) for reached, flow in outcomes if flow]
+            going = [reached for reached, flow in outcomes if not flow]
             if not going:
                 return self.collapsed(done, source.where(node)) if len(done) > 1 else done
             if len(going) > 1:
@@ -169,7 +171,7 @@ class Evaluator(Variables):
         return self.collapsed(outcomes, source.path) if done else outcomes
 
     def statement(self, node: Node, state: State, source: Source) -> Outcomes:
-        """One statement. Raises InputError where it is no bash."""
+        """Evaluates one statement. Raises InputError if it is no bash."""
         self.steps += 1
         if self.steps > MOST_STEPS:
             raise TooMuch
@@ -180,27 +182,29 @@ class Evaluator(Variables):
         return self.failing(outcomes, node, source)
 
     def failing(self, outcomes: Outcomes, node: Node, source: Source) -> Outcomes:
-        """What goes on behind a statement: by `set -e` no state in which it fails, unless a condition asks for that."""
+        """The outcomes after a statement: with `set -e`, states in which it failed leave the script, except inside a
+        condition."""
         body = node.child_by_field_name("body") if node.type == "redirected_statement" else node
         if body is None or not (body.type in FAILING or (body.children and body.children[0].type == "((")):
             return outcomes
-        made: Outcomes = []
-        for each, flow in outcomes:
-            ends = not flow and each.status is False and "e" in each.options and not each.tested
-            if ends and not each.commands:
+        result: Outcomes = []
+        for reached, flow in outcomes:
+            ends = not flow and reached.status is False and "e" in reached.options and not reached.tested
+            if ends and not reached.commands:
                 self.left.append(source.where(node))
-            made.append((each, "exit" if ends else flow))
-        return made
+            result.append((reached, "exit" if ends else flow))
+        return result
 
     def tested(self, run: Callable[[State], Outcomes], state: State) -> Outcomes:
-        """Runs what a condition asks the status of."""
+        """Runs a function inside a condition, where a failing command does not leave the script."""
         state.tested += 1
         outcomes = run(state)
-        for each, _ in outcomes:
-            each.tested -= 1
+        for reached, _ in outcomes:
+            reached.tested -= 1
         return outcomes
 
     def _statement(self, node: Node, state: State, source: Source) -> Outcomes:
+        """Evaluates one statement by its kind."""
         kind = node.type
         if kind in ("command", "declaration_command", "unset_command", "variable_assignment", "variable_assignments"):
             return self.simple(source.of(node), [], state, source, node)
@@ -217,15 +221,17 @@ class Evaluator(Variables):
         if kind == "list":
             return compounds.listed(self, node, state, source)
         if kind == "negated_command":
-            outcomes = self.tested(lambda each: self.statement(node.named_children[-1], each, source), state)
-            for each, _ in outcomes:
-                each.status = not each.status if isinstance(each.status, bool) else (each.status[0], not each.status[1])
-                each.code = "1"
+            outcomes = self.tested(lambda reached: self.statement(node.named_children[-1], reached, source), state)
+            for reached, _ in outcomes:
+                reached.status = (
+                    not reached.status if isinstance(reached.status, bool) else (reached.status[0], not reached.status[1])
+                )
+                reached.code = "1"
             return outcomes
         if kind == "subshell":
             return self.apart(state, lambda inner: self.block(node.children, inner, source), source.where(node))
         if kind == "pipeline":
-            return self.pipeline([each for each in node.named_children if each.type != "comment"], state, source)
+            return self.pipeline([child for child in node.named_children if child.type != "comment"], state, source)
         if kind == "redirected_statement":
             return redirections.redirected(self, node, state, source)
         if kind == "function_definition":
@@ -238,7 +244,7 @@ class Evaluator(Variables):
         raise self.unreadable(node, source)
 
     def condition(self, node: Node, state: State, source: Source) -> Outcomes:
-        """`[ .. ]` or `[[ .. ]]`."""
+        """Evaluates `[ .. ]` or `[[ .. ]]`."""
         raw, where = source.of(node), source.where(node)
         if raw.startswith("(("):
             return self.arithmetic(raw[2:-2], state, where)
@@ -252,11 +258,11 @@ class Evaluator(Variables):
         return [(state, "")]
 
     def raw(self, text: str) -> list[Raw]:
-        """The words of a text as written. Raises Unclosed."""
+        """The words of a text as they are written. Raises Unclosed."""
         return split(text)
 
     def arithmetic(self, raw: str, state: State, where: str) -> Outcomes:
-        """`(( .. ))`."""
+        """Evaluates `(( .. ))`."""
         value = self.words(state, where).number(raw)
         state.status = Conditions(self, state, where).lifted(
             [value],
@@ -266,17 +272,17 @@ class Evaluator(Variables):
         return [(state, "")]
 
     def apart(self, state: State, run: Callable[[State], Outcomes], where: str) -> Outcomes:
-        """Runs a subshell: what it prints, finds and writes stays, and so does its status."""
+        """Runs a function in a subshell: its output, commands, written files and status stay, its variables do not."""
         inner = state.copy()
         outcomes = self.deeper(lambda: run(inner))
-        end = merged([each for each, _ in outcomes], self.marks, frozenset(), where)
+        end = merged([reached for reached, _ in outcomes], self.marks, frozenset(), where)
         state.commands, state.files, state.printed = end.commands, end.files, end.printed
         state.status, state.code = end.status, end.code
         state.lines |= end.lines
         return [(state, "")]
 
     def pipeline(self, nodes: Sequence[Node], state: State, source: Source) -> Outcomes:
-        """`a | b`: what one prints is what the next one reads."""
+        """Evaluates `a | b`: the output of a command is the input of the next one."""
         given: str | None = state.given
         captured, before = state.captures, state.printed
         status: Truth = True
@@ -294,18 +300,18 @@ class Evaluator(Variables):
         return [(state, "")]
 
     def simple(self, text: str, more: Sequence[Raw], state: State, source: Source, node: Node) -> Outcomes:
-        """A simple command: assignments, words and redirections."""
+        """Evaluates a simple command: assignments, words and redirections. more: words in addition to those of the text."""
         raws = [*self.raw(text), *more]
         if "expand_aliases" in state.options and raws and (alias := state.aliases.get(raws[0].text)) is not None:
-            text = alias + text[raws[0].place + len(raws[0].text) :]
+            text = alias + text[raws[0].position + len(raws[0].text) :]
             if re.search(r"[;&|\n]", alias):
                 return self.text(text, replace(state, aliases={}), source.path, source.at(node))
             raws = [*self.raw(text), *more]
         where, first = source.where(node), source.at(node)
         for part in (text, *(raw.text for raw in more)):
             self.note(part, source.path, first, state)
-        targets = [each for each in raws if each.redirects]
-        rest = [each for each in raws if not each.redirects]
+        targets = [word for word in raws if word.redirects]
+        rest = [word for word in raws if not word.redirects]
 
         def run(inner: State) -> Outcomes:
             return builtins.run(self, rest, inner, where, source)
@@ -313,7 +319,7 @@ class Evaluator(Variables):
         return redirections.streamed(self, targets, None, run, state, where) if targets else run(state)
 
     def note(self, raw: str, path: str, line: int, state: State) -> None:
-        """Notes the line at which arguments are written."""
+        """Records the lines at which arguments are written."""
         raw = COMMENT.sub(lambda found: " " * len(found[0]), raw)
         for match in ARGUMENT.finditer(raw):
             if match[0].replace("_", "-") in self.settled:
@@ -323,23 +329,23 @@ class Evaluator(Variables):
             state.lines[match[0].replace("_", "-")] = f"{path}:{line + raw.count(chr(10), 0, match.start())}{origin}"
 
     def output(self, text: str, state: State, where: str) -> str:
-        """What stands for `$(..)`."""
+        """The text that replaces `$(..)`."""
         return self.printed(text, state, where).replace("\0", "").rstrip("\n")
 
     def printed(self, text: str, state: State, where: str) -> str:
-        """What the commands of `$(..)` or `<(..)` print."""
+        """The output of the commands of `$(..)` or `<(..)`."""
         inner = state.copy()
         inner.captures, inner.printed, inner.commands, inner.options = True, "", [], inner.options - {"e"}
         path, _, line = where.rpartition(":")
         outcomes = self.text(text, inner, path, int(line) if line.isdecimal() else 1)
-        end = merged([each for each, _ in outcomes], self.marks, frozenset(), where)
+        end = merged([reached for reached, _ in outcomes], self.marks, frozenset(), where)
         state.status, state.code = end.status, end.code
         self.outputs += 1
         state.commands = [*state.commands, *end.commands]
         return end.printed
 
     def found(self, words: Sequence[str], environment: dict[str, str], state: State, where: str) -> None:
-        """Notes a command that is reached."""
+        """Records a command that is reached."""
         exported = {name: value for name in state.exported if isinstance(value := state.variables.get(name), str)}
         lines = {**state.lines, **{name: state.origins[name] for name in exported if name in state.origins}}
         self.serial += 1
@@ -351,27 +357,30 @@ class Evaluator(Variables):
         )  # fmt: skip
 
     def called(self, name: str, words: Sequence[str], state: State, where: str) -> Outcomes:
-        """Calls a function."""
+        """Calls a function of the script. words: its arguments."""
         body, source = state.functions[name]
         saved = (state.arguments, state.shifted, state.closed)
         state.arguments, state.shifted, state.closed = list(words), 0, True
         state.locals.append({})
         outcomes = self.deeper(lambda: self.statement(body, state, source))
-        for each, _ in outcomes:
-            for local, old in each.locals.pop().items():
-                each.kinds.pop(local, None)
-                self.restore(each, local, old)
-            each.arguments, each.shifted, each.closed = saved
-        return self.collapsed([(each, "" if flow.startswith("return") else flow) for each, flow in outcomes], where)
+        for reached, _ in outcomes:
+            for local, old in reached.locals.pop().items():
+                reached.kinds.pop(local, None)
+                self.restore(reached, local, old)
+            reached.arguments, reached.shifted, reached.closed = saved
+        return self.collapsed([(reached, "" if flow.startswith("return") else flow) for reached, flow in outcomes], where)
 
     def child(
         self, text: str, state: State, name: str, words: Sequence[str], where: str, environment: Mapping[str, Value],
         worded: bool = False,
     ) -> Outcomes:  # fmt: skip
-        """Evaluates a text in a shell of its own, which has what is exported. worded: one of words of the command."""
+        """Evaluates a text in a shell of its own, which has the exported variables. name: `$0`. words: positional parameters.
+        worded: whether the text consists of words of the command that starts the shell."""
 
         def run(inner: State) -> Outcomes:
-            inner.variables = {each: inner.variables[each] for each in inner.exported if each in inner.variables}
+            inner.variables = {
+                variable: inner.variables[variable] for variable in inner.exported if variable in inner.variables
+            }
             inner.variables.update(environment)
             inner.origins = {name: where for name, where in inner.origins.items() if name not in environment}
             inner.exported |= set(environment)
@@ -385,7 +394,7 @@ class Evaluator(Variables):
         return self.apart(state, run, where)
 
     def worded(self, text: str, state: State, where: str) -> Outcomes:
-        """Evaluates a text that is made of words of a command: its arguments are written where these words are."""
+        """Evaluates a text that consists of words of a command; its arguments count as written where these words are."""
         path, _, line = where.rpartition(":")
         held, self.settled = self.settled, frozenset(state.lines)
         try:
@@ -395,7 +404,7 @@ class Evaluator(Variables):
 
 
 def _faulty(node: Node) -> Node:
-    """The first node that is no bash."""
+    """The innermost node that is no bash."""
     while True:
         inner: Any = next((child for child in node.children if child.has_error or child.is_missing or child.is_error), None)
         if inner is None or node.is_error:

@@ -1,4 +1,4 @@
-"""Commands that change files which a script reads later: copies, what `sed -i` makes of them, and what is deleted."""
+"""Commands that change files which a script reads later: copies, edits by `sed -i`, and deletions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EDITORS = {"sed": re.compile(r"-\w*i|--in-place"), "perl": re.compile(r"-\w*i"),
 
 
 def changed(shell: Evaluator, name: str, rest: Sequence[str], state: State, where: str) -> bool:
-    """Whether a command only changes files; if so, what they hold is noted."""
+    """Whether a command only changes files; if so, their new contents are recorded."""
     words = [word for word in rest if not re.match(r"-.", word)]
     if name == "rm" or name in EDITORS or name in COPIES:
         read = words[:-1] if name in COPIES else filters.apart(name, list(rest))[1] if name == "sed" else words
@@ -42,6 +42,7 @@ def changed(shell: Evaluator, name: str, rest: Sequence[str], state: State, wher
 
 
 def _copied(shell: Evaluator, source: str, target: str, state: State, where: str) -> None:
+    """Records the copy of a file."""
     if shell.kind_of(state, source) == "folder" or not shell.marks.tells(source):
         return
     if target.endswith("/") or target in (".", "..") or shell.kind_of(state, target) == "folder":
@@ -51,7 +52,7 @@ def _copied(shell: Evaluator, source: str, target: str, state: State, where: str
 
 
 def _deleted(shell: Evaluator, paths: Sequence[str], state: State) -> None:
-    """Files that the script wrote are gone; those that are here are empty."""
+    """Records deleted files: files that the script wrote are removed, existing files become empty."""
     for path in paths:
         if shell.marks.tells(path):
             state.files.pop(shell.named(state, path), None)
@@ -60,7 +61,7 @@ def _deleted(shell: Evaluator, paths: Sequence[str], state: State) -> None:
 
 
 def _edited(shell: Evaluator, name: str, rest: Sequence[str], state: State, where: str) -> None:
-    """What an editor makes of its files; unknown where its program is not read."""
+    """Records the result of an editor such as `sed -i`; it is unknown if the editor's program is not supported."""
     words = [word for word in rest if not re.fullmatch(r"-i\S*|--in-place\S*", word)]
     words = [re.sub(r"^-(\w*?)i(\w*)$", r"-\1\2", word) if not word.startswith("--") else word for word in words]
     words, paths = filters.apart(name, words)
@@ -79,7 +80,7 @@ def _edited(shell: Evaluator, name: str, rest: Sequence[str], state: State, wher
 
 
 def substituted(shell: Evaluator, rest: Sequence[str], given: str, state: State, where: str) -> str:
-    """What `envsubst` makes of a text: values of what is exported, of all or of the variables that are named."""
+    """The output of `envsubst` for a text: exported variables, or those that are named, are replaced by their values."""
     only = set(re.findall(r"\$\{?([A-Za-z_]\w*)", " ".join(rest)))
 
     def one(match: re.Match[str]) -> str:
@@ -94,5 +95,5 @@ def substituted(shell: Evaluator, rest: Sequence[str], given: str, state: State,
 
 
 def undecided(text: str) -> bool:
-    """Whether nothing of a text is known, as of a copy of a file that is not here."""
+    """Whether nothing of a text is known, as for a copy of a file that is not there."""
     return MARK.fullmatch(text.strip()) is not None

@@ -1,4 +1,5 @@
-"""What programs make of a text that they are given: head, tail, wc, grep, tr, cut, awk, sort, uniq, bc and jq."""
+"""Output of programs that filter a text: head, tail, wc, grep, tr, cut, awk, sort, uniq, bc and jq. Each function takes options
+(rest) and text, and returns None for options that are not supported."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ PROGRAMS = ("awk", "sed", "grep", "egrep", "fgrep", "jq")  # what takes a progra
 
 
 def apart(name: str, rest: list[str]) -> tuple[list[str], list[str]]:
-    """The words of a filter, and the files among them."""
-    words, paths, place, programs = list[str](), list[str](), 0, name in PROGRAMS
-    while place < len(rest):
-        word = rest[place]
+    """The words of a filter without its files, and the files."""
+    words, paths, position, programs = list[str](), list[str](), 0, name in PROGRAMS
+    while position < len(rest):
+        word = rest[position]
         count = 1
         if name == "jq" and word in ("--arg", "--argjson"):
             count = 3
@@ -33,19 +34,21 @@ def apart(name: str, rest: list[str]) -> tuple[list[str], list[str]]:
             programs = False
         elif name not in ("tr", "bc"):
             paths.append(word)
-            place += 1
+            position += 1
             continue
-        words += rest[place : place + count]
-        place += count
+        words += rest[position : position + count]
+        position += count
     return words, paths
 
 
 def _head(rest: list[str], given: str) -> str | None:
+    """The output of `head`."""
     count = re.search(r"(\d{1,6})", " ".join(rest))
     return "".join(given.splitlines(True)[: int(count[1]) if count else 10])
 
 
 def _tail(rest: list[str], given: str) -> str | None:
+    """The output of `tail`."""
     count = re.search(r"(\d{1,6})", " ".join(rest))
     lines = given.splitlines(True)
     if re.search(r"\+\d", " ".join(rest)):
@@ -54,12 +57,13 @@ def _tail(rest: list[str], given: str) -> str | None:
 
 
 def _wc(rest: list[str], given: str) -> str | None:
+    """The output of `wc` with one of -l, -w and -c."""
     kind = next((word for word in rest if word in ("-l", "-w", "-c")), "")
     return {"-l": f"{given.count(chr(10))}\n", "-w": f"{len(given.split())}\n", "-c": f"{len(given.encode())}\n"}.get(kind)
 
 
 def grep(rest: list[str], given: str) -> str | None:
-    """Lines that a pattern finds, of the options that are known; None where they, or the pattern, are not."""
+    """The output of `grep`; None if its options or its pattern are not supported."""
     letters, words, patterns = "", list[str](), list[str]()
     index = 0
     while index < len(rest):
@@ -96,16 +100,17 @@ def grep(rest: list[str], given: str) -> str | None:
 
 
 def _tr(rest: list[str], given: str) -> str | None:
+    """The output of `tr` for two sets, or for -d with one set."""
     sets = [re.sub(r"\\(.)", lambda m: ESCAPES.get(m[1], m[1]), word) for word in rest if not re.fullmatch(r"-[dsc]+", word)]
     sets = [
         re.sub(
             r"\[:(upper|lower|digit|space):\]",
             lambda m: {"upper": "A-Z", "lower": "a-z", "digit": "0-9"}.get(m[1], " \t\n"),
-            each,
+            chars,
         )
-        for each in sets
+        for chars in sets
     ]
-    sets = [re.sub(r"(\w)-(\w)", lambda m: "".join(map(chr, range(ord(m[1]), ord(m[2]) + 1))), each) for each in sets]
+    sets = [re.sub(r"(\w)-(\w)", lambda m: "".join(map(chr, range(ord(m[1]), ord(m[2]) + 1))), chars) for chars in sets]
     if rest[:1] == ["-d"] and len(sets) == 1:
         return "".join(char for char in given if char not in sets[0])
     if len(sets) != 2 or not sets[1] or any(re.fullmatch(r"-[dsc]+", word) for word in rest):
@@ -115,6 +120,7 @@ def _tr(rest: list[str], given: str) -> str | None:
 
 
 def _cut(rest: list[str], given: str) -> str | None:
+    """The output of `cut` for fields."""
     text = "\0" + "\0".join(rest) + "\0"
     sign, number = re.search(r"\0-d\0?([^\0])(?=\0)", text), re.search(r"\0-f\0?(\d{1,4})(-?)(?=\0)", text)
     known = sum(len(match[0]) for match in (sign, number) if match)
@@ -122,15 +128,16 @@ def _cut(rest: list[str], given: str) -> str | None:
         return None
     lines = []
     for line in given.splitlines():
-        parts, place = line.split(sign[1] if sign else "\t"), int(number[1]) - 1
+        parts, position = line.split(sign[1] if sign else "\t"), int(number[1]) - 1
         lines.append(
-            line if len(parts) == 1 else (sign[1] if sign else "\t").join(parts[place : None if number[2] else place + 1])
+            line if len(parts) == 1 else (sign[1] if sign else "\t").join(parts[position : None if number[2] else position + 1])
         )
     return "".join(line + "\n" for line in lines)
 
 
 def _awk(rest: list[str], given: str) -> str | None:
-    """What awk prints of lines that a pattern finds or a field says, a field or the whole of each."""
+    """The output of awk programs that print a field, the line or a count for lines selected by a pattern, a field or a
+    number."""
     match = (
         re.fullmatch(
             r"(?:/((?:[^/\\]|\\.)+)/|\$(\d)\s*==\s*\"([^\"]*)\"|NR\s*==\s*(\d+))?\s*\{\s*print(?:\s+(\$?NF|\$\d|NR))?\s*;?\s*(?:exit\s*;?\s*)?\}",
@@ -148,7 +155,7 @@ def _awk(rest: list[str], given: str) -> str | None:
     pattern = expression(match[1], max(map(len, lines), default=0), len(lines)) if match[1] else None
     if match[1] and pattern is None:
         return None
-    made = ""
+    result = ""
     for number, line in enumerate(lines, 1):
         row = _columns(line, sign[1].strip("'\"") if sign else None)
         if row is None:
@@ -159,14 +166,15 @@ def _awk(rest: list[str], given: str) -> str | None:
             continue
         counts = {"NF": str(len(row)), "NR": str(number), "$NF": row[-1] if row else "", "$0": line}
         column = "".join(row[int(match[5][1:]) - 1 : int(match[5][1:])]) if re.fullmatch(r"\$[1-9]", match[5] or "") else ""
-        made += counts.get(match[5] or "$0", column) + "\n"
+        result += counts.get(match[5] or "$0", column) + "\n"
         if "exit" in match[0]:
             break
-    return made
+    return result
 
 
 def _columns(line: str, sign: str | None) -> list[str] | None:
-    """The fields of a line; None where they are apart by a pattern that is not read."""
+    """The fields of a line; None if they are separated by a pattern that is not supported. sign: the separator; None for
+    blanks."""
     if sign is None or sign == " ":
         return line.split()
     if len(sign) > 1 and not re.fullmatch(r"\[[\w:=,; /-]+\]\+?", sign):
@@ -175,6 +183,7 @@ def _columns(line: str, sign: str | None) -> list[str] | None:
 
 
 def _bc(rest: list[str], given: str) -> str | None:
+    """The output of `bc` for whole numbers."""
     try:
         return f"{arithmetic.computed(given.strip(), lambda name: 'x x', lambda name, value: None)}\n"
     except arithmetic.Faulty:
@@ -182,6 +191,7 @@ def _bc(rest: list[str], given: str) -> str | None:
 
 
 def _sort(rest: list[str], given: str) -> str | None:
+    """The output of `sort` with -u, -n and -r."""
     letters = "".join(word[1:] for word in rest)
     odd = "n" in letters and re.search(r"(?m)^(?!\d{1,9}$)", given.strip())
     if odd or any(not re.fullmatch(r"-[unr]+", word) for word in rest):
@@ -193,26 +203,27 @@ def _sort(rest: list[str], given: str) -> str | None:
 
 
 def _uniq(rest: list[str], given: str) -> str | None:
+    """The output of `uniq`."""
     lines = given.splitlines()
     return None if rest else "".join(line + "\n" for n, line in enumerate(lines) if not n or lines[n - 1] != line)
 
 
 def _jq(rest: list[str], given: str) -> str | None:
-    """What jq prints of a file of JSON: a value by its path, or the whole with values that are put in."""
-    said, words, place = dict[str, Any](), list[str](), 0
-    while place < len(rest):
-        if rest[place] in ("--arg", "--argjson") and place + 2 < len(rest):
-            name, text = rest[place + 1 : place + 3]
+    """The output of jq for a JSON text: the value at a path, or the whole with values inserted."""
+    options, words, position = dict[str, Any](), list[str](), 0
+    while position < len(rest):
+        if rest[position] in ("--arg", "--argjson") and position + 2 < len(rest):
+            name, text = rest[position + 1 : position + 3]
             try:
-                said[name] = text if rest[place] == "--arg" else json.loads(text)
+                options[name] = text if rest[position] == "--arg" else json.loads(text)
             except ValueError:
                 return None
-            place += 2
-        elif rest[place].startswith("-") and not re.fullmatch(r"-[rMcSj]+|--raw-output|--compact-output", rest[place]):
+            position += 2
+        elif rest[position].startswith("-") and not re.fullmatch(r"-[rMcSj]+|--raw-output|--compact-output", rest[position]):
             return None
-        elif not rest[place].startswith("-"):
-            words.append(rest[place])
-        place += 1
+        elif not rest[position].startswith("-"):
+            words.append(rest[position])
+        position += 1
     raw = any(re.fullmatch(r"-\w*r\w*|--raw-output", word) for word in rest)
     try:
         value: Any = json.loads(given)
@@ -227,7 +238,7 @@ def _jq(rest: list[str], given: str) -> str | None:
                 for key in keys:
                     value = None if value is None else value.get(key) if isinstance(value, dict) else value[key]
                 continue
-            put = said[match[2][1:]] if match[2][:1] == "$" else json.loads(match[2])
+            put = options[match[2][1:]] if match[2][:1] == "$" else json.loads(match[2])
             inner = value
             for key in keys[:-1]:
                 inner = inner.setdefault(key, {}) if isinstance(inner, dict) else inner[key]

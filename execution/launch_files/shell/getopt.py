@@ -1,4 +1,4 @@
-"""Options among the words that a script is given, as `getopt` prints and `getopts` takes them."""
+"""Options among the words that a script is given, as `getopt` prints them and `getopts` takes them."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ VALUED = ("-o", "--options", "-l", "--longoptions", "--long", "--longoption", "-
 
 
 def printed(rest: Sequence[str]) -> str | None:
-    """What `getopt` prints: options apart and in quotes, then what is left behind `--`. None where it fails, or where a word
-    that is not known may be an option."""
-    said, place = {"-o": "", "-l": ""}, 0
+    """The output of `getopt`: the options separated and quoted, followed by the other words after `--`. None if it fails, or if
+    an undecided word may be an option."""
+    options, position = {"-o": "", "-l": ""}, 0
     alone = quiet = False
-    while place < len(rest) and rest[place].startswith("-") and rest[place] != "--":
-        name, sign, value = rest[place].partition("=")
+    while position < len(rest) and rest[position].startswith("-") and rest[position] != "--":
+        name, sign, value = rest[position].partition("=")
         if not sign and re.match(r"-[olns].", name) and not name.startswith("--"):
             name, sign, value = name[:2], "=", name[2:]
         if name in VALUED and not sign:
-            place, value = place + 1, "".join(rest[place + 1 : place + 2])
+            position, value = position + 1, "".join(rest[position + 1 : position + 2])
         alone, quiet = alone or name in ("-a", "--alternative"), quiet or name in ("-u", "--unquoted")
         key = "-l" if name.startswith(("-l", "--lo")) else "-o" if name in ("-o", "--options") else name
-        said[key] = ",".join(filter(None, [said.get(key, ""), value]))
-        place += 1
-    if not said["-o"] and not said["-l"]:
-        if place >= len(rest) or rest[place] == "--":
+        options[key] = ",".join(filter(None, [options.get(key, ""), value]))
+        position += 1
+    if not options["-o"] and not options["-l"]:
+        if position >= len(rest) or rest[position] == "--":
             return None
-        said["-o"], place, quiet = rest[place], place + 1, True  # as getopt was of old
-        words = list(rest[place:])
+        options["-o"], position, quiet = rest[position], position + 1, True  # as getopt was of old
+        words = list(rest[position:])
     else:
-        words = list(rest[place + (rest[place : place + 1] == ["--"]) :])
-    short, long = said["-o"].replace(",", ""), [each for each in re.split(r"[,\s]+", said["-l"]) if each]
-    made, left = list[str](), list[str]()
+        words = list(rest[position + (rest[position : position + 1] == ["--"]) :])
+    short, long = options["-o"].replace(",", ""), [option for option in re.split(r"[,\s]+", options["-l"]) if option]
+    result, left = list[str](), list[str]()
     quote = (lambda word: word) if quiet else _quoted
     while words:
         word = words.pop(0)
@@ -49,72 +49,75 @@ def printed(rest: Sequence[str]) -> str | None:
             break
         if word.startswith("--") or (alone and re.match(r"-\w\w", word)):
             name, sign, value = word.lstrip("-").partition("=")
-            found = [each for each in long if each.rstrip(":") == name] or [each for each in long if each.startswith(name)]
+            found = [option for option in long if option.rstrip(":") == name] or [
+                option for option in long if option.startswith(name)
+            ]
             if len(found) != 1 or (sign and not found[0].endswith(":")):
                 return None
-            made.append("--" + found[0].rstrip(":"))
+            result.append("--" + found[0].rstrip(":"))
             if found[0].endswith(":"):
                 if not sign and not found[0].endswith("::"):
                     if not words:
                         return None
                     value = words.pop(0)
-                made.append(quote(value))
+                result.append(quote(value))
         elif re.match(r"-.", word):
             for at, letter in enumerate(word[1:], 2):
                 takes = re.search(rf"{re.escape(letter)}(:{{0,2}})", short)
                 if takes is None or letter == ":":
                     return None
-                made.append("-" + letter)
+                result.append("-" + letter)
                 if takes[1]:
                     value = word[at:]
                     if not value and takes[1] == ":":
                         if not words:
                             return None
                         value = words.pop(0)
-                    made.append(quote(value))
+                    result.append(quote(value))
                     break
         else:
             left.append(word)
-    return " " + " ".join([*made, "--", *map(quote, left)]) + "\n"
+    return " " + " ".join([*result, "--", *map(quote, left)]) + "\n"
 
 
 def _quoted(word: str) -> str:
+    """A word in single quotes."""
     return "'" + word.replace("'", "'\\''") + "'"
 
 
 def getopts(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Takes the next option of the words that are given, or of those behind the name."""
+    """Evaluates `getopts`: takes the next option of the positional parameters, or of the words after the variable's name."""
     state.status = False
     if len(rest) < 2:
         return [(state, "")]
     letters, name = rest[0], rest[1]
     words = rest[2:] or shell.arguments(state)
     index, within = state.variables.get("OPTIND", "1"), state.variables.get(" OPTIND", "")
-    place = int(index) if isinstance(index, str) and index.isdecimal() else 1
+    position = int(index) if isinstance(index, str) and index.isdecimal() else 1
     held, _, at = within.partition(":") if isinstance(within, str) else ("", "", "")
-    letter_at = int(at) if held == str(place) else 1  # within a word of several letters
-    word = words[place - 1] if 0 < place <= len(words) else ""
+    letter_at = int(at) if held == str(position) else 1  # within a word of several letters
+    word = words[position - 1] if 0 < position <= len(words) else ""
     if MARK.search(word):
         raise TooMuch(shell.decided(shell.marks.cause(word) or Unknown("", where)))
     if not re.match(r"-[^-]", word):
         state.variables[name] = "?"
-        state.variables["OPTIND"] = str(place + (word == "--"))
+        state.variables["OPTIND"] = str(position + (word == "--"))
         return [(state, "")]
     letter, value = word[letter_at], word[letter_at + 1 :]
     known = letter in letters.replace(":", "")
     valued = known and f"{letter}:" in letters
     state.variables["OPTARG"] = None
     if valued:
-        missing = not value and place >= len(words)
-        state.variables["OPTARG"] = letter if missing else value or words[place]
+        missing = not value and position >= len(words)
+        state.variables["OPTARG"] = letter if missing else value or words[position]
         known = not missing
         letter = ":" if missing and letters.startswith(":") else letter
-        place += not value
+        position += not value
     elif not known and letters.startswith(":"):
         state.variables["OPTARG"] = letter
     state.variables[name] = letter if known or letter == ":" else "?"
     ends = valued or not value
-    state.variables["OPTIND"] = str(place + ends)
-    state.variables[" OPTIND"] = "" if ends else f"{place}:{letter_at + 1}"
+    state.variables["OPTIND"] = str(position + ends)
+    state.variables[" OPTIND"] = "" if ends else f"{position}:{letter_at + 1}"
     state.status = True
     return [(state, "")]

@@ -1,4 +1,5 @@
-"""Commands that start other commands: shells, Slurm, MPI, containers, and the launchers of training."""
+"""Commands that start other commands: shells, Slurm, MPI, containers, and launchers of training; and the variables that they
+pass on."""
 
 from __future__ import annotations
 
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING
 from trainplan.execution.launch_files.shell import files, reading
 from trainplan.execution.launch_files.shell.batch import HEADER, batch_of, changed, counts, pbs
 from trainplan.execution.launch_files.shell.marks import MARK
-from trainplan.execution.launch_files.shell.passing import passed
 from trainplan.execution.launch_files.shell.state import State
 from trainplan.profiling.models.families.fields import names
 
@@ -51,6 +51,18 @@ MEGATRON = names(
     --num-layers --micro-batch-size --global-batch-size --seq-length --tensor-model-parallel-size --hidden-size
     """
 )
+ENGINES = ("docker", "podman", "nerdctl", "nvidia-docker", "kubectl")
+IMAGES = ("singularity", "apptainer")
+APART = (*ENGINES, "ssh", "pdsh", "clush", "parallel-ssh", "rsh")  # what starts without the variables of here
+OPTIONS = {
+    **dict.fromkeys(ENGINES, ("-e", "--env")),
+    **dict.fromkeys(IMAGES, ("--env",)),
+    **dict.fromkeys(("srun", "sbatch", "salloc"), ("--export",)),
+    **dict.fromkeys(("mpirun", "mpiexec", "orterun", "horovodrun"), ("-x", "--env", "-env", "-genv", "--genv")),
+    **dict.fromkeys(("mpiexec.hydra",), ("-env", "-genv")),
+    "qsub": ("-v",),
+    "env": ("",),
+}
 
 
 def looks_like_program(word: str) -> bool:
@@ -66,7 +78,8 @@ def looks_like_program(word: str) -> bool:
 
 
 def start(shell: Evaluator, argv: Sequence[str], environment: Mapping[str, str], state: State, where: str) -> bool:
-    """Whether words start another script, or a command that trains; if so, it is evaluated or noted."""
+    """Evaluates or records the script or training command that words start; False if they start neither. argv: the words.
+    environment: variables set in front of them."""
     name, rest = argv[0].rsplit("/", 1)[-1], list(argv[1:])
     if name in SHELLS:
         return _shell(shell, rest, environment, state, where)
@@ -76,17 +89,17 @@ def start(shell: Evaluator, argv: Sequence[str], environment: Mapping[str, str],
         lines = reading.started(shell, rest, state, where)
         return [start(shell, line, environment, state, where) for line in lines] != [False]
     if name in REMOTE:
-        place = next((n for n, word in enumerate(rest) if looks_like_program(word) or re.search(r"[ ;&]", word)), None)
-        if place is not None:
-            with _handing(name, rest[:place], environment, state) as made:
-                shell.child(" ".join(rest[place:]), state, "bash", [], where, made, worded=True)
-        return place is not None
+        position = next((n for n, word in enumerate(rest) if looks_like_program(word) or re.search(r"[ ;&]", word)), None)
+        if position is not None:
+            with _handing(name, rest[:position], environment, state) as passed_on:
+                shell.child(" ".join(rest[position:]), state, "bash", [], where, passed_on, worded=True)
+        return position is not None
     if name in WRAPPERS:
-        place = next((n for n, word in enumerate(rest) if looks_like_program(word)), None)
-        if place is None:
+        position = next((n for n, word in enumerate(rest) if looks_like_program(word)), None)
+        if position is None:
             return False
-        with _handing(name, rest[:place], environment, state) as made:
-            return start(shell, rest[place:], made, state, where)
+        with _handing(name, rest[:position], environment, state) as passed_on:
+            return start(shell, rest[position:], passed_on, state, where)
     if name.endswith((".sh", ".sbatch", ".slurm", ".bash")) and not MARK.search(argv[0]):
         return _script(shell, argv[0], rest, environment, state, where)
     if PYTHON.match(argv[0]) and "-c" in rest[:2]:
@@ -105,7 +118,8 @@ def start(shell: Evaluator, argv: Sequence[str], environment: Mapping[str, str],
 
 @contextmanager
 def _handing(name: str, words: Sequence[str], environment: Mapping[str, str], state: State) -> Iterator[dict[str, str]]:
-    """The variables in front of what a launcher starts by its options, with what it says of nodes and tasks."""
+    """Context in which a launched command is evaluated; it gives the variables in front of it, and sets the batch values that
+    the launcher's options state. words: the launcher's options."""
     handed, every = passed(name, words, state)
     more = counts(words, name)
     held, state.batch = state.batch, changed(state.batch, more) if more or name in ("sbatch", "salloc") else state.batch
@@ -117,15 +131,16 @@ def _handing(name: str, words: Sequence[str], environment: Mapping[str, str], st
 def _script(
     shell: Evaluator, path: str, words: Sequence[str], environment: Mapping[str, str], state: State, where: str
 ) -> bool:
-    """Evaluates another script, where it is there."""
+    """Evaluates another script, if it is there; if not, records a training command among its words, or that the script is
+    absent."""
     written = state.files.get(shell.named(state, path)) if shell.marks.tells(path) else None
     text = shell.text_of(state, path) if written is None else written
     if text is None or files.undecided(text):
         if _wraps(words):  # what is not here starts the command that stands behind it, as wrappers for affinity do
-            with _handing("", (), environment, state) as made:
+            with _handing("", (), environment, state) as passed_on:
                 if state.batch.get("ntasks-per-node", "1") == "1":
                     state.batch = {**state.batch, "ntasks": "?"}  # it may start several
-                shell.found(words, made, state, where)
+                shell.found(words, passed_on, state, where)
             return True
         shell.absent.append((shell.marks.shown(path), where))
         shell.uncertain(state, where, [path, *words])
@@ -139,17 +154,19 @@ def _script(
 
 
 def _wraps(words: Sequence[str]) -> bool:
-    """Whether words are a whole command that trains."""
+    """Whether words are a complete command that trains."""
     program = bool(words) and (words[0].endswith(".py") or PYTHON.match(words[0]) or words[0] in STARTERS)
     return bool(program) and len(MEGATRON & {word.partition("=")[0].replace("_", "-") for word in words}) > 1
 
 
 def _shell(shell: Evaluator, rest: list[str], environment: Mapping[str, str], state: State, where: str) -> bool:
-    place, text = 0, False
-    while place < len(rest) and rest[place][:1] in "-+" and rest[place] not in ("-", "--"):
-        text = text or (rest[place][1:2] != "-" and "c" in rest[place][1:])
-        place += 2 if rest[place] in ("-o", "-O", "+o", "--rcfile", "--init-file") else 1
-    words = rest[place + (rest[place : place + 1] == ["--"]) :]
+    """Evaluates what `bash`, `sh` and their like run: a text after -c, a script, or standard input. rest: the words after the
+    shell."""
+    position, text = 0, False
+    while position < len(rest) and rest[position][:1] in "-+" and rest[position] not in ("-", "--"):
+        text = text or (rest[position][1:2] != "-" and "c" in rest[position][1:])
+        position += 2 if rest[position] in ("-o", "-O", "+o", "--rcfile", "--init-file") else 1
+    words = rest[position + (rest[position : position + 1] == ["--"]) :]
     if text:
         if words:
             name = words[1] if len(words) > 1 else "bash"
@@ -164,23 +181,67 @@ def _shell(shell: Evaluator, rest: list[str], environment: Mapping[str, str], st
 
 
 def _batch(shell: Evaluator, name: str, rest: list[str], environment: Mapping[str, str], state: State, where: str) -> bool:
-    """`sbatch`: a script with its options, a line, or what is given."""
+    """Evaluates what `sbatch`, `salloc` or `qsub` submit: a script with its options, a --wrap text, or standard input."""
     index = 0
     valued = ("-N", "-n", "-p", "-A", "-J", "-t", "-o", "-e", "-w", "-x", "-q", "-c", "-G", "-d", "-C", "-a", "-D", "-l", "-v")
     while index < len(rest) and rest[index].startswith("-"):
         long_value = rest[index].startswith("--") and "=" not in rest[index] and index + 1 < len(rest)
         separate = long_value and not looks_like_program(rest[index + 1]) and not rest[index + 1].startswith("-")
         index += 2 if rest[index] in valued or separate else 1
-    with _handing(name, rest[:index], environment, state) as made:
+    with _handing(name, rest[:index], environment, state) as passed_on:
         state.batch |= pbs(rest[:index]) if name == "qsub" else {}
         wrapped = next((n for n, word in enumerate(rest[:index]) if word.startswith("--wrap")), None)
         if wrapped is not None:
             text = rest[wrapped].partition("=")[2] if "=" in rest[wrapped] else rest[wrapped + 1]
-            shell.child(text, state, "bash", [], where, made)
+            shell.child(text, state, "bash", [], where, passed_on)
         elif index < len(rest):
-            _script(shell, rest[index], rest[index + 1 :], made, state, where)
+            _script(shell, rest[index], rest[index + 1 :], passed_on, state, where)
         elif state.given is not None:
             given, state.given = state.given, None
             state.batch = changed(batch_of(given), state.batch)
-            shell.child(given, state, "bash", [], where, made)
+            shell.child(given, state, "bash", [], where, passed_on)
     return True
+
+
+def passed(name: str, words: Sequence[str], state: State) -> tuple[dict[str, str], bool]:
+    """The variables that a launcher's options set for what it starts, and whether all exported variables are passed on, too.
+    words: the options."""
+    result: dict[str, str] = {}
+    every = name not in APART
+    if name in IMAGES:
+        for variable in state.exported:
+            match = re.fullmatch(r"(?:SINGULARITY|APPTAINER)ENV_(\w+)", variable)
+            value = state.variables.get(variable)
+            if match and isinstance(value, str):
+                result[match[1]] = value
+        every = not {"--cleanenv", "-e", "--containall", "-C"} & set(words)
+    for text in _texts(name, words):
+        if name in ("srun", "sbatch", "salloc"):
+            names = text.split(",")
+            every = "ALL" in names
+        for setting in [text] if name in (*ENGINES, "mpirun", "mpiexec", "env") else text.split(","):
+            variable, sign, value = setting.partition("=")
+            held = state.variables.get(variable)
+            if sign and variable.isidentifier():
+                result[variable] = value
+            elif variable in state.exported and isinstance(held, str):
+                result[variable] = held
+    return result, every
+
+
+def _texts(name: str, words: Sequence[str]) -> Iterator[str]:
+    """The values of the options that set variables, as NAME=VALUE or NAME."""
+    options = OPTIONS.get(name, ())
+    for index, word in enumerate(words):
+        if name == "env":
+            yield from [word] if "=" in word and word[0] != "-" else []
+        elif word in options:
+            text = "".join(words[index + 1 : index + 2])
+            two = word.lstrip("-") in ("env", "genv") and name.startswith("mpiexec") and "=" not in text
+            yield f"{text}={''.join(words[index + 2 : index + 3])}" if two else text
+        else:
+            option = next((matching for matching in options if word.startswith(f"{matching}=")), None)
+            if option is not None:
+                yield word[len(option) + 1 :]
+            elif name in ENGINES and re.match(r"-e\w+=", word):
+                yield word[2:]

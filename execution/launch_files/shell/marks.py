@@ -1,9 +1,9 @@
-"""Texts of which parts are undecided: values that a script takes from where nobody has said them.
+"""Texts with undecided parts: values that depend on what nobody has given.
 
-An undecided part is one character of a private plane of Unicode, which stands for an entry of a table: a value that is not
-known (`Unknown`), or one of two that a condition chooses between (`Choice`). Such texts are joined and copied like others; what
-would have to look inside asks first. A character is of one of two kinds: in quotes, or to be split into words once
-it is known.
+An undecided part is one character of a private plane of Unicode, which refers to an entry of a table: a value that is not known
+(`Unknown`), or one of two values that a condition selects (`Choice`). Such texts are joined and copied like others; code that
+looks inside a text has to check for such characters. There are two kinds of them: for quoted values, and for values that are
+split into words once they are known.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Piece = tuple[str, bool]  # a text, and whether it is split at blanks
 
 
 class Literal(str):
-    """A text that stands in the script itself: quoted or not, it is never split."""
+    """A text that is written in the script itself; it is never split, quoted or not."""
 
 
 BREAK: Piece = ("a word ends here", False)  # among pieces, told apart by identity
@@ -29,8 +29,8 @@ NOTHING: Piece = ("a list without elements", False)
 
 @dataclass(frozen=True)
 class Unknown:
-    """A value that nobody has said. name: what may be given by --set (empty: nothing of the kind). where: file and line of its
-    use. why: what is known of it."""
+    """A value that nobody has given. name: the variable that the user may give by --set; empty if there is none. where: file
+    and line of its use. why: what is known of it."""
 
     name: str
     where: str
@@ -39,7 +39,8 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Decision:
-    """A condition that is not decided. cause: the value that it hangs on. example: a value that it asks for."""
+    """A condition that is undecided. number: its index. cause: the value that it depends on. example: a value that the script
+    compares this with."""
 
     number: int
     cause: Unknown
@@ -48,7 +49,8 @@ class Decision:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of two values: texts, or lists of words. variable: whose value it is."""
+    """One of two values that a condition selects: texts, or lists of words. variable: the variable that has the value, if
+    any."""
 
     decision: Decision
     yes: str | tuple[str, ...]
@@ -57,8 +59,8 @@ class Choice:
 
 
 class TooMuch(Exception):
-    """A script that takes more steps or more memory than any that starts training, or hangs on too many conditions. decision:
-    the first of these, if so."""
+    """Raised for a script that takes more steps or memory than scripts which start training, or that depends on too many
+    conditions; decision: the first of these, in the latter case."""
 
     def __init__(self, decision: Decision | None = None) -> None:
         super().__init__()
@@ -66,35 +68,35 @@ class TooMuch(Exception):
 
 
 class Marks:
-    """The table of undecided parts."""
+    """The table of the undecided parts of all texts of a script."""
 
     def __init__(self) -> None:
         self.entries: list[Unknown | Choice] = []
         self.numbers: dict[Unknown | Choice, int] = {}
         self.decisions: list[Decision] = []
         self.own: set[str] = set()  # variables that the script sets itself somewhere: empty where it has not
-        self.asked: dict[str, Decision] = {}
+        self.decision_of_text: dict[str, Decision] = {}
         self.live: dict[int, Decision] = {}  # conditions whose sides end differently
 
     def unknown(self, name: str, where: str, why: str = "has no value") -> str:
-        """The text of an unknown value."""
+        """A text that stands for an unknown value."""
         return self._mark(Unknown(name, where, why))
 
     def decision(self, cause: Unknown, example: str = "") -> Decision:
-        """A new condition that is not decided."""
+        """A new undecided condition. example: a value that the script compares the cause with."""
         self.decisions.append(Decision(len(self.decisions), cause, example))
         return self.decisions[-1]
 
     def decision_of(self, cause: Unknown, example: str, text: str) -> Decision:
-        """The condition that a text stands for: one, however often it is asked."""
+        """The undecided condition with this text; the same condition for the same text."""
         if not text:
             return self.decision(cause, example)
-        if text not in self.asked:
-            self.asked[text] = self.decision(cause, example)
-        return self.asked[text]
+        if text not in self.decision_of_text:
+            self.decision_of_text[text] = self.decision(cause, example)
+        return self.decision_of_text[text]
 
     def choice(self, decision: Decision, yes: str | tuple[str, ...], no: str | tuple[str, ...], variable: str = "") -> str:
-        """The text of a choice; of texts, what both begin and end with stays known."""
+        """A text that stands for one of two values. For two texts, a common beginning stays known."""
         if yes == no and isinstance(yes, str):
             return yes
         if not isinstance(yes, str) or not isinstance(no, str):
@@ -106,12 +108,14 @@ class Marks:
         return yes[:begin] + self._mark(Choice(decision, yes[begin:], no[begin:], variable))
 
     def lives(self, decision: Decision) -> None:
-        """Notes that the sides of a condition end differently. Raises TooMuch behind too many."""
+        """Records that the two sides of a condition lead to different results. Raises TooMuch if there are too many such
+        conditions."""
         self.live[decision.number] = decision
         if len(self.live) > MOST_DECISIONS:
             raise TooMuch(next(iter(self.live.values())))
 
     def _mark(self, entry: Unknown | Choice) -> str:
+        """The character for an entry, which is added to the table if it is new. Raises TooMuch if the table is full."""
         number = self.numbers.get(entry)
         if number is None:
             if len(self.entries) >= MOST:
@@ -123,11 +127,11 @@ class Marks:
         return chr(FIRST + 2 * number)
 
     def entry(self, mark: str) -> Unknown | Choice:
-        """What a character stands for."""
+        """The entry that a character refers to."""
         return self.entries[(ord(mark) - FIRST) // 2]
 
     def cause(self, text: str) -> Unknown | None:
-        """The first value that a text hangs on; None where it is known."""
+        """The first undecided value that a text depends on; None if the text is known."""
         found = MARK.search(text)
         if found is None:
             return None
@@ -135,12 +139,12 @@ class Marks:
         return entry if isinstance(entry, Unknown) else entry.decision.cause
 
     def tells(self, path: str) -> bool:
-        """Whether a path names one file, by values that are known and variables that hold one value all along."""
+        """Whether a path names one file: all of its undecided parts are variables whose value does not change."""
         entries = map(self.entry, MARK.findall(path))
         return all(isinstance(entry, Unknown) and bool(entry.name) for entry in entries)
 
     def several(self, word: str) -> bool:
-        """Whether a word may be another number of words once it is known."""
+        """Whether a word may become more or fewer than one word once it is known."""
         found = MARK.search(word)
         if found is None:
             return False
@@ -151,14 +155,15 @@ class Marks:
         return ord(found[0]) % 2 == 1
 
     def choice_in(self, text: str, of: re.Pattern[str] | None = None) -> Choice | None:
-        """The first choice in a text; of those alone whose sides have what a pattern finds."""
+        """The first choice in a text; with `of`, the first one with a side that matches this pattern. None if there is none."""
         for entry in map(self.entry, MARK.findall(text)):
             if isinstance(entry, Choice) and (of is None or of.search("".join([*entry.yes, *entry.no]))):
                 return entry
         return None
 
     def picked(self, text: str, known: Mapping[int, bool]) -> str:
-        """A text with what some conditions choose; lists of words joined by blanks."""
+        """A text with choices replaced by the side that known conditions select; lists of words are joined by blanks. known:
+        sides by number of the condition."""
 
         def one(found: re.Match[str]) -> str:
             entry = self.entry(found[0])
@@ -170,13 +175,14 @@ class Marks:
         return MARK.sub(one, text) if known else text
 
     def picked_words(self, words: Sequence[str], known: Mapping[int, bool]) -> list[str]:
-        """Words with what some conditions choose, split where they were not in quotes."""
-        made: list[str] = []
+        """Words with choices replaced by the side that known conditions select, split into words where they were not quoted."""
+        result: list[str] = []
         for word in words:
-            made += [word] if not MARK.search(word) else self._fields(word, known)
-        return made
+            result += [word] if not MARK.search(word) else self._fields(word, known)
+        return result
 
     def _fields(self, word: str, known: Mapping[int, bool]) -> list[str]:
+        """The words that one word becomes when known conditions are applied."""
         if len(word) == 1 and isinstance(entry := self.entry(word), Choice) and entry.decision.number in known:
             value = entry.yes if known[entry.decision.number] else entry.no
             if not isinstance(value, str):
@@ -189,7 +195,7 @@ class Marks:
         return fields(pieces)
 
     def shown(self, text: str) -> str:
-        """A text for people: unknown parts by their names."""
+        """A text for messages, in which undecided parts are shown as $NAME."""
 
         def one(found: re.Match[str]) -> str:
             entry = self.entry(found[0])
@@ -198,7 +204,8 @@ class Marks:
         return MARK.sub(one, text)
 
     def lifted(self, text: str, of: Callable[[str], str], where: str, depth: int = 0) -> str:
-        """What a function makes of a text; where parts are chosen, of both; unknown where parts are unknown."""
+        """The result of a text function, extended to undecided texts: for a choice it is applied to both sides, and an unknown
+        value stays unknown."""
         cause = self.cause(text)
         if cause is None:
             return of(text)
@@ -212,17 +219,17 @@ class Marks:
 
 
 def quoted(text: str) -> str:
-    """A text whose undecided parts are not split."""
+    """A text whose undecided parts are not split into words."""
     return MARK.sub(lambda found: chr(ord(found[0]) & ~1), text) if MARK.search(text) else text
 
 
 def unsplit(text: str) -> str:
-    """A text whose undecided parts may be several words."""
+    """A text whose undecided parts may be split into words."""
     return MARK.sub(lambda found: chr(ord(found[0]) | 1), text) if MARK.search(text) else text
 
 
 def fields(pieces: Sequence[Piece], separators: str = " \t\n") -> list[str]:
-    """The words that pieces make: those that are split break at separators, and are no word where nothing is left."""
+    """The words that pieces form. Pieces that are to be split are split at separators; empty fields are dropped as in bash."""
     words: list[str] = []
     held: str | None = None
     for piece in pieces:
@@ -247,7 +254,8 @@ def fields(pieces: Sequence[Piece], separators: str = " \t\n") -> list[str]:
 
 
 def delimiter(separators: str) -> str:
-    """The pattern of what stands between two fields: blanks in any number, or one other separator with blanks around it."""
+    """The regular expression for what separates two fields: any number of blanks, or one other separator with blanks around
+    it."""
     blanks = "".join(char for char in " \t\n" if char in separators)
     others = "".join(char for char in separators if char not in " \t\n")
     patterns = [rf"[{blanks}]*[{re.escape(others)}][{blanks}]*" if blanks else f"[{re.escape(others)}]"] if others else []

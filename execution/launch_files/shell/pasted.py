@@ -1,5 +1,5 @@
-"""What documents, web pages and chats make of commands that are pasted from them: a shell takes their dashes, blanks and quotes
-for letters, and ends a command at a backslash with a blank behind it."""
+"""Refuses commands that were pasted from documents, web pages or chats: a shell takes their dashes, blanks and quotes for
+letters, and ends a command at a backslash followed by a blank."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ENDED = re.compile(r"\\[ \t]+\n(?=[ \t]*--?[A-Za-z])")
 
 
 def refuse(text: str, where: str) -> None:
-    """Raises InputError by line where a text has what only documents write, but for comments; in quotes, where a script may
-    print any text, but for dashes in front of names that are made of several words."""
+    """Raises InputError, with the line, if a text has characters that only documents produce. Comments are exempt, and so are
+    quoted texts, except for dashes in front of names made of several words."""
     if (ended := ENDED.search(text)) is not None:
         at = f"{where}:{text.count(chr(10), 0, ended.start()) + 1}"
         problem = "ends in a backslash and a blank, which ends the command: what follows is no part of it"

@@ -1,7 +1,7 @@
-"""Patterns of bash, regular expressions that are safe to try, and braces.
+"""Patterns of bash, regular expressions that are safe to search for, and brace expansion.
 
-Patterns are matched by following all places at which they may end at once, so that none takes more than a bounded number of
-steps, as regular expressions may that try one way after another.
+Patterns are matched by following all positions at once at which they may end, so that the number of steps is bounded; regular
+expressions that try alternatives one after another have no such bound.
 """
 
 from __future__ import annotations
@@ -29,101 +29,104 @@ SETS = re.compile(r"\[(?:\^|!)?\]?(?:\[:\w+:\]|[^]])*\]")
 
 
 class Pattern:
-    """A pattern in pieces: texts, and whether their characters stand for themselves."""
+    """A pattern of bash in pieces: texts, and whether their characters stand for themselves."""
 
     def __init__(self, pieces: list[tuple[str, bool]]) -> None:
         self.parts = [part for text, literal in pieces for part in ([text] if literal else _parts_of(text))]
         self.steps = 0
 
     def whole(self, text: str) -> bool:
-        """Whether it matches a text."""
+        """Whether it matches a whole text."""
         return len(text) in self.ends(text)
 
     def ends(self, text: str, begin: int = 0) -> set[int]:
-        """The places at which what it matches from a place on may end. Raises TooMuch."""
+        """The positions at which a match that starts at `begin` may end. Raises TooMuch."""
         return self._ends(self.parts, text, {begin})
 
     def begins(self, text: str) -> set[int]:
-        """The places from which on it matches all the rest of a text."""
+        """The positions from which it matches the whole rest of a text."""
         return {len(text) - end for end in self._ends(_turned(self.parts), text[::-1], {0})}
 
-    def _ends(self, parts: list[Part], text: str, places: set[int]) -> set[int]:
+    def _ends(self, parts: list[Part], text: str, positions: set[int]) -> set[int]:
+        """The positions at which parts may end that start at any of some positions."""
         for part in parts:
-            if not places:
+            if not positions:
                 break
             if part is STAR:
-                places = set(range(min(places), len(text) + 1))
+                positions = set(range(min(positions), len(text) + 1))
             elif part is ANY:
-                places = {index + 1 for index in places if index < len(text)}
+                positions = {index + 1 for index in positions if index < len(text)}
             elif isinstance(part, str):
-                places = {index + len(part) for index in places if text.startswith(part, index)}
+                positions = {index + len(part) for index in positions if text.startswith(part, index)}
             elif isinstance(part, re.Pattern):
-                places = {index + 1 for index in places if part.match(text, index)}
+                positions = {index + 1 for index in positions if part.match(text, index)}
             else:
-                places = self._alternatives(part, text, places)
-            self.steps += len(places) + 1
+                positions = self._alternatives(part, text, positions)
+            self.steps += len(positions) + 1
             if self.steps > MOST_STEPS:
                 raise TooMuch
-        return places
+        return positions
 
-    def _alternatives(self, part: Part, text: str, places: set[int]) -> set[int]:
+    def _alternatives(self, part: Part, text: str, positions: set[int]) -> set[int]:
+        """The positions at which an extended pattern, such as `@(a|b)`, may end."""
         assert isinstance(part, tuple)
         sign, alternatives = part
         if sign == "!":
             return {
                 end
-                for index in places
+                for index in positions
                 for end in range(index, len(text) + 1)
                 if end not in {e for alternative in alternatives for e in self._ends(alternative, text, {index})}
             }
-        made = set(places) if sign in "?*" else set[int]()
-        going = places
+        result = set(positions) if sign in "?*" else set[int]()
+        going = positions
         while going:
-            going = {end for alternative in alternatives for end in self._ends(alternative, text, going)} - made
-            made |= going
+            going = {end for alternative in alternatives for end in self._ends(alternative, text, going)} - result
+            result |= going
             if sign in "?@":
                 break
-        return made
+        return result
 
 
 def _turned(parts: list[Part]) -> list[Part]:
-    """The parts that match a text read backwards."""
-    made: list[Part] = []
+    """The parts that match reversed texts."""
+    result: list[Part] = []
     for part in reversed(parts):
         if isinstance(part, tuple):
-            made.append((part[0], [_turned(each) for each in part[1]]))
+            result.append((part[0], [_turned(alternative) for alternative in part[1]]))
         else:
-            made.append(part[::-1] if isinstance(part, str) else part)
-    return made
+            result.append(part[::-1] if isinstance(part, str) else part)
+    return result
 
 
 def _parts_of(text: str) -> list[Part]:
-    made: list[Part] = []
-    place = 0
-    while place < len(text):
-        char = text[place]
-        if char in "?*+@!" and text[place + 1 : place + 2] == "(" and (end := _closing(text, place + 1)) > 0:
-            made.append((char, [_parts_of(part) for part in _alternatives_of(text[place + 2 : end])]))
-            place = end + 1
+    """The parts of a pattern's text."""
+    result: list[Part] = []
+    position = 0
+    while position < len(text):
+        char = text[position]
+        if char in "?*+@!" and text[position + 1 : position + 2] == "(" and (end := _closing(text, position + 1)) > 0:
+            result.append((char, [_parts_of(part) for part in _alternatives_of(text[position + 2 : end])]))
+            position = end + 1
             continue
-        if char == "[" and (found := SETS.match(text, place)) and (one := _set(found[0][1:-1])):
-            made.append(one)
-            place = found.end()
+        if char == "[" and (found := SETS.match(text, position)) and (one := _set(found[0][1:-1])):
+            result.append(one)
+            position = found.end()
             continue
         if char == "*":
-            made += [STAR] if not made or made[-1] is not STAR else []
+            result += [STAR] if not result or result[-1] is not STAR else []
         elif char == "?":
-            made.append(ANY)
-        elif made and isinstance(made[-1], str):
-            made[-1] += char
+            result.append(ANY)
+        elif result and isinstance(result[-1], str):
+            result[-1] += char
         else:
-            made.append(char)
-        place += 1
-    return made
+            result.append(char)
+        position += 1
+    return result
 
 
 def _set(inner: str) -> re.Pattern[str] | None:
-    """The characters of `[..]`; None where it is none."""
+    """The regular expression of a set `[..]`; None if it is none."""
     sign = "^" if inner[:1] in ("!", "^") else ""
     try:
         return re.compile(f"[{sign}{_classes(inner[len(sign) :])}]", re.DOTALL)
@@ -132,7 +135,7 @@ def _set(inner: str) -> re.Pattern[str] | None:
 
 
 def _classes(inner: str) -> str:
-    """What stands between the brackets of a set, as Python's regular expressions have it."""
+    """The inside of a set in the syntax of Python's regular expressions."""
     parts = re.split(r"(\[:\w+:\])", inner)
     texts = [
         re.sub(r"([\\\[\]^&~|])", r"\\\1", part) if not n % 2 else CLASSES.get(part[2:-2], "") for n, part in enumerate(parts)
@@ -141,8 +144,8 @@ def _classes(inner: str) -> str:
 
 
 def expression(text: str, longest: int, count: int = 1, flags: int = 0) -> re.Pattern[str] | None:
-    """An extended regular expression, to be searched in so many texts of no more than a length; None for one that cannot be
-    read, or may try too many ways."""
+    """A compiled extended regular expression; None if it is not supported or if searching may take too many steps. longest: the
+    length of the longest text to be searched. count: the number of these texts."""
     if len(text) > 512 or "(?" in text:
         return None
     bare = SETS.sub("x", re.sub(r"\\.", "x", text))
@@ -167,11 +170,13 @@ def expression(text: str, longest: int, count: int = 1, flags: int = 0) -> re.Pa
 
 
 def _expanded(found: str) -> str:
+    """A set of an extended regular expression in Python's syntax."""
     sign = "^" if found[1:2] == "^" else ""
     return f"[{sign}{_classes(found[1 + len(sign) : -1])}]"
 
 
 def _closing(text: str, start: int) -> int:
+    """The index of the bracket that closes the one at `start`; -1 if there is none."""
     depth = 0
     for index in range(start, len(text)):
         depth += (text[index] == "(") - (text[index] == ")")
@@ -181,6 +186,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def _alternatives_of(text: str) -> list[str]:
+    """The alternatives of an extended pattern, separated by |."""
     parts, depth = [""], 0
     for char in text:
         depth += (char == "(") - (char == ")")
@@ -192,53 +198,54 @@ def _alternatives_of(text: str) -> list[str]:
 
 
 def braced(raw: str) -> list[str]:
-    """The words that braces of a word make, outside quotes: `a{b,c}` and `{1..8}`."""
+    """The words that the braces of a word expand to, outside quotes, as for `a{b,c}` and `{1..8}`. Raises TooMuch."""
     if "{" not in raw:
         return [raw]
-    place, depth, start, commas, quote = 0, 0, -1, list[int](), ""
-    while place < len(raw):
-        char = raw[place]
+    position, depth, start, commas, quote = 0, 0, -1, list[int](), ""
+    while position < len(raw):
+        char = raw[position]
         if char == "\\" and quote != "'":
-            place += 2
+            position += 2
             continue
         if quote:
             quote = "" if char == quote else quote
         elif char in "'\"`":
             quote = char
-        elif raw.startswith(("${", "$("), place):
-            place = _skipped(raw, place + 1)
+        elif raw.startswith(("${", "$("), position):
+            position = _skipped(raw, position + 1)
             continue
         elif char == "{":
             depth += 1
             if depth == 1:
-                start, commas = place, []
+                start, commas = position, []
         elif char == "," and depth == 1:
-            commas.append(place)
+            commas.append(position)
         elif char == "}" and depth:
             depth -= 1
-            if depth == 0 and (found := _alternatives(raw[start + 1 : place], [comma - start - 1 for comma in commas])):
-                rest = braced(raw[place + 1 :])
-                inner = [each for alternative in found for each in braced(alternative)]
+            if depth == 0 and (found := _alternatives(raw[start + 1 : position], [comma - start - 1 for comma in commas])):
+                rest = braced(raw[position + 1 :])
+                inner = [word for alternative in found for word in braced(alternative)]
                 if len(inner) * len(rest) > MOST_WORDS:
                     raise TooMuch
-                return [raw[:start] + each + more for each in inner for more in rest]
-        place += 1
+                return [raw[:start] + word + more for word in inner for more in rest]
+        position += 1
     return [raw]
 
 
-def _skipped(raw: str, place: int) -> int:
-    """The place behind what opens at a place."""
-    opened = raw[place]
+def _skipped(raw: str, position: int) -> int:
+    """The index after the bracket that closes the one at a position."""
+    opened = raw[position]
     closed, depth = {"{": "}", "(": ")"}[opened], 0
-    while place < len(raw):
-        depth += (raw[place] == opened) - (raw[place] == closed)
-        place += 1
+    while position < len(raw):
+        depth += (raw[position] == opened) - (raw[position] == closed)
+        position += 1
         if depth == 0:
             break
-    return place
+    return position
 
 
 def _alternatives(inner: str, commas: list[int]) -> list[str]:
+    """The words between braces: separated by commas, or a range of numbers or letters; empty if it is neither."""
     if commas:
         ends = [*commas, len(inner)]
         return [inner[begin:end] for begin, end in zip([0, *(comma + 1 for comma in commas)], ends, strict=True)]

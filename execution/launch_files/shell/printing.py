@@ -1,4 +1,4 @@
-"""What commands print that only work on texts: echo, printf, seq, expr, paths, and filters of what they read."""
+"""The output of commands that only work on texts: echo, printf, seq, expr, paths, and filters of their input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_LINES = 10000
 
 
 def of(shell: Evaluator, name: str, rest: list[str], state: State, where: str) -> str | None:
-    """What a command prints; None where it is none of these."""
+    """The output of a command; None if it is not one of these."""
     if name == "echo":
         return _echo(rest)
     if name == "printf":
@@ -27,7 +27,9 @@ def of(shell: Evaluator, name: str, rest: list[str], state: State, where: str) -
     if name == "getopt":
         return getopt.printed(rest)
     if name == "scontrol" and rest[:2] in (["show", "hostnames"], ["show", "hostname"]):
-        named = not rest[2:] or any(each in shell.marks.shown(rest[2]) for each in ("SLURM_JOB_NODELIST", "SLURM_NODELIST"))
+        named = not rest[2:] or any(
+            variable in shell.marks.shown(rest[2]) for variable in ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
+        )
         return hostnames(state.batch) if named else None
     if name == "pwd":
         return state.directory + "\n"
@@ -59,7 +61,7 @@ def of(shell: Evaluator, name: str, rest: list[str], state: State, where: str) -
 
 
 def _filtered(shell: Evaluator, name: str, rest: list[str], given: str, where: str) -> str | None:
-    """What a filter makes of a text; unknown where it hangs on parts that are not known."""
+    """The output of a filter for a text; unknown if it depends on undecided parts."""
     known = not MARK.search("".join(rest))
     if name != "sed" and not (known and not MARK.search(given)):
         choice = shell.marks.choice_in(given)
@@ -71,7 +73,7 @@ def _filtered(shell: Evaluator, name: str, rest: list[str], given: str, where: s
 
 
 def _found(rest: list[str], given: str, state: State) -> str | None:
-    """What grep prints; its status says whether it finds anything."""
+    """The output of grep, which also sets the status by whether it finds anything."""
     if MARK.search(given) or MARK.search("".join(rest)):
         return None
     lines = filters.grep(rest, given)
@@ -82,6 +84,7 @@ def _found(rest: list[str], given: str, state: State) -> str | None:
 
 
 def _echo(rest: list[str]) -> str:
+    """The output of `echo`."""
     newline, escapes = "\n", False
     while rest and re.fullmatch(r"-[neE]+", rest[0]):
         newline = "" if "n" in rest[0] else newline
@@ -92,6 +95,7 @@ def _echo(rest: list[str]) -> str:
 
 
 def _printf(shell: Evaluator, rest: list[str], state: State, where: str) -> str:
+    """The output of `printf`; empty with -v, which assigns a variable."""
     variable = ""
     if len(rest) > 2 and rest[0] == "-v":
         variable, rest = rest[1], rest[2:]
@@ -99,7 +103,7 @@ def _printf(shell: Evaluator, rest: list[str], state: State, where: str) -> str:
         rest = rest[1:]
     if not rest:
         return ""
-    form, values, made = rest[0], list(rest[1:]), ""
+    form, values, result = rest[0], list(rest[1:]), ""
     while True:
         before = len(values)
 
@@ -117,19 +121,21 @@ def _printf(shell: Evaluator, rest: list[str], state: State, where: str) -> str:
             except (ValueError, OverflowError):
                 return "0"
 
-        made += re.sub(r"\\(.)|%([-+ 0#]{0,4}\d{0,3}(?:\.\d{0,3})?)([sbqcdiuxXoeEfgG%])", one, form, flags=re.DOTALL)
+        result += re.sub(r"\\(.)|%([-+ 0#]{0,4}\d{0,3}(?:\.\d{0,3})?)([sbqcdiuxXoeEfgG%])", one, form, flags=re.DOTALL)
         if not values or len(values) == before:
             break
-        if len(made) > 2**18:
+        if len(result) > 2**18:
             raise TooMuch
     if variable:
         name, _, index = variable.partition("[")
-        shell.assign(state, name, made, where, shell.words(state, where).text(index[:-1]) if index else None)
+        shell.assign(state, name, result, where, shell.words(state, where).text(index[:-1]) if index else None)
         return ""
-    return made
+    return result
 
 
 def _path(name: str, words: list[str], folder: str) -> str | None:
+    """The output of basename, dirname, realpath, readlink, seq or expr, without the end of the line; None if it is not
+    supported."""
     plain = [word for word in words if not (word.startswith("-") and name in ("basename", "realpath", "readlink"))]
     if name == "basename" and plain:
         text = plain[0].rstrip("/").rsplit("/", 1)[-1]

@@ -1,4 +1,4 @@
-"""Commands that take what they are given, line by line or word by word: read, mapfile and xargs."""
+"""Commands that take their input line by line or word by word: read, mapfile and xargs."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ LETTERS = {
 
 
 def read(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Takes a line of what is given, and gives its words to variables."""
-    names, array, whole, raw, place = list[str](), "", False, False, 0
-    while place < len(rest):
-        word = rest[place]
+    """Evaluates `read`: takes a line of the input and assigns its words to variables."""
+    names, array, whole, raw, position = list[str](), "", False, False, 0
+    while position < len(rest):
+        word = rest[position]
         if re.fullmatch(r"-[a-zA-Z]+", word):
             raw = raw or "r" in word
             if word[-1] in "adinNptu":
-                place += 1
-                value = rest[place] if place < len(rest) else ""
+                position += 1
+                value = rest[position] if position < len(rest) else ""
                 array = value if word[-1] == "a" else array
                 whole = whole or (word[-1] == "d" and value == "")
         else:
             names.append(word)
-        place += 1
+        position += 1
     names = names or ([] if array else ["REPLY"])
     if state.given is None:
         for name in [*names, *([array] if array else [])]:
@@ -50,10 +50,10 @@ def read(shell: Evaluator, rest: list[str], state: State, where: str, source: So
     if array:
         shell.assign_list(state, array, fields([(line, True)], separators))
         return [(state, "")]
-    for place, name in enumerate(names):
+    for position, name in enumerate(names):
 
-        def part(text: str, place: int = place) -> str:
-            return _parts(text, len(names), separators)[place]
+        def part(text: str, position: int = position) -> str:
+            return _parts(text, len(names), separators)[position]
 
         one = len(names) == 1
         shell.assign(state, name, part(line) if one else shell.marks.lifted(line, part, where), where)
@@ -61,42 +61,43 @@ def read(shell: Evaluator, rest: list[str], state: State, where: str, source: So
 
 
 def _parts(line: str, count: int, separators: str) -> list[str]:
-    """The fields of a line, of which the last has the rest; empty ones behind the line's end."""
+    """The fields of a line, the last of which holds the rest; missing ones are empty. count: number of fields."""
     blanks = "".join(char for char in " \t\n" if char in separators)
-    made, rest = list[str](), line.lstrip(blanks)
-    while len(made) < count - 1:
+    result, rest = list[str](), line.lstrip(blanks)
+    while len(result) < count - 1:
         found = re.search(delimiter(separators), rest) if separators else None
-        made.append(rest[: found.start()] if found else rest)
+        result.append(rest[: found.start()] if found else rest)
         rest = rest[found.end() :] if found else ""
     rest = rest.rstrip(blanks)
     if rest and rest[-1] in separators and not re.search(delimiter(separators), rest[:-1]):
         rest = rest[:-1].rstrip(blanks)
-    return [*made, rest]
+    return [*result, rest]
 
 
 def mapfile(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """The lines of what is given, as elements of an array: -n so many at most, -s behind so many, -O from an index on."""
-    said, name, place = {"n": "0", "s": "0", "O": "", "d": "\n"}, "MAPFILE", 0
-    while place < len(rest):
-        match = re.fullmatch(r"-(t*)([nsOduCc]?)(.*)", rest[place])
+    """Evaluates `mapfile`: assigns the lines of the input to an array. Options: -n at most this number, -s skip this number, -O
+    first index."""
+    options, name, position = {"n": "0", "s": "0", "O": "", "d": "\n"}, "MAPFILE", 0
+    while position < len(rest):
+        match = re.fullmatch(r"-(t*)([nsOduCc]?)(.*)", rest[position])
         if match is None:
-            name = rest[place]
+            name = rest[position]
         elif match[2]:
-            place += not match[3]
-            said[match[2]] = match[3] or (rest[place] if place < len(rest) else "")
-        place += 1
+            position += not match[3]
+            options[match[2]] = match[3] or (rest[position] if position < len(rest) else "")
+        position += 1
     state.status = True
-    given, sign = state.given, said["d"] or "\0"
-    if given is None or "u" in said or MARK.search("".join(said.values())):
+    given, sign = state.given, options["d"] or "\0"
+    if given is None or "u" in options or MARK.search("".join(options.values())):
         shell.assign_list(state, name, [unsplit(shell.marks.unknown("", where, "is read when it runs"))])
         return [(state, "")]
     lines = given.removesuffix(sign).split(sign) if given else []
     if MARK.search(given):  # the unknown may be several lines
         lines = [unsplit(line) for line in lines]
-    first, most, begin = (int(said[key]) if said[key].isdecimal() else 0 for key in "snO")
+    first, most, begin = (int(options[key]) if options[key].isdecimal() else 0 for key in "snO")
     lines = lines[first : first + most if most else None]
     old = state.variables.get(name)
-    if said["O"] and isinstance(old, Array):
+    if options["O"] and isinstance(old, Array):
         old.update(enumerate(lines, begin))
     else:
         shell.assign_list(state, name, [""] * begin + lines)
@@ -104,32 +105,32 @@ def mapfile(shell: Evaluator, rest: list[str], state: State, where: str, source:
 
 
 def started(shell: Evaluator, rest: list[str], state: State, where: str) -> list[list[str]]:
-    """The commands that `xargs` starts, with the words that it takes from what it is given or from a file."""
-    said, argv = _options(rest)
+    """The commands that `xargs` starts, with words from its input or from a file."""
+    options, argv = _options(rest)
     argv = argv or ["echo"]
-    given = shell.content(state, said["a"], where) if "a" in said else state.given
+    given = shell.content(state, options["a"], where) if "a" in options else state.given
     state.given = ""
     if given is None:
         given = shell.marks.unknown("", where, "is what xargs reads")
-    if MARK.search("".join(said.values())) or "?" in said:
+    if MARK.search("".join(options.values())) or "?" in options:
         return [[*argv, shell.marks.unknown("", where, "is what xargs makes of its options")]]
-    if "I" in said:
+    if "I" in options:
         lines = [line.lstrip() for line in given.split("\n") if line.strip()]
         if len(lines) > MOST_STARTS:
             raise TooMuch
-        return [[word.replace(said["I"] or "{}", _unquoted(line)) for word in argv] for line in lines]
-    if "0" in said or "d" in said:
-        sign = {"\\n": "\n", "\\t": "\t", "\\0": "\0"}.get(said.get("d", "\0"), said.get("d", "\0"))
+        return [[word.replace(options["I"] or "{}", _unquoted(line)) for word in argv] for line in lines]
+    if "0" in options or "d" in options:
+        sign = {"\\n": "\n", "\\t": "\t", "\\0": "\0"}.get(options.get("d", "\0"), options.get("d", "\0"))
         rows = [given.removesuffix(sign).split(sign)] if given else []
-    elif "L" in said:
+    elif "L" in options:
         rows = [_words(line) for line in given.split("\n") if line.strip()]
     else:
         rows = [_words(given)]
     words = [word for row in rows for word in row]
-    if "r" in said and not words:
+    if "r" in options and not words:
         return []
-    if "L" in said or "n" in said:
-        count, parts = int(said.get("L") or said.get("n") or 1), rows if "L" in said else [[word] for word in words]
+    if "L" in options or "n" in options:
+        count, parts = int(options.get("L") or options.get("n") or 1), rows if "L" in options else [[word] for word in words]
         if count < 1 or len(parts) > count * MOST_STARTS:
             raise TooMuch
         groups = [parts[begin : begin + count] for begin in range(0, len(parts), count)]
@@ -138,37 +139,37 @@ def started(shell: Evaluator, rest: list[str], state: State, where: str) -> list
 
 
 def _options(rest: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Options by their letters (`?`: one that is not read), and the command behind them."""
-    said: dict[str, str] = {}
-    place = 0
-    while place < len(rest) and re.match(r"-.", rest[place]):
-        word, place = rest[place], place + 1
+    """Options of xargs by letter (`?` for one that is not supported), and the command after them."""
+    options: dict[str, str] = {}
+    position = 0
+    while position < len(rest) and re.match(r"-.", rest[position]):
+        word, position = rest[position], position + 1
         if word == "--":
             break
         if word.startswith("--"):
             name, sign, value = word[2:].partition("=")
             letter = LETTERS.get(name, "?")
             if not sign and letter in "andPsE":
-                value, place = rest[place] if place < len(rest) else "", place + 1
-            said[letter] = value
+                value, position = rest[position] if position < len(rest) else "", position + 1
+            options[letter] = value
             continue
         for at, letter in enumerate(word[1:], 2):
             if letter in "anILdPsE":
-                said[letter] = word[at:]
+                options[letter] = word[at:]
                 if not word[at:]:
-                    said[letter], place = rest[place] if place < len(rest) else "", place + 1
+                    options[letter], position = rest[position] if position < len(rest) else "", position + 1
                 break
             if letter in "il":
-                said[letter.upper()] = word[at:]
+                options[letter.upper()] = word[at:]
                 break
-            said[letter if letter in "0rtxp" else "?"] = ""
-    if any(not said.get(letter, "1").isdecimal() for letter in "n") or not (said.get("L") or "1").isdecimal():
-        said["?"] = ""
-    return said, rest[place:]
+            options[letter if letter in "0rtxp" else "?"] = ""
+    if any(not options.get(letter, "1").isdecimal() for letter in "n") or not (options.get("L") or "1").isdecimal():
+        options["?"] = ""
+    return options, rest[position:]
 
 
 def _words(given: str) -> list[str]:
-    """Words as xargs takes them: apart at blanks, with quotes and backslashes."""
+    """The words of a text as xargs splits it: at blanks, with quotes and backslashes."""
     if not re.search(r"[\'\"\\\\]", given):
         return fields([(given, True)])
     try:
@@ -178,4 +179,5 @@ def _words(given: str) -> list[str]:
 
 
 def _unquoted(line: str) -> str:
+    """A line without quotes, as xargs inserts it."""
     return " ".join(_words(line)) if re.search(r"[\'\"\\\\]", line) else line

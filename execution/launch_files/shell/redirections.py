@@ -1,4 +1,4 @@
-"""Statements with files or texts in place of what they read and print."""
+"""Evaluates statements whose input or output is redirected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def redirected(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
-    """A statement with files or texts in place of what it reads and prints."""
+    """Evaluates a redirected statement."""
     body = node.child_by_field_name("body")
     more: list[Raw] = []
     targets: list[Raw] = []
@@ -48,18 +48,18 @@ def redirected(shell: Evaluator, node: Node, state: State, source: Source) -> Ou
         state.captures, state.printed = True, ""
     outcomes = streamed(shell, [target for target in targets if target.redirects], given, run, state, where, body is None)
     if piped:
-        following = [each for node in piped for each in (node.named_children if node.type == "pipeline" else [node])]
-        for each, flow in outcomes:
-            each.given, each.captures, each.printed = each.printed, captured, before
+        following = [child for node in piped for child in (node.named_children if node.type == "pipeline" else [node])]
+        for reached, flow in outcomes:
+            reached.given, reached.captures, reached.printed = reached.printed, captured, before
             if not flow:
-                shell.pipeline(following, each, source)
+                shell.pipeline(following, reached, source)
     return outcomes
 
 
 def document(node: Node, words: Words, source: Source) -> str:
     """The text of a here-document."""
-    start = next((each for each in node.named_children if each.type == "heredoc_start"), None)
-    body = next((each for each in node.named_children if each.type == "heredoc_body"), None)
+    start = next((child for child in node.named_children if child.type == "heredoc_start"), None)
+    body = next((child for child in node.named_children if child.type == "heredoc_body"), None)
     text = "" if body is None else source.of(body)
     if any(child.type == "<<-" for child in node.children):
         text = "\n".join(line.lstrip("\t") for line in text.split("\n"))
@@ -77,7 +77,8 @@ def streamed(
     where: str,
     prints: bool = False,
 ) -> Outcomes:
-    """Runs what prints into files and reads from them. prints: whether what is read is printed, as `$(< file)` does."""
+    """Runs a function whose input and output are redirected. targets: the redirections. given: its input from a here-document.
+    prints: whether the input is printed, as by `$(< file)`."""
     words = shell.words(state, where)
     into: tuple[str, bool] | None = None
     for target in targets:

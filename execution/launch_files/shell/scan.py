@@ -1,4 +1,4 @@
-"""Where words of bash begin and end, before anything in them is expanded."""
+"""Finds where words of bash begin and end, before anything in them is expanded."""
 
 from __future__ import annotations
 
@@ -12,133 +12,139 @@ PLACEHOLDER = re.compile(r"<[A-Za-z][\w ./,:()-]*>(?=[\s\\/\"'._]|$)")  # what p
 
 
 class Unclosed(Exception):
-    """A quote or a bracket that nothing closes."""
+    """Raised for a quote or a bracket that nothing closes."""
 
 
 @dataclass(frozen=True)
 class Raw:
-    """A word as it is written, at a place of its text. redirects: the operator, where the word is a redirection's target."""
+    """A word as it is written. position: its index in the text. redirects: the operator, if the word is the target of a
+    redirection."""
 
     text: str
-    place: int
+    position: int
     redirects: str = ""
 
 
-def end_of(text: str, place: int) -> int:
-    """The place behind the quote, expansion or character at a place. Raises Unclosed."""
-    char = text[place]
-    if char == "<" and (match := PLACEHOLDER.match(text, place)):
+def end_of(text: str, position: int) -> int:
+    """The index after the quote, expansion or character at a position. Raises Unclosed."""
+    char = text[position]
+    if char == "<" and (match := PLACEHOLDER.match(text, position)):
         return match.end()
     if char == "\\":
-        return min(len(text), place + 2)
+        return min(len(text), position + 2)
     if char == "'":
-        return _found(text, "'", place + 1)
+        return _found(text, "'", position + 1)
     if char == '"':
-        return _double(text, place + 1)
+        return _double(text, position + 1)
     if char == "`":
-        place += 1
-        while place < len(text) and text[place] != "`":
-            place += 1 + (text[place] == "\\")
-        return _checked(text, place + 1)
-    if char == "$" and place + 1 < len(text):
-        after = text[place + 1]
+        position += 1
+        while position < len(text) and text[position] != "`":
+            position += 1 + (text[position] == "\\")
+        return _checked(text, position + 1)
+    if char == "$" and position + 1 < len(text):
+        after = text[position + 1]
         if after == "'":
-            place += 2
-            while place < len(text) and text[place] != "'":
-                place += 1 + (text[place] == "\\")
-            return _checked(text, place + 1)
+            position += 2
+            while position < len(text) and text[position] != "'":
+                position += 1 + (text[position] == "\\")
+            return _checked(text, position + 1)
         if after == '"':
-            return _double(text, place + 2)
+            return _double(text, position + 2)
         if after == "{":
-            return _closed(text, place + 2, "{", "}")
+            return _closed(text, position + 2, "{", "}")
         if after == "(":
-            return _closed(text, place + 2, "(", ")")
+            return _closed(text, position + 2, "(", ")")
         if after == "[":
-            return _closed(text, place + 2, "[", "]")
-        if match := re.compile(r"\$(?:[A-Za-z_]\w*|[0-9@*#?$!_-])").match(text, place):
+            return _closed(text, position + 2, "[", "]")
+        if match := re.compile(r"\$(?:[A-Za-z_]\w*|[0-9@*#?$!_-])").match(text, position):
             return match.end()
-    if char in "<>" and text[place + 1 : place + 2] == "(":
-        return _closed(text, place + 2, "(", ")")
-    return place + 1
+    if char in "<>" and text[position + 1 : position + 2] == "(":
+        return _closed(text, position + 2, "(", ")")
+    return position + 1
 
 
-def _found(text: str, what: str, place: int) -> int:
-    found = text.find(what, place)
+def _found(text: str, what: str, position: int) -> int:
+    """The index after the next occurrence of a character. Raises Unclosed if there is none."""
+    found = text.find(what, position)
     return _checked(text, len(text) + 1 if found < 0 else found + 1)
 
 
-def _checked(text: str, place: int) -> int:
-    if place > len(text):
+def _checked(text: str, position: int) -> int:
+    """The index itself. Raises Unclosed if it is beyond the text."""
+    if position > len(text):
         raise Unclosed
-    return place
+    return position
 
 
-def _double(text: str, place: int) -> int:
-    while place < len(text) and text[place] != '"':
-        place = end_of(text, place) if text[place] in "\\`" or text.startswith(("$(", "${"), place) else place + 1
-    return _checked(text, place + 1)
+def _double(text: str, position: int) -> int:
+    """The index after the double quote that ends a quoted text. Raises Unclosed."""
+    while position < len(text) and text[position] != '"':
+        position = (
+            end_of(text, position) if text[position] in "\\`" or text.startswith(("$(", "${"), position) else position + 1
+        )
+    return _checked(text, position + 1)
 
 
-def _closed(text: str, place: int, opens: str, closes: str) -> int:
-    """The place behind what closes a bracket that was opened before a place."""
+def _closed(text: str, position: int, opens: str, closes: str) -> int:
+    """The index after the bracket that closes one opened before a position. Raises Unclosed."""
     depth = 1
-    while place < len(text):
-        char = text[place]
-        if char == "#" and opens == "(" and text[place - 1] in " \t\n;":
-            place = text.find("\n", place) if "\n" in text[place:] else len(text)
+    while position < len(text):
+        char = text[position]
+        if char == "#" and opens == "(" and text[position - 1] in " \t\n;":
+            position = text.find("\n", position) if "\n" in text[position:] else len(text)
             continue
-        if char in "\\'\"`" or (char == "$" and text[place + 1 : place + 2] in ("{", "(", "'", '"')):
-            place = end_of(text, place)
+        if char in "\\'\"`" or (char == "$" and text[position + 1 : position + 2] in ("{", "(", "'", '"')):
+            position = end_of(text, position)
             continue
         depth += (char == opens) - (char == closes)
-        place += 1
+        position += 1
         if depth == 0:
-            return place
+            return position
     raise Unclosed
 
 
 def split(text: str, assignments: bool = True) -> list[Raw]:
-    """The words of a text, and its redirections; comments are left out. assignments: whether `NAME=( .. )` is one word.
-    Raises Unclosed."""
-    words, place, begin = list[Raw](), 0, -1
+    """The words of a text and its redirections, without comments. assignments: whether `NAME=( .. )` is one word. Raises
+    Unclosed."""
+    words, position, begin = list[Raw](), 0, -1
     redirects = ""
 
     def ended() -> None:
         nonlocal begin, redirects
         if begin >= 0:
-            words.append(Raw(text[begin:place], begin, redirects))
+            words.append(Raw(text[begin:position], begin, redirects))
             redirects, begin = "", -1
 
-    while place < len(text):
-        char = text[place]
-        if char in " \t\n" or text.startswith("\\\n", place):
+    while position < len(text):
+        char = text[position]
+        if char in " \t\n" or text.startswith("\\\n", position):
             if char == "\\" and begin >= 0:
-                place += 2
+                position += 2
                 continue
             ended()
-            place += 1 + (char == "\\")
+            position += 1 + (char == "\\")
             continue
         if begin < 0:
             if char == "#":
-                place = text.find("\n", place) if "\n" in text[place:] else len(text)
+                position = text.find("\n", position) if "\n" in text[position:] else len(text)
                 continue
-            if not PLACEHOLDER.match(text, place) and (match := REDIRECTION.match(text, place)):
-                redirects, place = match[0], match.end()
+            if not PLACEHOLDER.match(text, position) and (match := REDIRECTION.match(text, position)):
+                redirects, position = match[0], match.end()
                 continue
-            begin = place
-            if assignments and (match := ASSIGNED.match(text, place)):
-                place = match.end()
-                if text[place : place + 1] == "(":
-                    place = _closed(text, place + 1, "(", ")")
+            begin = position
+            if assignments and (match := ASSIGNED.match(text, position)):
+                position = match.end()
+                if text[position : position + 1] == "(":
+                    position = _closed(text, position + 1, "(", ")")
                 continue
-        elif char in "<>" and text[place + 1 : place + 2] != "(" and not PLACEHOLDER.match(text, place):
+        elif char in "<>" and text[position + 1 : position + 2] != "(" and not PLACEHOLDER.match(text, position):
             ended()
             continue
         if char in ";&|":
             ended()
-            words.append(Raw(char, place))
-            place += 1
+            words.append(Raw(char, position))
+            position += 1
             continue
-        place = end_of(text, place)
+        position = end_of(text, position)
     ended()
     return words

@@ -1,4 +1,4 @@
-"""What `sed` makes of a text: substitutions and deleted, printed, changed or added lines, with addresses."""
+"""Output of `sed` for a text: substitutions and deleted, printed, changed or added lines, with addresses."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ Address = int | str | re.Pattern[str]
 
 @dataclass(frozen=True)
 class Edit:
-    """One command of a program. addresses: none, one or the two ends of a range: numbers, `$` or patterns; others: whether
-    it is for all other lines; pattern, text, nth: of s, where nth is 0 for every place."""
+    """One command of a sed program.
+
+    addresses: none, one, or the two ends of a range: line numbers, `$` or patterns. others: whether it applies to all other
+    lines. name: the command's letter. text: the text of the command, or the replacement. pattern, nth, prints: those of `s`;
+    nth is 0 for all matches.
+    """
 
     addresses: tuple[Address, ...]
     others: bool
@@ -29,41 +33,41 @@ class Edit:
 
 
 class Unread(Exception):
-    """A program that is not read."""
+    """Raised for a program that is not supported."""
 
 
 def extended(text: str, extends: bool) -> str:
-    """A pattern of sed or grep as an extended regular expression. extends: whether it is one (-E). Raises Unread."""
-    made, place = "", 0
-    while place < len(text):
-        char = text[place]
-        if char == "[" and (found := SETS.match(text, place)):
-            made, place = made + found[0], found.end()
+    """A pattern of sed or grep as an extended regular expression. extends: whether it already is one (-E). Raises Unread."""
+    result, position = "", 0
+    while position < len(text):
+        char = text[position]
+        if char == "[" and (found := SETS.match(text, position)):
+            result, position = result + found[0], found.end()
             continue
-        if char == "\\" and place + 1 < len(text):
-            after, place = text[place + 1], place + 2
+        if char == "\\" and position + 1 < len(text):
+            after, position = text[position + 1], position + 2
             if after in "<>":
-                made += r"\b"
+                result += r"\b"
             elif not extends and after in "(){}+?|":
-                made += after
+                result += after
             elif after.isalnum() and after not in "swbSWBnt123456789":
                 raise Unread
             else:
-                made += "\\" + after
+                result += "\\" + after
             continue
-        made += "\\" + char if not extends and char in "(){}+?|" else char
-        place += 1
-    return made
+        result += "\\" + char if not extends and char in "(){}+?|" else char
+        position += 1
+    return result
 
 
 def edited(rest: Sequence[str], given: str) -> str | None:
-    """What sed prints of a text. rest: its options and programs, without files; None where these are not read."""
-    programs, letters, place = list[str](), "", 0
-    while place < len(rest):
-        word = rest[place]
+    """The output of sed for a text. rest: its options and programs, without files. None if these are not supported."""
+    programs, letters, position = list[str](), "", 0
+    while position < len(rest):
+        word = rest[position]
         if re.fullmatch(r"-[nErsuz]*e|--expression", word):
-            place, letters = place + 1, letters + word[1:-1] * (word[1] != "-")
-            programs += rest[place : place + 1]
+            position, letters = position + 1, letters + word[1:-1] * (word[1] != "-")
+            programs += rest[position : position + 1]
         elif word.startswith("--expression="):
             programs.append(word.partition("=")[2])
         elif re.fullmatch(r"-[nErsu]+", word):
@@ -74,7 +78,7 @@ def edited(rest: Sequence[str], given: str) -> str | None:
             return None
         else:
             programs.append(word)
-        place += 1
+        position += 1
     try:
         edits = _edits("\n".join(programs), bool(set(letters) & set("Er")), given)
     except Unread:
@@ -83,7 +87,8 @@ def edited(rest: Sequence[str], given: str) -> str | None:
 
 
 def _run(edits: Sequence[Edit], given: str, quiet: bool) -> str:
-    lines, made = given.split("\n"), list[str]()
+    """The text after the commands of a program. quiet: whether lines are printed on request only (-n)."""
+    lines, result = given.split("\n"), list[str]()
     ends = lines[-1] == ""
     lines = lines[:-1] if ends else lines
     inside = [False] * len(edits)
@@ -96,24 +101,27 @@ def _run(edits: Sequence[Edit], given: str, quiet: bool) -> str:
                 kept = False
                 break
             if edit.name == "p":
-                made.append(line)
+                result.append(line)
             elif edit.name == "c":
-                made.append(edit.text)
+                result.append(edit.text)
                 kept = False
                 break
             elif edit.name == "i":
-                made.append(edit.text)
+                result.append(edit.text)
             elif edit.name == "a":
                 after.append(edit.text)
             elif edit.pattern is not None:
                 before, line = line, _replaced(edit, line)
-                made += [line] if edit.prints and before != line else []
-        made += [line] if kept and not quiet else []
-        made += after
-    return "\n".join(made) + "\n" * bool(made and ends)
+                result += [line] if edit.prints and before != line else []
+        result += [line] if kept and not quiet else []
+        result += after
+    return "\n".join(result) + "\n" * bool(result and ends)
 
 
-def _selected(edit: Edit, inside: list[bool], place: int, number: int, last: bool, line: str) -> bool:
+def _selected(edit: Edit, inside: list[bool], position: int, number: int, last: bool, line: str) -> bool:
+    """Whether the addresses of a command select a line. inside: which ranges are open, by index of the command. last: whether
+    it is the last line."""
+
     def at(address: Address) -> bool:
         if isinstance(address, re.Pattern):
             return address.search(line) is not None
@@ -124,16 +132,17 @@ def _selected(edit: Edit, inside: list[bool], place: int, number: int, last: boo
     if len(edit.addresses) == 1:
         return at(edit.addresses[0])
     first, end = edit.addresses
-    if inside[place]:
-        inside[place] = not (number >= end if isinstance(end, int) else at(end))
+    if inside[position]:
+        inside[position] = not (number >= end if isinstance(end, int) else at(end))
         return True
     if at(first):
-        inside[place] = not (isinstance(end, int) and end <= number)
+        inside[position] = not (isinstance(end, int) and end <= number)
         return True
     return False
 
 
 def _replaced(edit: Edit, line: str) -> str:
+    """A line after a substitution."""
     count = 0
 
     def one(match: re.Match[str]) -> str:
@@ -154,67 +163,67 @@ def _replaced(edit: Edit, line: str) -> str:
 
 
 def _edits(program: str, extends: bool, given: str) -> list[Edit]:
-    """The commands of a program. Raises Unread."""
+    """The commands of a program. given: the text that they are applied to, which bounds the cost of patterns. Raises Unread."""
     lines = given.split("\n")
     longest = max(map(len, lines))
 
     def compiled(text: str, flags: str) -> re.Pattern[str]:
         if MARK.search(text) or (META.search(re.sub(r"\\[./\-]", "", text).strip("^$")) and MARK.search(given)):
             raise Unread  # what is not known may be what the pattern finds
-        made = expression(extended(text, extends), longest, len(lines), re.IGNORECASE if flags else 0)
-        if made is None or not text:
+        result = expression(extended(text, extends), longest, len(lines), re.IGNORECASE if flags else 0)
+        if result is None or not text:
             raise Unread
-        return made
+        return result
 
-    made: list[Edit] = []
-    place = 0
-    while place < len(program):
-        if program[place] in " \t\n;":
-            place += 1
+    result: list[Edit] = []
+    position = 0
+    while position < len(program):
+        if program[position] in " \t\n;":
+            position += 1
             continue
         addresses: list[Address] = []
-        while len(addresses) < 2 and (found := ADDRESS.match(program, place)):
+        while len(addresses) < 2 and (found := ADDRESS.match(program, position)):
             text, flags = (found[5], found[6]) if found[4] else (found[2], found[3])
             number = int(found[1]) if found[1] and found[1] != "$" else found[1]
             addresses.append(number if number else compiled(text, flags))
-            place = found.end()
-            if program[place : place + 1] != ",":
+            position = found.end()
+            if program[position : position + 1] != ",":
                 break
-            place += 1
-        others = program[place : place + 1] == "!"
-        place += others
-        name = program[place : place + 1].strip()
-        place += 1
-        if name and name in "dp" and re.match(r"[ \t]*(?:[;\n]|$)", program[place:]):
-            made.append(Edit(tuple(addresses), others, name))
+            position += 1
+        others = program[position : position + 1] == "!"
+        position += others
+        name = program[position : position + 1].strip()
+        position += 1
+        if name and name in "dp" and re.match(r"[ \t]*(?:[;\n]|$)", program[position:]):
+            result.append(Edit(tuple(addresses), others, name))
         elif name and name in "cia" and len(addresses) < 2:
-            end = program.find("\n", place) if "\n" in program[place:].removeprefix("\\\n") else len(program)
-            text = program[place:end]
+            end = program.find("\n", position) if "\n" in program[position:].removeprefix("\\\n") else len(program)
+            text = program[position:end]
             if text.endswith("\\") and end < len(program):
                 end = (program + "\n").find("\n", end + 1)
-                text = program[place:end]
+                text = program[position:end]
             text = re.sub(r"^[ \t]*(?:\\\n?)?[ \t]*", "", text)
-            made.append(Edit(tuple(addresses), others, name, text))
-            place = end
-        elif name == "s" and place < len(program):
-            sign = re.escape(program[place])
+            result.append(Edit(tuple(addresses), others, name, text))
+            position = end
+        elif name == "s" and position < len(program):
+            sign = re.escape(program[position])
             part = rf"((?:(?!{sign})[^\\]|\\(?s:.))*){sign}"
-            found = re.compile(rf"{sign}{part}{part}([gpI\d]*)[ \t]*(?=[;\n}}]|$)").match(program, place)
+            found = re.compile(rf"{sign}{part}{part}([gpI\d]*)[ \t]*(?=[;\n}}]|$)").match(program, position)
             if found is None or re.search(r"\\[A-Za-mo-su-z]", found[2]):
                 raise Unread
-            unescaped = found[1] if program[place] in "./|()+?*[]^$" and program[place] != "/" else None
-            text = found[1].replace(f"\\{program[place]}", program[place]) if unescaped is None else unescaped
-            if unescaped is not None and f"\\{program[place]}" in unescaped:
+            unescaped = found[1] if program[position] in "./|()+?*[]^$" and program[position] != "/" else None
+            text = found[1].replace(f"\\{program[position]}", program[position]) if unescaped is None else unescaped
+            if unescaped is not None and f"\\{program[position]}" in unescaped:
                 raise Unread  # whether the sign is meant as itself hangs on the kind of pattern
-            replaced = found[2].replace(f"\\{program[place]}", program[place]) if program[place] != "&" else found[2]
+            replaced = found[2].replace(f"\\{program[position]}", program[position]) if program[position] != "&" else found[2]
             pattern = compiled(text, "I" if "I" in found[3] or "i" in found[3] else "")
-            groups = [int(each) for each in re.findall(r"\\(\d)", replaced)]
+            groups = [int(group) for group in re.findall(r"\\(\d)", replaced)]
             if any(group > pattern.groups for group in groups):
                 raise Unread
             count = re.search(r"\d+", found[3])
             nth = 0 if "g" in found[3] else int(count[0]) if count else 1
-            made.append(Edit(tuple(addresses), others, "s", replaced, pattern, nth, "p" in found[3]))
-            place = found.end()
+            result.append(Edit(tuple(addresses), others, "s", replaced, pattern, nth, "p" in found[3]))
+            position = found.end()
         else:
             raise Unread
-    return made
+    return result

@@ -1,4 +1,4 @@
-"""What a shell holds while a script is evaluated, and how two such states become one behind a condition that is not decided."""
+"""The state of a shell during evaluation, and how two states are merged after a condition that is undecided."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ Truth = bool | tuple[Decision, bool]  # undecided: a condition, and whether it i
 
 
 class Array(dict[Any, str]):
-    """Elements by index, or by name."""
+    """An array of bash: elements by index, or by name if `named`."""
 
     def __init__(self, named: bool = False) -> None:
         super().__init__()
         self.named = named
 
     def values(self) -> Any:
-        """Elements in the order of their indices."""
+        """The elements in the order of their indices, or of their insertion if they are named."""
         return [self[key] for key in (self if self.named else sorted(self))]
 
     def __iter__(self) -> Any:
         return iter(list(super().__iter__()) if self.named else sorted(super().__iter__()))
 
     def copy(self) -> Array:
-        """Another one with the same elements."""
-        made = Array(self.named)
-        made.update(self)
-        return made
+        """A copy of the array."""
+        result = Array(self.named)
+        result.update(self)
+        return result
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Array) and self.named == other.named and dict.__eq__(self, other)
@@ -42,8 +42,13 @@ Value = str | Array | None  # None: unset by the script
 
 @dataclass(frozen=True)
 class Found:
-    """A command that was reached. words: with undecided parts; guards: the conditions under which it is; environment: what is
-    exported or stands in front of it; texts: lines of arguments, by their names; batch: nodes and tasks that Slurm gives."""
+    """A command that a script reaches.
+
+    words: its words, which may have undecided parts. where: file and line. guards: the conditions under which it is reached, by
+    number and side. lines: file and line by argument. environment: variables that are exported or set in front of the command.
+    files: files that the script has written. batch: nodes and tasks from the batch system. directory: where it runs. serial:
+    its number in the order of evaluation.
+    """
 
     words: tuple[str, ...]
     where: str
@@ -58,11 +63,19 @@ class Found:
 
 @dataclass
 class State:
-    """Variables, functions, positional parameters (None: nobody has said any), directory, files that were written, commands
-    that were reached, what was decided, whether the last command succeeded (code: its status where it failed), and scripts
-    that were asked for and are not there. kinds: letters of `declare` by variable; options: of `set` and `shopt` that are on;
-    tested: how many conditions are around what runs; lines: where arguments are written; origins: where variables got their
-    values."""
+    """The state of a shell during evaluation.
+
+    variables: values by name. exported: names of exported variables. functions: by name. arguments: positional parameters; None
+    if nobody has given any. shifted: how many were dropped by `shift`. closed: whether the parameters are all known (in a
+    function or a child script). name: `$0`. directory: the working directory. files: content of written files, by path.
+    commands: commands that were reached. guards: undecided conditions on the path to here, by number and side. status: whether
+    the last command succeeded; code: its status if it failed. kinds: letters of `declare` by variable. aliases: by name.
+    options: options of `set` and `shopt` that are on. tested: number of conditions around the current statement. missing:
+    scripts that were to be sourced and are not there. locals: outer values of local variables, per function call. printed:
+    output so far, while it is captured (captures). given: standard input. lines: where arguments are written. origins: where
+    variables got their values. batch: values from the batch system. touched: user-given variables that the script has
+    assigned.
+    """
 
     variables: dict[str, Value] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
@@ -92,7 +105,7 @@ class State:
     touched: frozenset[str] = frozenset()
 
     def copy(self) -> State:
-        """Another one that changes apart from this one."""
+        """A copy that can be changed independently."""
         return replace(
             self,
             variables={name: value.copy() if isinstance(value, Array) else value for name, value in self.variables.items()},
@@ -110,7 +123,7 @@ class State:
         )
 
     def known(self) -> dict[int, bool]:
-        """What is decided here."""
+        """The undecided conditions whose side is fixed in this state, by number."""
         return dict(self.guards)
 
 
@@ -118,14 +131,16 @@ ABSENT = object()
 
 
 def merged(states: Sequence[State], marks: Marks, fixed: frozenset[str], where: str) -> State:
-    """One state of several that differ by conditions. fixed: variables whose value was given."""
-    made = states[0]
+    """One state for several that differ by undecided conditions. fixed: variables whose values the user has given. where: file
+    and line, for values that become unknown."""
+    result = states[0]
     for other in states[1:]:
-        made = _merged(made, other, marks, fixed, where)
-    return made
+        result = _merged(result, other, marks, fixed, where)
+    return result
 
 
 def _merged(a: State, b: State, marks: Marks, fixed: frozenset[str], where: str) -> State:
+    """One state for two that differ by an undecided condition, whose values depend on that condition."""
     common = 0
     while common < min(len(a.guards), len(b.guards)) and a.guards[common] == b.guards[common]:
         common += 1
@@ -136,38 +151,41 @@ def _merged(a: State, b: State, marks: Marks, fixed: frozenset[str], where: str)
         found = next((marks.decisions[part[0][0]].cause for part in parts if part), Unknown("", where))
         decision, first = marks.decision(found), True
     yes, no = (a, b) if first else (b, a)
-    made = a.copy()
-    made.guards = a.guards[:common]
+    result = a.copy()
+    result.guards = a.guards[:common]
     for name in {*yes.variables, *no.variables}:
         value, other = yes.variables.get(name, ABSENT), no.variables.get(name, ABSENT)
         if value is ABSENT and other is ABSENT:
             continue
         if value is not ABSENT and other is not ABSENT and type(value) is type(other) and value == other:
             continue
-        made.variables[name] = _either(name, value, other, decision, marks, where)
-    made.printed = marks.choice(decision, yes.printed, no.printed)
-    made.directory = marks.choice(decision, yes.directory, no.directory)
+        result.variables[name] = _either(name, value, other, decision, marks, where)
+    result.printed = marks.choice(decision, yes.printed, no.printed)
+    result.directory = marks.choice(decision, yes.directory, no.directory)
     for path in {*yes.files, *no.files}:
-        made.files[path] = marks.choice(decision, yes.files.get(path, ""), no.files.get(path, ""))
+        result.files[path] = marks.choice(decision, yes.files.get(path, ""), no.files.get(path, ""))
     begin = 0
     while begin < min(len(a.commands), len(b.commands)) and a.commands[begin] is b.commands[begin]:
         begin += 1
-    made.commands = a.commands + b.commands[begin:]
-    if len(made.commands) > begin:
+    result.commands = a.commands + b.commands[begin:]
+    if len(result.commands) > begin:
         marks.lives(decision)
-    made.exported, made.functions = a.exported | b.exported, {**b.functions, **a.functions}
-    made.kinds, made.aliases = b.kinds | a.kinds, b.aliases | a.aliases
-    made.missing = (*a.missing, *(each for each in b.missing if each not in a.missing))
-    made.lines, made.batch, made.touched = {**b.lines, **a.lines}, {**b.batch, **a.batch}, a.touched | b.touched
-    made.origins = {name: where for name, where in a.origins.items() if b.origins.get(name) == where}
+    result.exported, result.functions = a.exported | b.exported, {**b.functions, **a.functions}
+    result.kinds, result.aliases = b.kinds | a.kinds, b.aliases | a.aliases
+    result.missing = (*a.missing, *(script for script in b.missing if script not in a.missing))
+    result.lines, result.batch, result.touched = {**b.lines, **a.lines}, {**b.batch, **a.batch}, a.touched | b.touched
+    result.origins = {name: where for name, where in a.origins.items() if b.origins.get(name) == where}
     if a.arguments != b.arguments or a.shifted != b.shifted:
-        made.arguments = [marks.unknown("@", where, "is shifted by a condition")]
-    made.status = _status(yes.status, no.status, decision, marks)
-    made.code = no.code if yes.status is True else yes.code if no.status is True else marks.choice(decision, yes.code, no.code)
-    return made
+        result.arguments = [marks.unknown("@", where, "is shifted by a condition")]
+    result.status = _status(yes.status, no.status, decision, marks)
+    result.code = (
+        no.code if yes.status is True else yes.code if no.status is True else marks.choice(decision, yes.code, no.code)
+    )
+    return result
 
 
 def _status(yes: Truth, no: Truth, decision: Decision, marks: Marks) -> Truth:
+    """The merged success of a command: known if both sides agree, otherwise decided by the condition."""
     if yes == no:
         return yes
     if isinstance(yes, bool) and isinstance(no, bool):
@@ -176,29 +194,30 @@ def _status(yes: Truth, no: Truth, decision: Decision, marks: Marks) -> Truth:
 
 
 def _either(name: str, yes: Any, no: Any, decision: Decision, marks: Marks, where: str) -> Value:
-    """The value of a variable that a condition chooses."""
+    """The merged value of a variable whose value on each side of a condition is given; ABSENT stands for a variable that is not
+    set."""
     if isinstance(yes, Array) and isinstance(no, Array) and not yes.named and not no.named:
         a, b = yes.values(), no.values()
         begin = 0
         while begin < min(len(a), len(b)) and a[begin] == b[begin]:
             begin += 1
-        made = Array()
-        for index, each in enumerate(a[:begin]):
-            made[index] = each
-        made[begin] = marks.choice(decision, tuple(a[begin:]), tuple(b[begin:]), name)
-        return made
+        result = Array()
+        for index, element in enumerate(a[:begin]):
+            result[index] = element
+        result[begin] = marks.choice(decision, tuple(a[begin:]), tuple(b[begin:]), name)
+        return result
     if isinstance(yes, Array) and isinstance(no, Array):
-        made = Array(True)
+        result = Array(True)
         for key in [*yes, *(key for key in no if key not in yes)]:
-            made[key] = marks.choice(decision, yes.get(key, ""), no.get(key, ""), name)
-        return made
+            result[key] = marks.choice(decision, yes.get(key, ""), no.get(key, ""), name)
+        return result
     if isinstance(yes, Array) or isinstance(no, Array):
         sides = [
-            tuple(each.values()) if isinstance(each, Array) else () if each in (ABSENT, None) else (each,) for each in (yes, no)
+            tuple(side.values()) if isinstance(side, Array) else () if side in (ABSENT, None) else (side,) for side in (yes, no)
         ]
-        made = Array()
-        made[0] = marks.choice(decision, sides[0], sides[1], name)
-        return made
+        result = Array()
+        result[0] = marks.choice(decision, sides[0], sides[1], name)
+        return result
     unknown = "" if name in marks.own else marks.unknown(name, where)
-    texts = [unknown if each is ABSENT else "" if each is None else each for each in (yes, no)]
+    texts = [unknown if side is ABSENT else "" if side is None else side for side in (yes, no)]
     return marks.choice(decision, texts[0], texts[1], name)

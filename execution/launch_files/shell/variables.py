@@ -1,4 +1,4 @@
-"""Variables, positional parameters and files of a script that is evaluated."""
+"""Variables, positional parameters and files of a script during evaluation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ SHELL = {
 
 
 class Variables:
-    """given: variables and positional parameters by number, as the user says them. folder: of the script."""
+    """Base class of the evaluator. given: variables and, by number, positional parameters that the user gives. folder: the
+    script's folder."""
 
     def __init__(self, given: Mapping[str, str], folder: Path) -> None:
         self.given = {name: value for name, value in given.items() if not name.isdecimal()}
@@ -36,10 +37,10 @@ class Variables:
         self.marks = Marks()
         self.own = self.marks.own
         self.blank: dict[str, str] = {}  # variables that the script sets elsewhere, and not where it reads them: file and line
-        self.asked: set[int] = set()  # positional parameters of the script itself that nobody has said
+        self.missing_positions: set[int] = set()  # positional parameters of the script itself that nobody has said
 
     def start(self, name: str) -> State:
-        """The state in which a script begins."""
+        """The state in which a script begins. name: the script's path."""
         path = os.path.abspath(name) if os.path.isfile(name) else name  # since it is taken to start in its own folder
         state = State(name=path, directory=os.path.abspath(self.folder))
         state.variables.update(self.given)
@@ -51,20 +52,20 @@ class Variables:
         return state
 
     def value(self, state: State, name: str, where: str) -> Value:
-        """What a variable holds; unknown where nobody has said it."""
+        """The value of a variable; unknown if nobody has given it."""
         name = self.target(state, name)
         if name in state.variables:
             value, known = state.variables[name], state.known()
             if isinstance(value, str):
                 return self.marks.picked(value, known)
-            if isinstance(value, Array) and known and any(MARK.search(each) for each in value.values()):
+            if isinstance(value, Array) and known and any(MARK.search(element) for element in value.values()):
                 if value.named:
-                    made = value.copy()
-                    made.update({key: self.marks.picked(each, known) for key, each in dict.items(value)})
+                    result = value.copy()
+                    result.update({key: self.marks.picked(element, known) for key, element in dict.items(value)})
                 else:
-                    made = Array()
-                    made.update(enumerate(self.marks.picked_words(value.values(), known)))
-                return made
+                    result = Array()
+                    result.update(enumerate(self.marks.picked_words(value.values(), known)))
+                return result
             return value
         if name.isdecimal():
             return self._placed(state, int(name), where)
@@ -96,8 +97,8 @@ class Variables:
         return self.marks.unknown(name if name.isidentifier() else "", where)
 
     def owns(self, assigned: Sequence[tuple[str, int]], text: str) -> None:
-        """Notes the variables that a text sets, and not by what they held before. assigned: their names, and where the values
-        begin."""
+        """Records the variables that a text sets to values other than their previous ones. assigned: names and the positions
+        where their values begin."""
         for name, begin in assigned:
             end = begin
             while end < len(text) and text[end] not in " \t\n;&|)":
@@ -106,29 +107,32 @@ class Variables:
                 self.own.add(name)
 
     def _placed(self, state: State, number: int, where: str) -> str:
+        """The value of a positional parameter by its number."""
         if number == 0:
             return state.name
         if state.arguments is not None and number <= len(state.arguments):
             if not state.closed and MARK.match(state.arguments[number - 1]):
-                self.asked.add(number + state.shifted)
+                self.missing_positions.add(number + state.shifted)
             return self.marks.picked(state.arguments[number - 1], state.known())
         if state.closed:
             return ""
-        self.asked.add(number + state.shifted)
+        self.missing_positions.add(number + state.shifted)
         return self.marks.unknown(str(number + state.shifted), where, "is taken by place, and not said")
 
     def _status(self, state: State, where: str) -> str:
+        """The value of `$?`."""
         if isinstance(state.status, bool):
             return "0" if state.status else state.code
         decision, sense = state.status
         return self.marks.choice(decision, "0" if sense else state.code, state.code if sense else "0")
 
     def script_name(self, state: State) -> str:
-        """What `$0` is."""
+        """The value of `$0`."""
         return state.name
 
     def origin(self, state: State, name: str, path: str) -> str:
-        """What to add to the line of an argument, of the variable that it is taken from: its value, and where it got that."""
+        """A note on the variable from which an argument takes its value: the value, and where it was assigned; empty if there
+        is nothing to say."""
         value = state.variables.get(name) if not name.isdecimal() else self.placed.get(int(name))
         if not isinstance(value, str) or MARK.search(value) or len(value) > 40 or not value.strip():
             return ""
@@ -140,7 +144,7 @@ class Variables:
         return f", {shown} of " + (f"line {line}" if file == path else where)
 
     def arguments(self, state: State) -> list[str]:
-        """All positional parameters; none where nobody has said any."""
+        """All positional parameters; empty if nobody has given any."""
         return self.marks.picked_words(state.arguments or [], state.known())
 
     def is_set(self, state: State, name: str, index: str | None = None) -> bool:
@@ -158,14 +162,15 @@ class Variables:
         return name in ("BASH_SOURCE", "PWD", "?", "#", "0", *SHELL) or name in state.batch
 
     def open(self, state: State, name: str) -> bool:
-        """Whether what is not set by the script may come from outside of it."""
+        """Whether a variable that the script has not set may come from its environment."""
         if name.isdecimal():
             return not state.closed
         return name.isidentifier() and name not in state.variables and name not in self.own
 
     def assign(self, state: State, name: str, value: Value, where: str, index: str | None = None, derived: bool = True) -> None:
-        """Gives a variable a value. derived: whether the value is made of the one before; what the user gives by name
-        goes before the first one that is not, and before all that are not decided."""
+        """Assigns a value to a variable, or to an element of it (index). derived: whether the value is made from the previous
+        one. A value that the user gives by name takes precedence over the first assignment that is not derived, and over
+        undecided ones."""
         name = self.target(state, name)
         if "r" in state.kinds.get(name, ""):
             return
@@ -195,7 +200,7 @@ class Variables:
         state.variables[name] = value
 
     def _named(self, value: str, name: str, where: str) -> str:
-        """Unknown parts that have no name get that of the variable which holds them."""
+        """A value in which unknown parts without a name get the name of the variable that holds them."""
 
         def one(found: re.Match[str]) -> str:
             entry = self.marks.entry(found[0])
@@ -206,18 +211,18 @@ class Variables:
         return MARK.sub(one, value)
 
     def target(self, state: State, name: str) -> str:
-        """The variable that a name stands for: another one, where it was declared by -n."""
+        """The variable that a name refers to: another one if it was declared by -n."""
         other = state.variables.get(name) if "n" in state.kinds.get(name, "") else None
         return other if isinstance(other, str) and other.isidentifier() else name
 
     def assign_list(self, state: State, name: str, values: Sequence[str]) -> None:
-        """Gives a variable a list."""
+        """Assigns a list to a variable."""
         array = Array()
         array.update(enumerate(values))
         state.variables[name] = array
 
     def restore(self, state: State, name: str, old: Any) -> None:
-        """Gives a variable back what it held outside a function."""
+        """Gives a variable the value back that it had before a function call."""
         state.origins.pop(name, None)
         if old is ABSENT:
             state.variables.pop(name, None)
@@ -225,42 +230,43 @@ class Variables:
             state.variables[name] = old
 
     def named(self, state: State, path: str) -> str:
-        """A path as files that were written are kept under: parts that nobody knows stand in it by their names, so that
-        `ds.$SLURM_JOB_ID.json` is one file wherever it is named."""
+        """A path in the form under which written files are kept: undecided parts are shown by name, so that
+        `ds.$SLURM_JOB_ID.json` is the same file everywhere."""
         return self.marks.shown(os.path.normpath(os.path.join(state.directory, path)))
 
     def on_disk(self, state: State, path: str) -> Path | None:
-        """A file that is there, by its path or alongside the script; None where there is none, or it is not known which."""
+        """An existing file or folder by its path from the working directory or from the script's folder; None if there is none
+        or the path is undecided."""
         if MARK.search(path) or "\0" in path or len(path) > 1000:
             return None
         folder = self.folder.resolve()
         tried = [Path(path)] if path.startswith("/") else [folder / path, folder / Path(path).name]
         if not path.startswith("/") and not MARK.search(state.directory):
             tried.insert(0, Path(state.directory) / path)
-        for each in tried:
+        for candidate in tried:
             try:
-                if each.exists() and (not path.startswith("/") or folder in each.resolve().parents):
-                    return each
+                if candidate.exists() and (not path.startswith("/") or folder in candidate.resolve().parents):
+                    return candidate
             except (OSError, ValueError, RuntimeError):
                 continue
         return None
 
     def kind_of(self, state: State, path: str) -> str | None:
-        """Whether a path is a file or a folder; None where nothing of the kind is here."""
+        """ "file" or "folder" for a path that exists or was written; None otherwise."""
         if self.named(state, path) in state.files:
             return "file"
         found = self.on_disk(state, path)
         return None if found is None else "file" if found.is_file() else "folder"
 
     def written(self, state: State, path: str, text: str, adds: bool = False) -> None:
-        """Notes what a file holds from here on. adds: whether it is added to what it held."""
+        """Records the new content of a file. adds: whether the text is appended."""
         if self.marks.tells(path):
             name = self.named(state, path)
             held = state.files.get(name, self.text_of(state, path) or "") if adds else ""
             state.files[name] = held + text
 
     def content(self, state: State, path: str, where: str) -> str:
-        """What a file holds, as one that was written, or one alongside the script."""
+        """The content of a file that was written or that exists next to the script; unknown for other files."""
         if (held := state.batch.get(f"file {path}")) is not None:
             return held
         if self.marks.tells(path) and self.named(state, path) in state.files:
@@ -269,7 +275,7 @@ class Variables:
         return self.marks.unknown("", where, f"is in {self.marks.shown(path)}, which is not here") if text is None else text
 
     def text_of(self, state: State, path: str) -> str | None:
-        """The text of a file that is there."""
+        """The text of an existing file; None if there is none or it is too large."""
         found = self.on_disk(state, path)
         try:
             if found is None or not found.is_file() or found.stat().st_size > MOST_BYTES:

@@ -1,4 +1,4 @@
-"""Words of bash as the values that they stand for: quotes, parameters, arithmetic and what commands print."""
+"""Expands words of bash: quotes, parameters, arithmetic and command substitution."""
 
 from __future__ import annotations
 
@@ -33,66 +33,70 @@ OPERATOR = re.compile(r":?[-=?+]|##?|%%?|//|/[#%]?|\^\^?|,,?|@[A-Za-z]|:")
 
 
 class Words:
-    """Expands the words of one statement. where: file and line, of undecided values."""
+    """Expands the words of one statement. shell, state: the evaluator and its state. where: file and line, for undecided
+    values."""
 
     def __init__(self, shell: Evaluator, state: State, where: str) -> None:
         self.shell, self.state, self.where = shell, state, where
         self.marks: Marks = shell.marks
 
     def fields(self, raw: str) -> list[str]:
-        """The words that one word as written makes."""
+        """The words that one written word expands to."""
         words: list[str] = []
-        for each in braced(raw):
-            words += fields(self.pieces(each), self._separators())
+        for word in braced(raw):
+            words += fields(self.pieces(word), self._separators())
         if sum(map(len, words)) > LONGEST:
             raise TooMuch
         return words
 
     def text(self, raw: str) -> str:
-        """One text, as in an assignment: nothing is split."""
+        """A written word expanded to one text, as in an assignment: nothing is split."""
         return self._joined(self.pieces(raw))
 
     def _joined(self, pieces: list[Piece]) -> str:
+        """Pieces joined to one text. Raises TooMuch if it is too long."""
         parts: list[str] = []
         for piece in pieces:
             if piece is BREAK:
                 parts.append(" ")
             elif piece is not NOTHING:
                 parts.append(quoted(piece[0]))
-        made = "".join(parts)
-        if len(made) > LONGEST:
+        result = "".join(parts)
+        if len(result) > LONGEST:
             raise TooMuch
-        return made
+        return result
 
     def pattern(self, raw: str) -> list[tuple[str, bool]]:
-        """A pattern in pieces: what was in quotes stands for itself."""
-        made = []
+        """A written pattern in pieces: each text, and whether it is literal because it was quoted."""
+        result = []
         for piece in self.pieces(raw):
             if piece is BREAK:
-                made.append((" ", True))
+                result.append((" ", True))
             elif piece is not NOTHING:
                 text, plain = piece
-                made.append((quoted(text), not plain))
-        return made
+                result.append((quoted(text), not plain))
+        return result
 
     def _separators(self) -> str:
+        """The characters at which words are split (IFS)."""
         value = self.state.variables.get("IFS", " \t\n")
         return value if isinstance(value, str) and not MARK.search(value) else " \t\n"
 
     def pieces(self, raw: str, double: bool = False, heredoc: bool = False) -> list[Piece]:
-        """The pieces of a word: texts and whether they are split; pieces of patterns that are not quoted count as split."""
-        made: list[Piece] = []
-        place, plain = 0, ""
-        while place < len(raw):
-            char = raw[place]
-            end = end_of(raw, place) if char in "\\`$" or (not double and char in "'\"<>") else place + 1
-            part = raw[place:end]
-            place = end
+        """The pieces of a written word: texts and whether they are split into words; unquoted pieces of patterns count as
+        split. double: within double quotes. heredoc: within a here-document."""
+        result: list[Piece] = []
+        position, plain = 0, ""
+        while position < len(raw):
+            char = raw[position]
+            end = end_of(raw, position) if char in "\\`$" or (not double and char in "'\"<>") else position + 1
+            part = raw[position:end]
+            position = end
             if len(part) == 1 and char != "\\":
                 plain += char
                 continue
             if plain:
-                made.append((Literal(plain), not double))
+                result.append((Literal(plain), not double))
                 plain = ""
             if char == "\\":
                 after = part[1:]
@@ -103,39 +107,39 @@ class Words:
                 else:
                     text = "" if after == "\n" else after or "\\"
                 if text or not double:
-                    made.append((text, False))
+                    result.append((text, False))
             elif char == "'":
-                made.append((part[1:-1], False))
+                result.append((part[1:-1], False))
             elif char == '"':
                 inner = self.pieces(part[1:-1], True)
-                made += inner or [("", False)]
+                result += inner or [("", False)]
             elif part.startswith("$'"):
-                made.append((escaped(part[2:-1]), False))
+                result.append((escaped(part[2:-1]), False))
             elif part.startswith('$"'):
-                made += self.pieces(part[2:-1], True) or [("", False)]
+                result += self.pieces(part[2:-1], True) or [("", False)]
             elif char == "`":
-                made.append((self.shell.output(re.sub(r"\\([`$\\])", r"\1", part[1:-1]), self.state, self.where), not double))
+                result.append((self.shell.output(re.sub(r"\\([`$\\])", r"\1", part[1:-1]), self.state, self.where), not double))
             elif part.startswith("$((") and part.endswith("))") and balanced(part[3:-2]):
-                made.append((self.number(part[3:-2]), not double))
+                result.append((self.number(part[3:-2]), not double))
             elif part.startswith("$["):
-                made.append((self.number(part[2:-1]), not double))
+                result.append((self.number(part[2:-1]), not double))
             elif part.startswith("$("):
-                made.append((self.shell.output(part[2:-1], self.state, self.where), not double))
+                result.append((self.shell.output(part[2:-1], self.state, self.where), not double))
             elif part.startswith("${"):
-                made += self.parameter(part[2:-1], double)
+                result += self.parameter(part[2:-1], double)
             elif char == "$":
-                made += self._value(part[1:], None, double)
+                result += self._value(part[1:], None, double)
             elif part[1] != "(":
-                made.append((part, False))
+                result.append((part, False))
             elif char == "<":
                 path = f"/dev/fd/{self.shell.outputs + 63}"
                 self.state.files[path] = self.shell.printed(part[2:-1], self.state, self.where)
-                made.append((path, False))
+                result.append((path, False))
             else:
-                made.append((self.marks.unknown("", self.where, "is what a command prints"), False))
+                result.append((self.marks.unknown("", self.where, "is what a command prints"), False))
         if plain:
-            made.append((Literal(plain), not double))
-        return made
+            result.append((Literal(plain), not double))
+        return result
 
     def number(self, raw: str) -> str:
         """The value of an arithmetic expression, as a text."""
@@ -143,6 +147,7 @@ class Words:
         return self.marks.lifted(text, self._computed, self.where)
 
     def _computed(self, text: str) -> str:
+        """The value of an arithmetic expression without undecided parts in its text; variables in it may be undecided."""
         causes: list[str] = []
 
         def get(name: str) -> str:
@@ -180,14 +185,16 @@ class Words:
         return value
 
     def scalar(self, name: str, index: str | None) -> str:
-        """The value of a variable as one text, of an array its first element or the one of an index; unset ones are unknown."""
+        """The value of a variable as one text; of an array the element of an index, or the first. Unset variables are
+        unknown."""
         value = self.shell.value(self.state, name, self.where)
         if isinstance(value, Array):
             return self._element(value, index if index is not None else "0")
         return "" if value is None else value
 
     def _element(self, array: Array, index: str) -> str:
-        loose = next((each for each in array.values() if self.marks.several(each)), None)
+        """An element of an array; unknown if the array may have another number of elements."""
+        loose = next((element for element in array.values() if self.marks.several(element)), None)
         if loose is not None and not array.named:
             cause = self.marks.cause(loose)
             return self.marks.unknown(cause.name if cause else "", self.where)
@@ -196,19 +203,19 @@ class Words:
         number = self.number(index)
         if MARK.search(number):
             return number
-        place = int(number)
+        position = int(number)
         keys = list(array)
-        return array.get(place if place >= 0 or not keys else int(max(keys)) + 1 + place, "")
+        return array.get(position if position >= 0 or not keys else int(max(keys)) + 1 + position, "")
 
     def _value(self, name: str, index: str | None, double: bool) -> list[Piece]:
-        """The pieces of a plain expansion."""
+        """The pieces of a plain expansion, `$NAME` or `${NAME[index]}`."""
         elements = self.elements(name, index)
         if elements is None:
             return [(self.scalar(name, index), not double)]
         return listed(elements, double, (name if index is None else index) == "*", self._separators()[:1])
 
     def elements(self, name: str, index: str | None) -> list[str] | None:
-        """All elements, where all are asked for; else None."""
+        """All elements of an array or all positional parameters, if the index requests all (@ or *); else None."""
         if name in ("@", "*") and index is None:
             return self.shell.arguments(self.state)
         if index not in ("@", "*"):
@@ -219,7 +226,7 @@ class Words:
         return list(value.values()) if isinstance(value, Array) else [unsplit(value) if MARK.fullmatch(value) else value]
 
     def parameter(self, inner: str, double: bool) -> list[Piece]:
-        """The pieces of `${..}`."""
+        """The pieces of `${..}`. inner: the text between the braces."""
         if inner.startswith("#") and (match := PARAMETER.fullmatch(inner, 1)):
             return [(self._length(match[1], match[2]), not double)]
         if inner.startswith("!") and (match := PARAMETER.match(inner, 1)):
@@ -264,6 +271,7 @@ class Words:
         return listed(elements, double, (name if index is None else index) == "*", self._separators()[:1])
 
     def _length(self, name: str, index: str | None) -> str:
+        """The value of `${#NAME}`: the length of a text or the number of elements."""
         elements = self.elements(name, index)
         if name == "#" and index is None:
             return self.marks.unknown("#", self.where)
@@ -276,7 +284,7 @@ class Words:
         return self.marks.lifted(self.scalar(name, index), lambda text: str(len(text)), self.where)
 
     def _bounds(self, word: str) -> tuple[int | None, int | None]:
-        """Offset and length of `${NAME:offset:length}`; None where they are not known, or not there."""
+        """Offset and length in `${NAME:offset:length}`; None if they are not known or not there."""
         depth, ends = 0, len(word)
         for index, char in enumerate(word):
             depth += (char in "({?") - (char in ")}")
@@ -286,11 +294,12 @@ class Words:
             if char == ":":
                 depth -= 1
         numbers = [self.number(part) for part in (word[:ends], word[ends + 1 :] if ends < len(word) else "")]
-        known = [None if MARK.search(each) else int(each) for each in numbers]
+        known = [None if MARK.search(number) else int(number) for number in numbers]
         return known[0], known[1] if ends < len(word) else None
 
     def _default(self, name: str, index: str | None, sign: str, word: str, double: bool) -> list[Piece]:
-        """`:-`, `:=`, `:?` and `:+`, with and without the colon."""
+        """The pieces of an expansion with `:-`, `:=`, `:?` or `:+`, with or without the colon (sign). word: the text after the
+        operator."""
         colon, kind = sign.startswith(":"), sign[-1]
         elements = self.elements(name, index)
         there = self.shell.is_set(self.state, name, index)
@@ -330,6 +339,8 @@ class Words:
     def _chosen(
         self, value: str, kind: str, name: str, index: str | None, word: str, double: bool, held: list[Piece]
     ) -> list[Piece]:
+        """The pieces of such an expansion once it is known whether the variable has a value (`value` not empty). held: the
+        pieces of the value."""
         if kind == "+":
             return self._split(word, double) if value else [] if not double else [("", False)]
         if value:
@@ -343,11 +354,11 @@ class Words:
         return self._split(word, double)
 
     def _split(self, word: str, double: bool) -> list[Piece]:
-        """The pieces of a word inside an expansion, where what is written is split, too."""
+        """The pieces of a word inside an expansion, in which written text is split, too."""
         return [piece if not piece[1] else (str(piece[0]), True) for piece in self.pieces(word, double)]
 
     def _changed(self, value: str, sign: str, word: str) -> str:
-        """A value with a part cut off, replaced, or in other letters."""
+        """A value after a substring, case or pattern operator (sign). word: the text after the operator."""
         if sign == ":":
             begin, length = self._bounds(word)
             if begin is None or (length is None and ":" in word.replace("::", "")):
@@ -371,7 +382,8 @@ class Words:
         return self.marks.lifted(value, lambda text: edited(text, sign, pattern, replaced), self.where)
 
     def array(self, raw: str, old: Value, more: bool, named: bool = False) -> Array:
-        """The array of `( .. )`. old: what the variable held; more: whether it is added to."""
+        """The array of `( .. )`. raw: the text between the brackets. old: the variable's old value. more: whether elements are
+        added to it. named: whether it is declared with names."""
         array = Array(named or (isinstance(old, Array) and old.named))
         if more and isinstance(old, Array):
             array.update(old)
