@@ -594,10 +594,10 @@ torchrun --nnodes $NNODES --nproc_per_node 8 pretrain_gpt.py {SIZES.replace("lay
 
 def test_all_values_that_are_taken_by_place_are_asked_for_at_once() -> None:
     said = refusal(MANY_PLACES)
-    assert "takes 5 values by place" in said
+    assert "takes 5 positional parameters" in said
     asked = "--set 1=local (ENV) --set 2=7B (MODEL_SIZE) --set 3=8 (TP) --set 4=full (AC) --set 10=/path (SAVE)"
     assert said.endswith(asked)
     some = {"1": "local", "2": "70B", "3": "4"}
-    assert "takes 2 values by place" in refusal(MANY_PLACES, **some)
+    assert "takes 2 positional parameters" in refusal(MANY_PLACES, **some)
     made = of_command(command_of_text(MANY_PLACES, some | {"4": "none"}, "run.sh", Path(".")), "run.sh", UserSettings())
     assert (made.tp, made.devices, made.recomputed.of) == (4, 8, "none")

@@ -659,7 +659,7 @@ def test_masters_are_what_is_loaded_or_what_fsdp_widens(keys: Any, launched: Any
     made = trained(tmp_path, launched, **keys)
     assert (made.dtype, made.precision.master) == wanted
     assert any("no float32 masters" in note for note in made.notes) == (wanted == ("bfloat16", None))
-    assert any("dtype is not said" in note for note in made.notes) == (not keys)
+    assert any("dtype is not given" in note for note in made.notes) == (not keys)
 
 
 @pytest.mark.parametrize(
@@ -678,7 +678,7 @@ def test_arguments_that_deny_one_another_are_refused(keys: dict[str, Any], said:
 def test_losses_that_no_file_says_are_open_to_the_option(tmp_path: Path) -> None:
     """TRL's own default has changed: all logits are counted, which is said, unless --loss says otherwise."""
     open_, nll = trained(tmp_path), trained(tmp_path, loss_type="nll")
-    assert open_.buffers.loss is None and any("loss_type is not said" in note for note in open_.notes)
+    assert open_.buffers.loss is None and any("loss_type is not given" in note for note in open_.notes)
     assert nll.buffers.loss == "full" and not any("loss_type" in note for note in nll.notes)
     trained(tmp_path)
     given: dict[str, Any] = {"cluster": "h200:8", "variables": {"accelerate": "none"}}

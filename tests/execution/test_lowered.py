@@ -118,7 +118,10 @@ def test_what_torch_cannot_carry_is_refused_by_field() -> None:
         (shared, "batch.shares is [2, 1]; leave it out"),
         (changed(pipeline, units=on_host, nvlink=False), "units[0].states.parameters is 'host'; give 'device'"),
         (on_ranks(pipeline, [0], [1, 2]), "stages[1].ranks are 2, and those of stages[0] 1; give stages of one size"),
-        (on_ranks(pipeline, [1], [0]), "stages[1].ranks are [0], after [1]; give each place's ranks in the order of stages"),
+        (
+            on_ranks(pipeline, [1], [0]),
+            "stages[1].ranks are [0], after [1]; give the ranks of every index in the order of stages",
+        ),
     ):
         first, *_ = refusals(plan)
         assert str(first).startswith(told)

@@ -15,7 +15,7 @@ from trainplan.execution.launch_files.run_configuration import RunConfiguration,
 from trainplan.formulations.plan.plan import Plan, RunBy, load_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.runtimes import RUNTIMES
-from trainplan.imported_runs.assess import JudgedRun, changes, losing, priced_as
+from trainplan.imported_runs.assess import JudgedRun, changes, changes_without_gain, priced_as
 from trainplan.imported_runs.long_samples import with_positions
 from trainplan.imported_runs.to_plan import (
     model_of,
@@ -168,7 +168,7 @@ def import_run(
         objective_ns=_objective_ns(made, best),
         checked_ns=_checked_ns(best),
         performance=performance(made, judged, machine),
-        others=losing(configuration, made, request),
+        others=changes_without_gain(configuration, made, request),
     )
 
 

@@ -62,7 +62,7 @@ def command(name: str, words: Sequence[str]) -> Command:
             flag(
                 "settings",
                 list[str] | None,
-                "NAME=VALUE, a variable of a script; 1=VALUE, by place; section.key=VALUE, a key of a file; may be repeated.",
+                "NAME=VALUE, a variable of a script; 1=VALUE, a parameter by number; section.key=VALUE, a key of a file; may be repeated.",
                 names=("--set",),
             ),
             flag(
@@ -127,7 +127,7 @@ def _variables(settings: Sequence[str]) -> dict[str, str]:
                 COMMAND_LINE,
                 "--set",
                 f"is {text!r}",
-                "give NAME=VALUE, such as TP=8, or 1=VALUE for what a script takes by place",
+                "give NAME=VALUE, such as TP=8, or 1=VALUE for a script's positional parameter",
             )
         made[name] = value
     return made

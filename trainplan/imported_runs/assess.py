@@ -41,10 +41,10 @@ from trainplan.validation.fitting import close
 from trainplan.validation.plans import as_run, predict_plan
 from trainplan.validation.predict import GIB, Prediction
 
-WALKED = 3  # of the best changes
-WALKS = "walks"  # by which plans of trainplan's own runtime are predicted
-TRIED = 8  # that are walked at most, where walks are the prediction, until so many gain
-LEAST_GAIN = 0.001  # of a step, that is worth a word
+WALKED = 3  # number of best changes that are reported
+WALKS = "walks"  # the prediction for trainplan's own runtime: simulation of a plan's programs
+TRIED = 8  # number of changes simulated at most, if simulation is the prediction, until WALKED of them gain
+LEAST_GAIN = 0.001  # the smallest share of a step that is reported
 
 
 @in_one_line
@@ -294,7 +294,7 @@ def _predicted_changes(
     return (*(replace(change, plan=_as_run(change.plan, request)) for change in rows[:WALKED]), *rows[WALKED:])
 
 
-def losing(configuration: RunConfiguration, plan: Plan, request: Request) -> tuple[Change, ...]:
+def changes_without_gain(configuration: RunConfiguration, plan: Plan, request: Request) -> tuple[Change, ...]:
     """Plans with one decision changed that take longer by the runtime's prediction, or do not fit, the shortest step first;
     empty without such a prediction."""
     if (own := _predicted(plan, request)) is None:

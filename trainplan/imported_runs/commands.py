@@ -15,7 +15,7 @@ from trainplan.execution.launch_files.foreign import foreign, shares_keys
 from trainplan.execution.launch_files.lines import sources_of
 from trainplan.execution.launch_files.run_configuration import KeyReader, RunConfiguration, UserSettings, example_of, flattened
 from trainplan.execution.launch_files.settings import ACCELERATE, WRITTEN
-from trainplan.execution.launch_files.shell import Command, Hangs, command_of
+from trainplan.execution.launch_files.shell import Command, UndecidedRun, command_of
 from trainplan.execution.launch_files.shell.marks import MARK
 from trainplan.execution.runtimes.accelerate import reader as accelerate_reader
 from trainplan.execution.runtimes.megatron import reader as megatron_reader
@@ -37,7 +37,7 @@ def read(path: Path, user: UserSettings) -> RunConfiguration:
     """The run configuration of a script or a list of arguments. Raises InputError."""
     try:
         command = command_of(path, user.variables)
-    except Hangs as error:
+    except UndecidedRun as error:
         refuse_others(error.program, {}, str(path), {})  # nobody is asked for values of a run that is refused
         raise
     return of_command(command, str(path), user, path.parent)

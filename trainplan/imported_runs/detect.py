@@ -26,7 +26,7 @@ READ = {
     "NeMo 1": "nemo",
 }
 COMMAND = "give the command that it runs by --command, or the file that this command reads"
-# What starts commands of any tool, and what trains by reinforcement.
+# Tools that start commands of any tool, and tools for reinforcement learning.
 STARTING = (
     "SkyPilot", "Kubernetes", "Docker Compose", "GitHub Actions", "Ray", "Beaker", "dstack", "MosaicML's platform",
 )  # fmt: skip
@@ -43,8 +43,8 @@ OTHERS = {
     r".*\.(?:safetensors|bin|pt|pth|ckpt|gguf|nemo|distcp|h5|onnx)": "a file of weights",
     r".*\.(?:tar|gz|tgz|zip|whl)": "an archive",
 }
-EXPORTED = ("ds_config.json", "accelerate.yaml")  # of DeepSpeed and Accelerate, which have such files beside them
-MOST_KEYS = 1000  # of a file whose tool is asked for: vocabularies have all words
+EXPORTED = ("ds_config.json", "accelerate.yaml")  # files of exports to DeepSpeed and Accelerate, which are next to a run.json
+MOST_KEYS = 1000  # in a file whose tool is to be recognised: vocabularies have keys of all names
 OF_THESE = f"give a file of Megatron-LM, torchtitan or {', '.join(list(READ)[:-1])} or {list(READ)[-1]}"
 
 
@@ -69,7 +69,7 @@ ONLY = re.compile(
     r"|(ddp|mixed_precision|comm_overlap|rerun_state_machine)\.\w+|scheduler\.lr_\w+_iters"
 )
 BRIDGE = frozenset(filter(ONLY.fullmatch, OF_BRIDGE.names))
-# The first that holds is whose file it is.
+# The first mark that a file has decides its tool.
 MARKS = (
     _mark("trainplan (run.json of an export)", "model.model_type micro_batch_samples micro_batches"),
     _mark("torchtune", "*._component_"),
@@ -157,7 +157,7 @@ OWN = names(
     communication_data_type
     """
 )
-# Keys and tables that others have, too.
+# Keys and tables of DeepSpeed that files of other tools have, too.
 COMMON = names("seed log_level dump_state vocabulary_size dataloader_drop_last memory_breakdown sparse_gradients log_level")
 SHARED = names("checkpoint. compile. optimizer. pipeline. scheduler. tensorboard. timers. wandb.")
 TABLES = tuple(table for table in deepspeed_reader.KNOWN.starts if table not in SHARED)

@@ -40,11 +40,11 @@ def refuse_what_devices_lack(configuration: RunConfiguration, cluster: Cluster) 
 def _refuse_kernels(configuration: RunConfiguration, cluster: Cluster) -> None:
     """Raises InputError if FlashAttention is requested by name on devices before compute capability 8.0, for which it has no
     kernels."""
-    asked = next((value for value in configuration.taken if value.key in FLASH and value.value is not False), None)
-    if asked is None or "flash" not in f"{asked.key} {asked.value}".lower():
+    requested = next((value for value in configuration.taken if value.key in FLASH and value.value is not False), None)
+    if requested is None or "flash" not in f"{requested.key} {requested.value}".lower():
         return
     lacking = {device.name for device in map(sheet, sheets()) if device.architecture in WITHOUT_FLASH}
     for kind in cluster.used_kinds:
         if kind.name in lacking:
             problem = f"asks for FlashAttention, which has no kernels for {kind.name}"
-            raise InputError(configuration.where, asked.key, problem, "write sdpa or eager in its place, as the run does")
+            raise InputError(configuration.where, requested.key, problem, "write sdpa or eager in its place, as the run does")

@@ -34,7 +34,7 @@ MESH = Mark(  # torchtitan's, whose product is its devices; experts share them
     "uilding ", re.compile(r"Building (?:\d-D device mesh with .*, (\[[\d, ]+\])|device mesh with parallelism: (pp=.*))")
 )
 VERSION = mark("DeepSpeed info: version=", r"DeepSpeed info: version=(\d[\d.]*\d)")
-# What tells whose a log is, where it has neither a configuration nor steps; and that it is one at all.
+# Lines that identify the tool of a log without configuration and steps; and lines (ANY) that identify a text as a log.
 BEGUN = {
     "transformers": mark("***** Running training *****", r"(?<![\"'])\*{5} Running training \*{5}"),
     "DeepSpeed": mark("DeepSpeedEngine configuration:", r"config\.py:\d+:print\] DeepSpeedEngine configuration:"),
@@ -44,7 +44,7 @@ ANY = (
     mark("ut of memory. Tried", r"[Oo]ut of memory\. Tried to allocate [\d.]+"),
     mark("Setting OMP_NUM_THREADS env", r"Setting OMP_NUM_THREADS environment variable for each process"),
 )
-# Tools whose logs are not read, by lines that only they print; and what to give for each.
+# Tools whose logs are not read, by lines that only they print; and what to give instead.
 YAML, BY_COMMAND = "give its YAML", "give arguments of Megatron-LM by --command, of the same sizes"
 OTHERS: tuple[tuple[str, Mark, str], ...] = tuple(
     (tool, Mark(part, re.compile(pattern)), fix)
@@ -63,7 +63,7 @@ OTHERS: tuple[tuple[str, Mark, str], ...] = tuple(
         ("Lightning", "v_num=", r"Epoch \d+: .*\bv_num=", BY_COMMAND),
     )
 )
-# What to give instead of a log that has the steps of a tool, and not its configuration.
+# Advice for a log that has a tool's steps and not its configuration.
 INSTEAD = {
     "Megatron-LM": "one that has its arguments, as it prints them at the start, or the script that starts it",
     "torchtitan": "its TOML or config_registry.py, or a log with --job.print_config (--job.print_args before 2026)",

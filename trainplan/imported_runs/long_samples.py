@@ -12,7 +12,7 @@ from trainplan.profiling.models.families import family
 from trainplan.profiling.models.model import Model, load_model
 
 
-def on_samples(configuration: RunConfiguration, tokens: int, load: Callable[[int | None], Model]) -> Model:
+def model_on_samples(configuration: RunConfiguration, tokens: int, load: Callable[[int | None], Model]) -> Model:
     """The model on samples of this number of tokens. load: gives the model for a number of tokens, or for its own number of
     positions if None. Raises InputError, naming the file's key for the length, if the model's positions do not reach that
     far."""

@@ -169,7 +169,7 @@ def chosen(program: Program, user: UserSettings, is_one: Callable[[Any], bool], 
         raise InputError(program.where, "config", f"is {name}, which makes no configuration that is followed", f"give {what}")
     listed = ", ".join(names[:12]) + (", .." if len(names) > 12 else "")
     if name is not None or made:
-        problem = f"is {shown(name)}" if name is not None else f"is not said, and there are {len(made)}"
+        problem = f"is {shown(name)}" if name is not None else f"is not given, and there are {len(made)}"
         raise InputError(program.where, "config", problem, f"give --set config=NAME, one of: {listed}")
     raise InputError(program.where, "", f"makes no configuration that is read, such as {what}", f"give {WHAT}")
 

@@ -30,7 +30,7 @@ from trainplan.formulations.plan.unit import Order, PlannedUnit, planned_unit
 from trainplan.imported_runs import commands, logs, python_files, wandb
 from trainplan.imported_runs.detect import READ, by_name, reader_of
 from trainplan.imported_runs.device_support import refuse_what_devices_lack
-from trainplan.imported_runs.long_samples import on_samples
+from trainplan.imported_runs.long_samples import model_on_samples
 from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of
 from trainplan.profiling.clusters.cluster import Cluster
@@ -163,8 +163,8 @@ def with_kernels(
         buffers = replace(buffers, **{name: value})  # type: ignore[arg-type]
         taken.append(TakenValue(name, value, f"--{name}"))
     named = model or configuration.model
-    asked = {} if named is None else load_model(named).config
-    if buffers.attention is None and asked.get("attn_implementation") == "eager":
+    model_config = {} if named is None else load_model(named).config
+    if buffers.attention is None and model_config.get("attn_implementation") == "eager":
         buffers = replace(buffers, attention="eager")
         taken.append(TakenValue("attention", "eager", f"attn_implementation of {named}"))
     return replace(configuration, buffers=buffers, taken=tuple(taken))
@@ -205,7 +205,7 @@ def model_of(
         raise configuration.error("model", f"is {named!r}: {what} is not planned yet", "give a dense model")
     if shipped_name is not None:
         half = "bfloat16" if cluster is None else cluster.training_dtype
-        model = on_samples(configuration, tokens, lambda length: load_model(shipped_name, length, dtype, half)).fused()
+        model = model_on_samples(configuration, tokens, lambda length: load_model(shipped_name, length, dtype, half)).fused()
         _agreed(configuration, model)
         return model
     if fields is None:
@@ -224,7 +224,7 @@ def model_of(
     def load(length: int | None) -> Model:
         return model_from_config(fields, configuration.where, length, dtype or "float32", name)
 
-    return (on_samples(configuration, tokens, load) if configuration.runtime == "torchtitan" else load(tokens)).fused()
+    return (model_on_samples(configuration, tokens, load) if configuration.runtime == "torchtitan" else load(tokens)).fused()
 
 
 def with_model(configuration: RunConfiguration, model: Model) -> RunConfiguration:

@@ -20,7 +20,7 @@ from trainplan.execution.launch_files.settings import ACCELERATE
 from trainplan.execution.launch_files.shell import pasted
 from trainplan.execution.launch_files.shell.arguments import values_of
 from trainplan.execution.launch_files.shell.batch import batch_of
-from trainplan.execution.launch_files.shell.commands import Command, Hangs, chosen, hangs
+from trainplan.execution.launch_files.shell.commands import Command, UndecidedRun, training_command, undecided_run
 from trainplan.execution.launch_files.shell.evaluate import Evaluator
 from trainplan.execution.launch_files.shell.marks import MARK, TooMuch
 from trainplan.execution.launch_files.shell.scan import Unclosed
@@ -74,19 +74,19 @@ def command_of_text(text: str, variables: Mapping[str, str], where: str, folder:
         state.batch = batch_of(text)
         outcomes = shell.text(text, state, where)
         end = merged([state for state, _ in outcomes], shell.marks, frozenset(shell.given), where)
-        command = chosen(shell, end.commands, where)
+        command = training_command(shell, end.commands, where)
     except Unclosed:
         raise InputError(where, "", "has a quote or a bracket that nothing closes", "mend it") from None
-    except Hangs as error:
-        raise _taken_by_place(shell, error.name, text, where) or error from None
+    except UndecidedRun as error:
+        raise _missing_positions_error(shell, error.name, text, where) or error from None
     except (TooMuch, RecursionError) as error:
         if isinstance(error, TooMuch) and error.decision is not None:
-            if (more := _taken_by_place(shell, error.decision.cause.name, text, where)) is not None:
+            if (more := _missing_positions_error(shell, error.decision.cause.name, text, where)) is not None:
                 raise more from None
-            raise hangs(where, error.decision.cause, error.decision.example) from None
+            raise undecided_run(where, error.decision.cause, error.decision.example) from None
         raise InputError(where, "", "takes more steps than are followed", "give the command itself by --command") from None
     for key, open_ in command.open.items():
-        if affects_plan(key) and (more := _taken_by_place(shell, open_.name, text, where)) is not None:
+        if affects_plan(key) and (more := _missing_positions_error(shell, open_.name, text, where)) is not None:
             raise more
     _refuse_unused(shell, command, shell.texts, where)
     return _with_blanks(shell, command)
@@ -129,7 +129,7 @@ def _with_blanks(shell: Evaluator, command: Command) -> Command:
     return replace(command, blank=blank)
 
 
-def _taken_by_place(shell: Evaluator, name: str, text: str, where: str) -> InputError | None:
+def _missing_positions_error(shell: Evaluator, name: str, text: str, where: str) -> InputError | None:
     """The error that lists all positional parameters the script needs, if it depends on one of several that nobody has given;
     else None. name: the variable that it depends on."""
     if not name.isdecimal() or len(shell.missing_positions) < 2:
@@ -177,7 +177,7 @@ def missing_values(text: str, positions: Collection[int]) -> tuple[str, str]:
     for index in sorted(positions):
         name = names.get(index, "")
         parts.append(f"--set {index}={_value(text, index, name)}" + f" ({name})" * bool(name))
-    return f"takes {len(parts)} values by place that nobody has said", " ".join(parts)
+    return f"takes {len(parts)} positional parameters that nobody has given", " ".join(parts)
 
 
 def _value(text: str, position: int, name: str) -> str:
@@ -185,8 +185,8 @@ def _value(text: str, position: int, name: str) -> str:
     name: the variable that it is copied to; empty if there is none."""
     spelt = "|".join([rf"\$\{{?{position}\b", *([rf"\$\{{?{name}\b"] if name else [])])
     compared = re.search(rf"(?:{spelt})\}}?[\"']?[ \t]*(?:==?|!=|-eq|-ne)[ \t]*{WORD}", text)
-    chosen = re.search(rf"\bcase[ \t]+[\"']?(?:{spelt})\}}?[\"']?[ \t]+in\s+\(?{WORD}", text)
-    found = compared or chosen
+    training_command = re.search(rf"\bcase[ \t]+[\"']?(?:{spelt})\}}?[\"']?[ \t]+in\s+\(?{WORD}", text)
+    found = compared or training_command
     if found:
         return found[1]
     return example_of(name.lower().replace("_", "-"), name) if name else "..."

@@ -9,7 +9,7 @@ from typing import Any
 from trainplan.execution.launch_files.shell.marks import MARK, Marks, Unknown
 from trainplan.profiling.models.families.fields import names
 
-# Arguments of Megatron-LM that take several words, and some that take none: an open word behind these may be more arguments.
+# Arguments of Megatron-LM that take several words, and some that take none: an undecided word after them may be an argument.
 SEVERAL = names(
     """
     --data-path --train-data-path --valid-data-path --test-data-path --rampup-batch-size --cp-comm-type
@@ -44,7 +44,7 @@ def values_of(words: Sequence[str]) -> dict[str, Any]:
     while index < len(words):
         name, sign, joined = words[index].partition("=")
         index += 1
-        if not name.startswith("--"):  # what stands in front
+        if not name.startswith("--"):  # fields that are set before all arguments
             after_file = any(
                 word.endswith((".yaml", ".yml", ".json")) for word in words[: index - 1]
             )  # the file that it overrides
@@ -59,7 +59,7 @@ def values_of(words: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def loose(words: Sequence[str], marks: Marks) -> Unknown | None:
+def undecided_argument(words: Sequence[str], marks: Marks) -> Unknown | None:
     """The first undecided word that may be an argument or several arguments, and not just the value of one; None if there is
     none."""
     key, taken = "", 0

@@ -97,10 +97,10 @@ def command(
         return own(shell, rest, state, where, source)
     state.status = True
     if name == "xargs":
-        return _each(shell, reading.started(shell, rest, state, where), state, where, source, environment)
+        return _one_after_another(shell, reading.started(shell, rest, state, where), state, where, source, environment)
     if files.changed(shell, name, rest, state, where):
         return [(state, "")]
-    printed = printing.of(shell, name, rest, state, where)
+    printed = printing.output_of(shell, name, rest, state, where)
     if printed is not None:
         if MARK.search(printed) and name not in ("echo", "printf", "pwd"):
             shell.uncertain(state, where, argv)
@@ -122,7 +122,7 @@ def command(
     return [(state, "")]
 
 
-def _each(
+def _one_after_another(
     shell: Evaluator, lines: list[list[str]], state: State, where: str, source: Source, environment: dict[str, Value]
 ) -> Outcomes:
     """Evaluates commands one after another, each in a process of its own. lines: the words of each command."""
@@ -131,7 +131,7 @@ def _each(
         def run(inner: State, argv: list[str] = argv) -> Outcomes:
             return command(shell, argv, inner, where, source, environment, True)
 
-        shell.apart(state, run, where)
+        shell.in_subshell(state, run, where)
     return [(state, "")]
 
 
@@ -222,7 +222,7 @@ def _source(shell: Evaluator, rest: list[str], state: State, where: str, source:
     if not rest:
         return [(state, "")]
     path = rest[0]
-    text = state.files.get(shell.named(state, path)) if shell.marks.tells(path) else None
+    text = state.files.get(shell.named(state, path)) if shell.marks.names_one_file(path) else None
     text = shell.text_of(state, path) if text is None else text
     if text is None or files.undecided(text):
         shown = shell.marks.shown(path)

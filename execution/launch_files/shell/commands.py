@@ -13,11 +13,11 @@ from itertools import product
 from typing import Any
 
 from trainplan.execution.launch_files.run_configuration import UndecidedValue
-from trainplan.execution.launch_files.shell.arguments import loose, values_of
+from trainplan.execution.launch_files.shell.arguments import undecided_argument, values_of
 from trainplan.execution.launch_files.shell.evaluate import Evaluator
 from trainplan.execution.launch_files.shell.launchers import MEGATRON, PYTHON, TOOLS
 from trainplan.execution.launch_files.shell.marks import MARK, Choice, Unknown
-from trainplan.execution.launch_files.shell.state import Found
+from trainplan.execution.launch_files.shell.state import ReachedCommand
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.families.fields import names
 
@@ -84,7 +84,7 @@ class Command:
         return self.tool, self.program.rsplit("/", 1)[-1]
 
 
-def chosen(shell: Evaluator, founds: Sequence[Found], path: str) -> Command:
+def training_command(shell: Evaluator, founds: Sequence[ReachedCommand], path: str) -> Command:
     """The one command that trains. founds: all commands that the script may reach. path: the script, for errors. Raises
     InputError if there is none, or if it depends on an undecided value."""
     numbers = sorted({number for found in founds for number in _decisions(shell, found)})
@@ -113,14 +113,14 @@ def chosen(shell: Evaluator, founds: Sequence[Found], path: str) -> Command:
             if any(command.kind != commands[0].kind for command in commands):
                 raise _several(path, commands)
         decision = _deciding(shell, runs, lambda commands: commands[0].kind)
-        raise hangs(path, decision[0], decision[1], shell.marks.shown(f"starts {first.program} or {other.program}"))
+        raise undecided_run(path, decision[0], decision[1], shell.marks.shown(f"starts {first.program} or {other.program}"))
     for _, commands in runs:
         for command in commands:
             file = next((n + 1 for n, word in enumerate(command.words) if word.endswith((".yaml", ".yml", ".json"))), 0)
-            words = command.words[file if command.tool in CONFIGURED else 0 :]  # those behind the file that they override
+            words = command.words[file if command.tool in CONFIGURED else 0 :]  # those after the file that they override
             loosely = command.tool in ("megatron", "") or (file and command.tool in CONFIGURED)
-            if loosely and (cause := loose(words, shell.marks)) is not None:
-                error = hangs(path, cause, "", "may hold arguments", empty=True)
+            if loosely and (cause := undecided_argument(words, shell.marks)) is not None:
+                error = undecided_run(path, cause, "", "may hold arguments", empty=True)
                 error.program = shell.marks.shown(command.program)
                 raise error
     return _joined(shell, runs, path)
@@ -159,7 +159,7 @@ def _joined(shell: Evaluator, runs: list[tuple[dict[int, bool], list[Command]]],
 def _written(shell: Evaluator, commands: Sequence[Command], path: str) -> bool:
     """Whether a path with undecided parts is a file that the script itself writes under the same name."""
     shown = shell.marks.shown(path)
-    return shell.marks.tells(path) and all(
+    return shell.marks.names_one_file(path) and all(
         os.path.normpath(os.path.join(command.directory, shown)) in command.files for command in commands
     )
 
@@ -190,7 +190,7 @@ def _about(cause: Unknown) -> str:
     return f"{f'${cause.name}' if cause.name else 'it'} {cause.why} ({cause.where})"
 
 
-class Hangs(InputError):
+class UndecidedRun(InputError):
     """The error for a run that depends on a value which nobody has given. name: its variable. program: the program that would
     start."""
 
@@ -198,13 +198,15 @@ class Hangs(InputError):
     program = ""
 
 
-def hangs(path: str, cause: Unknown, example: str = "", what: str = "decides what runs", empty: bool = False) -> Hangs:
-    """Makes a `Hangs` error. path: the script. example: a value of the variable. what: what depends on it. empty: whether the
-    variable may be empty."""
+def undecided_run(
+    path: str, cause: Unknown, example: str = "", what: str = "decides what runs", empty: bool = False
+) -> UndecidedRun:
+    """The error for a run that depends on an undecided value (cause). path: the script. example: a value of the variable. what:
+    what depends on it. empty: whether the variable may be empty."""
     if not cause.name:
-        return Hangs(path, "", f"{what}: it {cause.why} ({cause.where})", "give the command itself by --command")
+        return UndecidedRun(path, "", f"{what}: it {cause.why} ({cause.where})", "give the command itself by --command")
     fix = f"say what it is: --set {cause.name}=" + ("'' where it holds nothing" if empty else example or "VALUE")
-    result = Hangs(path, "", f"${cause.name} {what}, and {cause.why} ({cause.where})", fix)
+    result = UndecidedRun(path, "", f"${cause.name} {what}, and {cause.why} ({cause.where})", fix)
     result.name = cause.name
     return result
 
@@ -217,7 +219,7 @@ def _several(path: str, commands: Sequence[Command]) -> InputError:
     )
 
 
-def _nothing(shell: Evaluator, founds: Sequence[Found], path: str) -> InputError:
+def _nothing(shell: Evaluator, founds: Sequence[ReachedCommand], path: str) -> InputError:
     """The error for a script that starts no training."""
     if shell.absent:
         name, where = shell.absent[-1]
@@ -225,7 +227,7 @@ def _nothing(shell: Evaluator, founds: Sequence[Found], path: str) -> InputError
             path, "", f"runs {name} ({where}), which is not here", "give that script alongside, or give it itself"
         )
     if shell.left:
-        fix = "say what it asks for by --set NAME=VALUE, or 1=VALUE for what it takes by place"
+        fix = "say what it asks for by --set NAME=VALUE, or 1=VALUE for a positional parameter"
         return InputError(path, "", f"leaves at {shell.left[-1]} before it starts any training", fix)
     started = (_command(shell, found, {}) for found in founds if not _decisions(shell, found))
     python = [command for command in started if command is not None and command.program.endswith(".py")]
@@ -244,7 +246,7 @@ def _nothing(shell: Evaluator, founds: Sequence[Found], path: str) -> InputError
     return InputError(path, "", "starts no training, and is no list of arguments", fix)
 
 
-def _decisions(shell: Evaluator, found: Found) -> set[int]:
+def _decisions(shell: Evaluator, found: ReachedCommand) -> set[int]:
     """The numbers of the conditions that a command depends on, in its guards or its words."""
     result = {number for number, _ in found.guards}
     waiting = list(MARK.findall("".join(found.words)))
@@ -275,7 +277,7 @@ def _training(commands: Sequence[Command | None]) -> list[Command]:
     return []
 
 
-def _command(shell: Evaluator, found: Found, known: Mapping[int, bool]) -> Command | None:
+def _command(shell: Evaluator, found: ReachedCommand, known: Mapping[int, bool]) -> Command | None:
     """A reached command with conditions applied; None if it starts no program. known: sides by number of the condition."""
     words = shell.marks.picked_words(found.words, known)
     position, tool = _program(words)

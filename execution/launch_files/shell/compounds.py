@@ -61,10 +61,10 @@ def _for(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes
         values = [shell.marks.unknown(name, where, "is chosen when it runs")]
     if name in shell.given:
         values = [shell.given[name]]
-    return _each(shell, name, values, node, state, source)
+    return _for_values(shell, name, values, node, state, source)
 
 
-def _each(shell: Evaluator, name: str, values: list[str], node: Node, state: State, source: Source) -> Outcomes:
+def _for_values(shell: Evaluator, name: str, values: list[str], node: Node, state: State, source: Source) -> Outcomes:
     """Evaluates the body of a `for` loop for each of the values; for both lists, if an undecided condition selects the
     values."""
     where = source.where(node)
@@ -74,8 +74,8 @@ def _each(shell: Evaluator, name: str, values: list[str], node: Node, state: Sta
         return shell.fork(
             state,
             (choice.decision, True),
-            lambda reached: _each(shell, name, sides[0], node, reached, source),
-            lambda reached: _each(shell, name, sides[1], node, reached, source),
+            lambda reached: _for_values(shell, name, sides[0], node, reached, source),
+            lambda reached: _for_values(shell, name, sides[1], node, reached, source),
             where,
         )
     body = node.child_by_field_name("body")
@@ -183,7 +183,7 @@ def _rounds(
         cause = truth[0].cause
         if cause.name.isdecimal() and state.arguments is None and not state.closed:
             return shell.collapsed([*done, (state, "")], where)  # no words are given, so none are read
-        return shell.collapsed([*done, *_perhaps(shell, body, state, truth, where, until)], where)
+        return shell.collapsed([*done, *_rounds_of_unknown_number(shell, body, state, truth, where, until)], where)
     raise TooMuch
 
 
@@ -197,7 +197,7 @@ def _unknown(shell: Evaluator, state: State, changed: list[str], where: str) -> 
             state.variables[name] = unknown
 
 
-def _perhaps(
+def _rounds_of_unknown_number(
     shell: Evaluator, body: Callable[[State], Outcomes], state: State, truth: Truth, where: str, until: bool
 ) -> Outcomes:
     """Evaluates a loop whose condition is undecided: the variables that it changes are unknown after it."""

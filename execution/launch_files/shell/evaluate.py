@@ -19,7 +19,7 @@ from trainplan.execution.launch_files.shell.conditions import Conditions
 from trainplan.execution.launch_files.shell.marks import FAILS, MARK, Decision, TooMuch, Unknown
 from trainplan.execution.launch_files.shell.mask import parsed
 from trainplan.execution.launch_files.shell.scan import Raw, Unclosed, split
-from trainplan.execution.launch_files.shell.state import Found, State, Truth, Value, merged
+from trainplan.execution.launch_files.shell.state import ReachedCommand, State, Truth, Value, merged
 from trainplan.execution.launch_files.shell.variables import ARGUMENT, Variables
 from trainplan.execution.launch_files.shell.words import Words
 from trainplan.profiling.base.errors import InputError, shown
@@ -229,7 +229,7 @@ class Evaluator(Variables):
                 reached.code = "1"
             return outcomes
         if kind == "subshell":
-            return self.apart(state, lambda inner: self.block(node.children, inner, source), source.where(node))
+            return self.in_subshell(state, lambda inner: self.block(node.children, inner, source), source.where(node))
         if kind == "pipeline":
             return self.pipeline([child for child in node.named_children if child.type != "comment"], state, source)
         if kind == "redirected_statement":
@@ -271,7 +271,7 @@ class Evaluator(Variables):
         state.code = "1"
         return [(state, "")]
 
-    def apart(self, state: State, run: Callable[[State], Outcomes], where: str) -> Outcomes:
+    def in_subshell(self, state: State, run: Callable[[State], Outcomes], where: str) -> Outcomes:
         """Runs a function in a subshell: its output, commands, written files and status stay, its variables do not."""
         inner = state.copy()
         outcomes = self.deeper(lambda: run(inner))
@@ -289,7 +289,7 @@ class Evaluator(Variables):
         for index, node in enumerate(nodes):
             last = index == len(nodes) - 1
             state.captures, state.printed, state.given = True, "", given
-            self.apart(state, partial(self.statement, node, source=source), source.where(node))
+            self.in_subshell(state, partial(self.statement, node, source=source), source.where(node))
             given = state.printed
             if last and (status is True or "pipefail" not in state.options):
                 status = state.status
@@ -350,7 +350,7 @@ class Evaluator(Variables):
         lines = {**state.lines, **{name: state.origins[name] for name in exported if name in state.origins}}
         self.serial += 1
         state.commands.append(
-            Found(
+            ReachedCommand(
                 tuple(self.marks.picked_words(words, state.known())), where, state.guards, lines,
                 exported | environment, dict(state.files), dict(state.batch), state.directory, self.serial,
             )
@@ -391,7 +391,7 @@ class Evaluator(Variables):
             path, _, line = where.rpartition(":")
             return self.text(text, inner, path, int(line) if line.isdecimal() else 1)
 
-        return self.apart(state, run, where)
+        return self.in_subshell(state, run, where)
 
     def worded(self, text: str, state: State, where: str) -> Outcomes:
         """Evaluates a text that consists of words of a command; its arguments count as written where these words are."""

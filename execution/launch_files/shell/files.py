@@ -22,7 +22,7 @@ def changed(shell: Evaluator, name: str, rest: Sequence[str], state: State, wher
     """Whether a command only changes files; if so, their new contents are recorded."""
     words = [word for word in rest if not re.match(r"-.", word)]
     if name == "rm" or name in EDITORS or name in COPIES:
-        read = words[:-1] if name in COPIES else filters.apart(name, list(rest))[1] if name == "sed" else words
+        read = words[:-1] if name in COPIES else filters.split_off_files(name, list(rest))[1] if name == "sed" else words
         here = [shell.kind_of(state, word) for word in read]
         if None in here and not (name == "rm" and any(re.fullmatch(r"-\w*f\w*", word) for word in rest)):
             shell.uncertain(state, where, [name, *rest])
@@ -43,7 +43,7 @@ def changed(shell: Evaluator, name: str, rest: Sequence[str], state: State, wher
 
 def _copied(shell: Evaluator, source: str, target: str, state: State, where: str) -> None:
     """Records the copy of a file."""
-    if shell.kind_of(state, source) == "folder" or not shell.marks.tells(source):
+    if shell.kind_of(state, source) == "folder" or not shell.marks.names_one_file(source):
         return
     if target.endswith("/") or target in (".", "..") or shell.kind_of(state, target) == "folder":
         target = f"{target.rstrip('/')}/{source.rsplit('/', 1)[-1]}"
@@ -54,7 +54,7 @@ def _copied(shell: Evaluator, source: str, target: str, state: State, where: str
 def _deleted(shell: Evaluator, paths: Sequence[str], state: State) -> None:
     """Records deleted files: files that the script wrote are removed, existing files become empty."""
     for path in paths:
-        if shell.marks.tells(path):
+        if shell.marks.names_one_file(path):
             state.files.pop(shell.named(state, path), None)
             if shell.text_of(state, path) is not None:
                 shell.written(state, path, "")
@@ -64,7 +64,7 @@ def _edited(shell: Evaluator, name: str, rest: Sequence[str], state: State, wher
     """Records the result of an editor such as `sed -i`; it is unknown if the editor's program is not supported."""
     words = [word for word in rest if not re.fullmatch(r"-i\S*|--in-place\S*", word)]
     words = [re.sub(r"^-(\w*?)i(\w*)$", r"-\1\2", word) if not word.startswith("--") else word for word in words]
-    words, paths = filters.apart(name, words)
+    words, paths = filters.split_off_files(name, words)
     if name != "sed":
         paths = [word for word in rest if not word.startswith("-")]
     for path in paths:

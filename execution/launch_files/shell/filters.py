@@ -18,7 +18,7 @@ VALUED = {  # letters of options that take a value
 PROGRAMS = ("awk", "sed", "grep", "egrep", "fgrep", "jq")  # what takes a program or a pattern before its files
 
 
-def apart(name: str, rest: list[str]) -> tuple[list[str], list[str]]:
+def split_off_files(name: str, rest: list[str]) -> tuple[list[str], list[str]]:
     """The words of a filter without its files, and the files."""
     words, paths, position, programs = list[str](), list[str](), 0, name in PROGRAMS
     while position < len(rest):

@@ -133,10 +133,10 @@ def _script(
 ) -> bool:
     """Evaluates another script, if it is there; if not, records a training command among its words, or that the script is
     absent."""
-    written = state.files.get(shell.named(state, path)) if shell.marks.tells(path) else None
+    written = state.files.get(shell.named(state, path)) if shell.marks.names_one_file(path) else None
     text = shell.text_of(state, path) if written is None else written
     if text is None or files.undecided(text):
-        if _wraps(words):  # what is not here starts the command that stands behind it, as wrappers for affinity do
+        if _wraps(words):  # what is not here starts the command after it, as wrappers for affinity do
             with _handing("", (), environment, state) as passed_on:
                 if state.batch.get("ntasks-per-node", "1") == "1":
                     state.batch = {**state.batch, "ntasks": "?"}  # it may start several

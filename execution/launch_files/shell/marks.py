@@ -23,7 +23,7 @@ class Literal(str):
     """A text that is written in the script itself; it is never split, quoted or not."""
 
 
-BREAK: Piece = ("a word ends here", False)  # among pieces, told apart by identity
+BREAK: Piece = ("a word ends here", False)  # separators among pieces, recognised by identity
 NOTHING: Piece = ("a list without elements", False)
 
 
@@ -107,7 +107,7 @@ class Marks:
         begin = yes.rfind(" ", 0, begin) + 1 if begin < max(len(yes), len(no)) else begin
         return yes[:begin] + self._mark(Choice(decision, yes[begin:], no[begin:], variable))
 
-    def lives(self, decision: Decision) -> None:
+    def record_live(self, decision: Decision) -> None:
         """Records that the two sides of a condition lead to different results. Raises TooMuch if there are too many such
         conditions."""
         self.live[decision.number] = decision
@@ -121,7 +121,7 @@ class Marks:
             if len(self.entries) >= MOST:
                 raise TooMuch
             if isinstance(entry, Choice):
-                self.lives(entry.decision)
+                self.record_live(entry.decision)
             number = self.numbers[entry] = len(self.entries)
             self.entries.append(entry)
         return chr(FIRST + 2 * number)
@@ -138,7 +138,7 @@ class Marks:
         entry = self.entry(found[0])
         return entry if isinstance(entry, Unknown) else entry.decision.cause
 
-    def tells(self, path: str) -> bool:
+    def names_one_file(self, path: str) -> bool:
         """Whether a path names one file: all of its undecided parts are variables whose value does not change."""
         entries = map(self.entry, MARK.findall(path))
         return all(isinstance(entry, Unknown) and bool(entry.name) for entry in entries)

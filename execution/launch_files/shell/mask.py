@@ -33,7 +33,9 @@ def masked(text: str, assigned: list[tuple[str, int]]) -> str:
     values begin. Raises Unclosed."""
     result: list[str] = []
     position, starts, fresh = 0, True, True  # whether a word starts here; whether nothing is in the line so far
-    waiting: list[tuple[str, bool]] = []  # here-documents whose bodies begin behind this line: the end, and whether of tabs
+    waiting: list[
+        tuple[str, bool]
+    ] = []  # here-documents that begin after this line: the word that ends each, and whether tabs are ignored
 
     def fill(end: int, keep: str = "") -> None:
         nonlocal position

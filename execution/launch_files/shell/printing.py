@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MOST_LINES = 10000
 
 
-def of(shell: Evaluator, name: str, rest: list[str], state: State, where: str) -> str | None:
+def output_of(shell: Evaluator, name: str, rest: list[str], state: State, where: str) -> str | None:
     """The output of a command; None if it is not one of these."""
     if name == "echo":
         return _echo(rest)
@@ -52,7 +52,7 @@ def of(shell: Evaluator, name: str, rest: list[str], state: State, where: str) -
         return files.substituted(shell, rest, given, state, where)
     if name not in filters.FILTERS:
         return None
-    rest, paths = filters.apart(name, rest)
+    rest, paths = filters.split_off_files(name, rest)
     if paths:
         given = "".join(shell.content(state, path, where) if path != "-" else state.given or "" for path in paths)
     if given is None:

@@ -41,7 +41,7 @@ Value = str | Array | None  # None: unset by the script
 
 
 @dataclass(frozen=True)
-class Found:
+class ReachedCommand:
     """A command that a script reaches.
 
     words: its words, which may have undecided parts. where: file and line. guards: the conditions under which it is reached, by
@@ -86,7 +86,7 @@ class State:
     name: str = "bash"
     directory: str = "."
     files: dict[str, str] = field(default_factory=dict)
-    commands: list[Found] = field(default_factory=list)
+    commands: list[ReachedCommand] = field(default_factory=list)
     guards: tuple[tuple[int, bool], ...] = ()
     status: Truth = True
     code: str = "1"
@@ -169,7 +169,7 @@ def _merged(a: State, b: State, marks: Marks, fixed: frozenset[str], where: str)
         begin += 1
     result.commands = a.commands + b.commands[begin:]
     if len(result.commands) > begin:
-        marks.lives(decision)
+        marks.record_live(decision)
     result.exported, result.functions = a.exported | b.exported, {**b.functions, **a.functions}
     result.kinds, result.aliases = b.kinds | a.kinds, b.aliases | a.aliases
     result.missing = (*a.missing, *(script for script in b.missing if script not in a.missing))

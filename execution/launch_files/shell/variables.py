@@ -78,11 +78,11 @@ class Variables:
             return ""
         if name == "#":
             if state.arguments is None:
-                return self.marks.unknown("1", where, "is taken by place, and not said")
-            loose = next((argument for argument in state.arguments if self.marks.several(argument)), None)
-            if loose is None:
+                return self.marks.unknown("1", where, "is a positional parameter that nobody has given")
+            undecided = next((argument for argument in state.arguments if self.marks.several(argument)), None)
+            if undecided is None:
                 return str(len(state.arguments))
-            cause = self.marks.cause(loose)
+            cause = self.marks.cause(undecided)
             return self.marks.unknown(cause.name if cause else "", where, "is how many there are")
         if name in ("@", "*"):
             return " ".join(self.arguments(state))
@@ -117,7 +117,7 @@ class Variables:
         if state.closed:
             return ""
         self.missing_positions.add(number + state.shifted)
-        return self.marks.unknown(str(number + state.shifted), where, "is taken by place, and not said")
+        return self.marks.unknown(str(number + state.shifted), where, "is a positional parameter that nobody has given")
 
     def _status(self, state: State, where: str) -> str:
         """The value of `$?`."""
@@ -260,7 +260,7 @@ class Variables:
 
     def written(self, state: State, path: str, text: str, adds: bool = False) -> None:
         """Records the new content of a file. adds: whether the text is appended."""
-        if self.marks.tells(path):
+        if self.marks.names_one_file(path):
             name = self.named(state, path)
             held = state.files.get(name, self.text_of(state, path) or "") if adds else ""
             state.files[name] = held + text
@@ -269,7 +269,7 @@ class Variables:
         """The content of a file that was written or that exists next to the script; unknown for other files."""
         if (held := state.batch.get(f"file {path}")) is not None:
             return held
-        if self.marks.tells(path) and self.named(state, path) in state.files:
+        if self.marks.names_one_file(path) and self.named(state, path) in state.files:
             return state.files[self.named(state, path)]
         text = self.text_of(state, path)
         return self.marks.unknown("", where, f"is in {self.marks.shown(path)}, which is not here") if text is None else text

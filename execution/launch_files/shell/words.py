@@ -194,9 +194,9 @@ class Words:
 
     def _element(self, array: Array, index: str) -> str:
         """An element of an array; unknown if the array may have another number of elements."""
-        loose = next((element for element in array.values() if self.marks.several(element)), None)
-        if loose is not None and not array.named:
-            cause = self.marks.cause(loose)
+        undecided = next((element for element in array.values() if self.marks.several(element)), None)
+        if undecided is not None and not array.named:
+            cause = self.marks.cause(undecided)
             return self.marks.unknown(cause.name if cause else "", self.where)
         if array.named:
             return array.get(self.text(index), "")
@@ -276,10 +276,10 @@ class Words:
         if name == "#" and index is None:
             return self.marks.unknown("#", self.where)
         if elements is not None:
-            loose = next((element for element in elements if self.marks.several(element)), None)
-            if loose is None:
+            undecided = next((element for element in elements if self.marks.several(element)), None)
+            if undecided is None:
                 return str(len(elements))
-            cause = self.marks.cause(loose)
+            cause = self.marks.cause(undecided)
             return self.marks.unknown(cause.name if cause else "", self.where, "is how many there are")
         return self.marks.lifted(self.scalar(name, index), lambda text: str(len(text)), self.where)
 

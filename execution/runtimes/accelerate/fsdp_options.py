@@ -70,7 +70,7 @@ def _shared(
     recomputes = keys.flag(find("activation_checkpointing"))
     keys.refuse(find("ignored_modules"), [""], "plans share the states of all modules")
     if keys.flag(find("activation_checkpointing_offload")):
-        notes.append("checkpoints on the host (their offload is asked for): the plan keeps them on the device; more memory")
+        notes.append("checkpoints on the host (their offload is requested): the plan keeps them on the device; more memory")
     copies: int | None = sizes.get("dp_replicate", 1)
     shard = sizes["dp_shard"] if sizes.get("dp_shard", 1) > 1 else None
     if version == 2:

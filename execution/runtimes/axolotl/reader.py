@@ -122,7 +122,7 @@ def _recomputes(keys: KeyReader, notes: list[str]) -> bool:
     recomputes = value in OFFLOADED or keys.flag("gradient_checkpointing")
     offloaded = keys.get("activation_offloading")
     if value in OFFLOADED or offloaded not in (None, False):
-        notes.append("checkpoints on the host (their offload is asked for): the plan keeps them on the device; more memory")
+        notes.append("checkpoints on the host (their offload is requested): the plan keeps them on the device; more memory")
     return recomputes
 
 

@@ -69,7 +69,7 @@ KEYS = (
     anything("gradient_clipping", lambda v: 1.0),
     anything("steps_per_print", lambda v: 1),
     anything("wall_clock_breakdown", lambda v: False),
-    # Read alone.
+    # Only read.
     whole("zero_optimization.mics_shard_size", -1, says="shard"),
     whole("tensor_parallel.autotp_size", 0, says="tp"),
     whole("tensor_parallel.tp.tp_size", 1),

@@ -83,7 +83,7 @@ REFUSED_TABLES = {
 # What is in fewer bits on its way, which plans do not have.
 QUANTIZED = {"weights": "parameters are gathered in 8 bits", "gradients": "gradients are reduced in 4 bits"}
 MOST_PERSISTENT = 1_000_000  # elements of a parameter that is whole on all ranks: of norms, and of no matrix
-RECOMPUTED = "whether layers are recomputed is said by the model's own code: taken as none; --recompute full changes it"
+RECOMPUTED = "whether layers are recomputed is decided by the model's own code: taken as none; --recompute full changes it"
 NO_STAGE = "write 0, 1, 2 or 3, or give the Accelerate file that names this one: transformers' Trainer fills in no stage"
 HIDDEN = {"reduce_bucket_size": "reduce_elements", "stage3_prefetch_bucket_size": "prefetch_elements"}
 
@@ -275,7 +275,7 @@ def _parallel(keys: KeyReader) -> tuple[int, int]:
     pipelines."""
     pipeline = keys.get("pipeline.stages")
     if pipeline not in (None, 1, "auto"):
-        fix = "leave it out: stages are said by the program (PipelineModule), and plans for DeepSpeed have one"
+        fix = "leave it out: stages are defined by the program (PipelineModule), and plans for DeepSpeed have one"
         raise keys.error("pipeline.stages", f"is {shown(pipeline)}", fix)
     tp = keys.whole("tensor_parallel.autotp_size", least=0) or 1
     inner = keys.whole("tensor_parallel.tp.tp_size") or 1

@@ -191,7 +191,7 @@ OPTIMIZER = (
     anything("--muon-extra-scale-factor", lambda v: 0.2),
     text("--muon-tp-mode", "blockwise", lambda v: "blockwise", choices=("blockwise", "duplicated", "distributed")),
 )
-# Read alone: other ways to say the same, and what no export asks for.
+# Only read: other spellings of the same settings, and settings that no export uses.
 READ = (
     *map(flag, ("--no-pipeline-parallel", "--torch-fsdp2-no-reshard-after-forward", "--use-torch-fsdp2")),
     *map(flag, ("--use-megatron-fsdp", "--use-custom-fsdp", "--embed-layernorm", "--first-last-layers-bf16")),

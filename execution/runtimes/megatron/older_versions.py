@@ -73,7 +73,7 @@ def tool_of(values: Mapping[str, Any]) -> str:
     return DEEPSPEED if given & set(OF_DEEPSPEED) else BEFORE if given & set(OF_OLDER) else CORE
 
 
-def todays(
+def with_todays_names(
     values: Mapping[str, Any], sources: Mapping[str, str], undecided: Mapping[str, UndecidedValue]
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, UndecidedValue]]:
     """Arguments under today's names, with their sources, and the undecided ones among them. An argument given under today's
@@ -155,7 +155,7 @@ def _text(command: Command, where: str, name: str) -> str | None:
     return None
 
 
-def agreed(keys: KeyReader, engine: RunConfiguration, fields: Mapping[str, Any]) -> None:
+def refuse_disagreement(keys: KeyReader, engine: RunConfiguration, fields: Mapping[str, Any]) -> None:
     """Raises InputError if DeepSpeed's file and the arguments disagree. fields: values of the run configuration by field."""
     names = {"samples": "--global-batch-size", "micro_samples": "--micro-batch-size", "dtype": "--fp16"}
     for field, name in names.items():

@@ -30,7 +30,7 @@ SIZES = {
 }
 
 
-def apart(keys: KeyReader, layers: int, name: str, fields: Mapping[str, Any] | None) -> list[str]:
+def differences_from_model(keys: KeyReader, layers: int, name: str, fields: Mapping[str, Any] | None) -> list[str]:
     """Notes on how the arguments differ from the named model. fields: the configuration that the arguments describe, if any.
     Raises InputError if they describe another model."""
     model = load_model(name)

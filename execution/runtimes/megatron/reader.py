@@ -24,11 +24,25 @@ from trainplan.execution.launch_files.run_configuration import (
 )
 from trainplan.execution.launch_files.shell import Command, command_of, values_of
 from trainplan.execution.runtimes.megatron.fields import ARGUMENTS, EXCHANGES, MODULES
-from trainplan.execution.runtimes.megatron.older_versions import CORE, agreed, buffers_of, engine_of, stage_of, todays, tool_of
+from trainplan.execution.runtimes.megatron.older_versions import (
+    CORE,
+    buffers_of,
+    engine_of,
+    refuse_disagreement,
+    stage_of,
+    tool_of,
+    with_todays_names,
+)
 from trainplan.execution.runtimes.megatron.programs import refuse_others
 from trainplan.execution.runtimes.megatron.read_batch import batch_of
-from trainplan.execution.runtimes.megatron.read_model import Unlike, apart, model_fields, vocabulary, with_tokenizer
-from trainplan.execution.runtimes.megatron.refused import noted, refuse, refuse_mapping
+from trainplan.execution.runtimes.megatron.read_model import (
+    Unlike,
+    differences_from_model,
+    model_fields,
+    vocabulary,
+    with_tokenizer,
+)
+from trainplan.execution.runtimes.megatron.refused import refuse, refuse_mapping, small_differences
 from trainplan.formulations.plan.strategy import Exchange
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.clusters.recipes import RECIPES, RecipeName
@@ -82,7 +96,7 @@ def of_values(
     DeepSpeed's file says, for Megatron-DeepSpeed. Raises InputError.
     """
     tool = tool_of(values)
-    values, sources, undecided = todays(values, sources or {}, undecided or {})
+    values, sources, undecided = with_todays_names(values, sources or {}, undecided or {})
     keys = KeyReader(
         where,
         values,
@@ -95,7 +109,7 @@ def of_values(
     refuse(keys)
     keys.flag("--no-pipeline-parallel")
     tp, pp = (keys.whole(f"--{name}-model-parallel-size") or 1 for name in ("tensor", "pipeline"))
-    notes = noted(keys, tp)
+    notes = small_differences(keys, tp)
     copies = keys.whole("--num-distributed-optimizer-instances") or 1
     distributed = keys.flag("--use-distributed-optimizer")
     zero: Literal[0, 1, 2, 3] = 0
@@ -148,7 +162,7 @@ def of_values(
     buffers = buffers_of(keys, engine, tool != CORE)
     software = "megatron-core" if staged is None else "megatron-deepspeed"
     if engine is not None:
-        agreed(keys, engine, {**fields, "dtype": dtype})
+        refuse_disagreement(keys, engine, {**fields, "dtype": dtype})
         fields |= {"host": engine.host}
         notes += engine.notes
     unread, unknown = keys.left(KNOWN)
@@ -181,7 +195,7 @@ def _model(keys: KeyReader, layers: int, user: UserSettings, notes: list[str]) -
             "no norm after the embedding (--embed-layernorm is not given): the plan's BLOOM has one"
         )  # fmt: skip
     if user.model is not None:
-        notes += apart(keys, layers, user.model, fields)
+        notes += differences_from_model(keys, layers, user.model, fields)
     return fields
 
 

@@ -123,7 +123,7 @@ def refuse_mapping(keys: KeyReader, tp: int, pp: int, chunks: int) -> None:
             raise keys.error(name, f"is {group}", f"give {pp}, the pipeline's size: plans pass as many in turn")
 
 
-def noted(keys: KeyReader, tp: int) -> list[str]:
+def small_differences(keys: KeyReader, tp: int) -> list[str]:
     """Lines on arguments by which the run differs slightly from the plan. tp: tensor-parallel ranks."""
     every = NOTED | TENSOR_NOTED | FSDP_NOTED
     given = {key: text for key, text in every.items() if key in keys.values and keys.flag(key)}

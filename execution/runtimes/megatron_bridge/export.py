@@ -105,7 +105,7 @@ def sections_of(model: Model, values: dict[str, Any], chunks: int) -> dict[str, 
     described, tp = sections["model"], values["--tensor-model-parallel-size"]
     activation = next((word for name, word in ACTIVATIONS.items() if name in values), "gelu")
     described |= {"activation_func": activation, "vocab_size": -(-model.vocabulary // tp) * tp}
-    # Megatron-LM's scripts fuse these by default; GPTModelProvider fuses them where it is told to.
+    # Megatron-LM's scripts fuse these by default; GPTModelProvider fuses them on request.
     fused = activation == "silu" or (activation == "gelu" and described["add_bias_linear"])
     described |= {"bias_activation_fusion": fused, "bias_dropout_fusion": True}
     described["apply_rope_fusion"] = described["position_embedding_type"] == "rope"
@@ -117,7 +117,7 @@ def sections_of(model: Model, values: dict[str, Any], chunks: int) -> dict[str, 
     precision["grad_reduce_in_fp32"] = "--accumulate-allreduce-grads-in-fp32" in values
     if not half:
         del sections["mixed_precision"]
-    if "--optimizer" in values:  # Muon, beside which the distributed optimizer is off
+    if "--optimizer" in values:  # Muon, with which the distributed optimizer is off
         for name in ("ddp", "optimizer"):
             sections[name]["use_distributed_optimizer"] = False
     sections["optimizer"] |= {name: value for name, value in OPTIMIZER.items() if name not in sections["optimizer"]}

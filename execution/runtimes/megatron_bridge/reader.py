@@ -65,10 +65,9 @@ PARTS = frozenset(
     )
 )
 WHICH = "its recipe, and no known one is of this model (or name one by --set recipe=NAME)"
-MARKS = ("mixed_precision", "validation", "_target_")  # names beside those of sections
+MARKS = ("mixed_precision", "validation", "_target_")  # names other than those of sections
 OVERLAPPED = ("overlap_grad_reduce", "overlap_param_gather")
-# Of two fields either turns on what the other one does.
-EITHER = {  # each of which turns the other on (`ConfigContainer.validate`)
+EITHER = {  # pairs of fields that turn each other on (`ConfigContainer.validate`)
     "dist.use_megatron_fsdp": "ddp.use_megatron_fsdp", "model.tp_comm_overlap": "comm_overlap.tp_comm_overlap",
     "optimizer.use_distributed_optimizer": "ddp.use_distributed_optimizer",
     "optimizer.overlap_param_gather": "ddp.overlap_param_gather",

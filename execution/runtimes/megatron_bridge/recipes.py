@@ -143,7 +143,7 @@ def recipe_values(
     every = {} if recipe == "" else {**STEPPED, **table["common"], **own.get("fields", {})}
     fields = {key: value for key, value in every.items() if key.partition(".")[0] not in replaced}
     if unknown:
-        fields |= dict.fromkeys(BATCH)  # to be asked for
+        fields |= dict.fromkeys(BATCH)  # which the user has to give
     source = f"recipe {name or 'of pre-training'} of Megatron-Bridge {table['version']}"
     sources = dict.fromkeys(fields, source)
     of_recipe = sized(own["model"]) if own else None

@@ -70,12 +70,14 @@ def _of_stages(plan: Plan) -> Iterator[Refusal]:
     for number, stage in enumerate(own):
         if len(stage.ranks) != size:
             problem = f"are {len(stage.ranks)}, and those of stages[0] {size}"
-            yield Refusal(f"stages[{number}].ranks", problem, "give stages of one size: torch's send from place to place")
+            yield Refusal(
+                f"stages[{number}].ranks", problem, "give stages of one size: torch's send between ranks of the same index"
+            )
             return
     for number, (before, after) in enumerate(pairwise(own), 1):
         if any(one > other for one, other in zip(before.ranks, after.ranks, strict=True)):
             problem = f"are {shown(after.ranks)}, after {shown(before.ranks)}"
-            fix = "give each place's ranks in the order of stages: torch numbers the ranks of a group so"
+            fix = "give the ranks of every index in the order of stages: torch numbers the ranks of a group so"
             yield Refusal(f"stages[{number}].ranks", problem, fix)
 
 
@@ -102,7 +104,7 @@ def _of_units(plan: Plan, model: Model) -> Iterator[Refusal]:
             yield Refusal(f"{where}.layout", problem, fix)
         if position and _unlike_digits(strategies[position - 1], strategy):
             problem = f"is {str(strategy)!r}, after {str(strategies[position - 1])!r}"
-            fix = "give degrees that cut the ranks at common places, such as powers of two: DTensor re-lays along dimensions"
+            fix = "give degrees that cut the ranks at common indices, such as powers of two: DTensor re-lays along dimensions"
             yield Refusal(f"{where}.layout", problem, fix)
 
 

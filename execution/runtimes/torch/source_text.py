@@ -100,8 +100,8 @@ def part_of(strategy: Strategy) -> str:
     text = ""
     for axis, degree in strategy.levels:
         if axis in ("dp", "sdp"):
-            place = f'mesh.get_local_rank("{axis}")'
-            text = f"{text} * {degree} + {place}" if text else place
+            index = f'mesh.get_local_rank("{axis}")'
+            text = f"{text} * {degree} + {index}" if text else index
     return text
 
 

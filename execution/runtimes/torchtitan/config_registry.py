@@ -30,7 +30,7 @@ CONVERTERS = {"Float8LinearConverter": "float8", "MXFP8LinearConverter": "mx", "
 DEFAULTS = {"activation_checkpoint": ("selective", "op")}
 NAMES = ("llama2", "llama3", "qwen3", *MIXTURES)
 ARGUMENTS = ("name", "flavor", "converters", "quantization", "attn_backend", "tp_gemm_backend")  # of model_registry
-# Fields of Trainer.Config, of 0.3, beside these tables, which change no plan or are read below, and those of versions before.
+# Further fields of Trainer.Config (0.3 and earlier versions), which change no plan or are read below.
 FIELDS = names(
     """
     model_spec hf_assets_path dump_folder profiler metrics tokenizer dataloader lr_scheduler checkpoint comm validator debug

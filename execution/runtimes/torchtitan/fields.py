@@ -116,9 +116,9 @@ KEYS = (
     anything("quantize.linear.float8.filter_fqns", lambda v: v.converter("fp8-current", ["output"])),
     anything("quantize.linear.mx.recipe_name", lambda v: v.converter("mxfp8", "mxfp8_cublas")),
     anything("quantize.linear.mx.filter_fqns", lambda v: v.converter("mxfp8", ["output"])),
-    # Read alone.
+    # Only read.
     text("training.dtype", "float32", choices=HALF),
     text("model.attn_mask_type", "causal"),
-    flag("parallelism.enable_sequence_parallel", default=True),  # of versions that could be told so
+    flag("parallelism.enable_sequence_parallel", default=True),  # of versions that have this key
 )  # fmt: skip
 FIELDS = by_name(KEYS)

@@ -197,7 +197,7 @@ def _micro(keys: KeyReader, local: int, pp: int, chunks: int, early: bool) -> in
     """Samples of a micro-batch on one rank. local: samples of a step on one rank. early: as of `_of_keys`. Raises
     InputError."""
     size, count = "parallelism.pipeline_parallel_microbatch_size", "parallelism.pipeline_parallel_microbatches"
-    asked, number = keys.whole(size, None if early else DECLARED), keys.whole(count)
+    given_size, number = keys.whole(size, None if early else DECLARED), keys.whole(count)
     if pp == 1:
         return local
     if early:
@@ -208,10 +208,10 @@ def _micro(keys: KeyReader, local: int, pp: int, chunks: int, early: bool) -> in
             )
             raise keys.error("training.local_batch_size", f"is {local}", f"give a multiple of {parts}: {reason}")
         return local // parts
-    if local % (asked or 1):
-        fix = f"give a multiple of pipeline_parallel_microbatch_size = {asked}"
+    if local % (given_size or 1):
+        fix = f"give a multiple of pipeline_parallel_microbatch_size = {given_size}"
         raise keys.error("training.local_batch_size", f"is {local}", fix)
-    return asked or 1
+    return given_size or 1
 
 
 def _recipe(keys: KeyReader, notes: list[str]) -> RecipeName | None:
@@ -340,7 +340,7 @@ def _cuts(keys: KeyReader, modules: Any, pp: int) -> tuple[int, ...]:
         for module in map(str, part):
             if LAYER.fullmatch(module):
                 if module != f"layers.{layer}":
-                    raise keys.error(name, f"has {module} in the place of layers.{layer}", "give the layers in order")
+                    raise keys.error(name, f"has {module} where layers.{layer} is expected", "give the layers in order")
                 layer, count = layer + 1, count + 2
             elif module in ("tok_embeddings", "norm"):
                 count += 1  # the final norm is part of the head

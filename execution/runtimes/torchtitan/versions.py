@@ -21,7 +21,7 @@ from typing import Any
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.shipped import shipped
 
-# By today's key, those that earlier versions had for it.
+# Keys of earlier versions by today's key.
 EARLIER: dict[str, tuple[str, ...]] = {
     "parallelism.tensor_parallel_degree": ("training.tensor_parallel_degree", "training.sequence_parallel_degree"),
     "parallelism.pipeline_parallel_degree": ("experimental.pipeline_parallel_degree", "training.pipeline_parallel_degree"),
@@ -70,9 +70,9 @@ EIGHT_BITS = (
     "training.fp8_linear",
 )
 SCALINGS = ("scaling_type_input", "scaling_type_weight", "scaling_type_grad_output")
-# What only versions before [parallelism] have.
+# Sections of degrees in versions before [parallelism].
 BEFORE = ("training.", "experimental.")
-# What only versions before April 2024 have, whose code said what is recomputed.
+# Keys of versions before April 2024 only, whose code decided what is recomputed.
 FIRST = ("training.sequence_parallel_degree", "training.enable_selective_ac", "training.checkpoint_interval")
 # Months before which versions had keys, by what they were.
 UNTIL = (

@@ -63,15 +63,15 @@ TRL = (
 )  # fmt: skip
 LOADED = ("torch_dtype", "dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype")
 FLOAT32 = (
-    "dtype is not said: parameters are loaded in float32, as TRL's scripts and transformers before 5 load them; transformers 5 "
-    "loads them as they are stored, often in bfloat16: less memory"
+    "dtype is not given: parameters are loaded in float32, as TRL's scripts and transformers before 5 load them; transformers "
+    "5 loads them as they are stored, often in bfloat16: less memory"
 )
 ALL_LOGITS = (
-    "loss_type is not said: all logits are held, as in transformers' own loss; newer versions of TRL take chunked_nll "
+    "loss_type is not given: all logits are held, as in transformers' own loss; newer versions of TRL take chunked_nll "
     "(--loss chunked): less memory"
 )
 PADDED = "samples are padded to the longest of each batch: the plan's are all as long as the longest; more time"
-UNSAID = "how samples are cut or padded is not said: the plan's are all full; more time where they are shorter"
+UNSAID = "how samples are cut or padded is not given: the plan's are all full; more time where they are shorter"
 SEQUENCES = ("max_length", "max_seq_length", "block_size", "model_max_length", "max_source_length")
 NAMES = {
     "micro_samples": "per_device_train_batch_size",

@@ -128,8 +128,8 @@ def with_precision(user: UserSettings, keys: KeyReader, names: Collection[str]) 
     """The user's settings with the dtype of the file that Accelerate is launched with, which transformers uses if its own
     arguments (named by `names`) request no half precision. Raises InputError."""
     launched = user.variables.get(ACCELERATE)
-    asked = any(keys.values.get(name) not in (None, False) for name in names)
-    if launched in (None, "none") or user.dtype is not None or asked:
+    half_requested = any(keys.values.get(name) not in (None, False) for name in names)
+    if launched in (None, "none") or user.dtype is not None or half_requested:
         return user
     file = find_named_file(Path(keys.where), launched, keys, f"{SET} {ACCELERATE}")
     run = accelerate_reader.read(file, replace(user, dtype="float32", variables={}))
@@ -144,9 +144,9 @@ def half_of(keys: KeyReader, bf16: tuple[str, ...], fp16: tuple[str, ...], user:
     missing: the tool's dtype if no key is there. Raises InputError if that is None and nothing says the dtype, or if both
     dtypes are on."""
     keys.read.update((*bf16, *fp16))
-    asked = [next((key for key in names if keys.values.get(key) is True), None) for names in (bf16, fp16)]
-    if None not in asked:
-        raise keys.error(str(asked[1]), f"is true, and so is {asked[0]}", "give one of them: transformers takes no two")
+    enabled = [next((key for key in names if keys.values.get(key) is True), None) for names in (bf16, fp16)]
+    if None not in enabled:
+        raise keys.error(str(enabled[1]), f"is true, and so is {enabled[0]}", "give one of them: transformers takes no two")
     for names, dtype in ((bf16, "bfloat16"), (fp16, "float16")):
         for key in names:
             if keys.values.get(key) in ("auto", "full"):
@@ -258,12 +258,12 @@ def _sharded(
     table = data.get("fsdp_config")
     if table is not None and not isinstance(table, Mapping):
         raise keys.error("fsdp_config", f"is {shown(table)}", "write out what that file holds")
-    asked = bool(words) or bool(table)
-    if not asked and trainer.sizes.get("dp_shard", 1) > 1:
+    fsdp_on = bool(words) or bool(table)
+    if not fsdp_on and trainer.sizes.get("dp_shard", 1) > 1:
         fix = f"give fsdp_config, too: {trainer.tool} shares no states without it"
         raise keys.error(trainer.names.get("shard", "parallelism_config.dp_shard_size"), f"is {trainer.sizes['dp_shard']}", fix)
     shared, version = Sharding(0, None, None), 1
-    if asked:
+    if fsdp_on:
         find = _fsdp_key(keys)
         strategy = next((word for word in FSDP_WORDS[:5] if word in words), None)
         version = keys.whole(find("version"), trainer.version) or trainer.version
@@ -279,16 +279,16 @@ def _sharded(
     elif trainer.tp > 1 or trainer.cp > 1:
         raise keys.error("fsdp_config", "is missing", "give it: tensor and context parallelism go with FSDP")
     half = trainer.dtype != "float32"
-    masters = _masters(trainer, asked, version, notes)
+    masters = _masters(trainer, fsdp_on, version, notes)
     host: tuple[Host, ...] = ("optimizer", "parameters") if shared.offloads else ()
     if host and half and masters:
         notes.append(ON_HOST)
     return RunConfiguration(
-        where=keys.where, runtime="accelerate", software="PyTorch FSDP (Accelerate)" if asked else "PyTorch DDP (Accelerate)",
+        where=keys.where, runtime="accelerate", software="PyTorch FSDP (Accelerate)" if fsdp_on else "PyTorch DDP (Accelerate)",
         dtype=trainer.dtype, precision=MASTERS if half and masters and not host else PLAIN, zero=shared.zero, host=host,
         copies=shared.copies, shard=shared.shard, within_nodes=shared.within_nodes,
         recomputed=RecomputedLayers("full" if trainer.recomputes or shared.recomputes else "none"),
-        taken=keys.taken, undecided={} if asked or launched or not trainer.launched else {"zero": LAUNCHED},
+        taken=keys.taken, undecided={} if fsdp_on or launched or not trainer.launched else {"zero": LAUNCHED},
     )  # fmt: skip
 
 
