@@ -16,7 +16,7 @@ from trainplan.profiling.base.quantities import enough_bytes, format_time
 import trainplan as tp
 from tests.command.test_command import told
 from tests.helpers.calls import call
-from tests.test_switching import GPT2, published
+from tests.planning.test_switching import GPT2, published
 from trainplan.command.render_runs import run_report
 
 METHODS = {"label-setting", "milp", "cpsat", "h3t-dp", "h3t-greedy", "random", "manual", "zero-2", "zero-3", "brute-force"}

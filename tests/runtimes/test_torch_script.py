@@ -150,7 +150,7 @@ def reference(folder: Path, plan: Plan, data: Path | None) -> list[float]:
 
 def ran(folders: dict[Path, tuple[int, str]]) -> dict[Path, list[float]]:
     """The losses that the scripts in these folders print on so many ranks with these arguments."""
-    command = [sys.executable, str(Path(__file__).parent / "helpers" / "torch_scripts.py")]
+    command = [sys.executable, str(Path(__file__).parents[1] / "helpers" / "torch_scripts.py")]
     for folder, (world, arguments) in folders.items():
         command += [str(folder), str(world), f"--steps {STEPS} --lr {RATE} --seed {SEED} {arguments}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -43,7 +43,7 @@ from trainplan.planning.presets import PRESETS
 from trainplan.planning.result import PlanningResult
 from trainplan.prediction import predict
 
-H3T = Path(__file__).parents[2] / "shared" / "data" / "h3t"
+H3T = Path(__file__).parents[3] / "shared" / "data" / "h3t"
 CLUSTER = load_cluster("cpu-4")
 GPT2: dict[str, Any] = {"model_type": "gpt2", "n_layer": 3, "n_embd": 32, "n_head": 4, "n_positions": 16, "vocab_size": 96}
 

@@ -21,9 +21,9 @@ from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
 from tests.helpers.plans import plan_of
-from tests.test_torch_script import plan_of as tiny
+from tests.runtimes.test_torch_script import plan_of as tiny
 
-SHIMS, STEPS, RATE = Path(__file__).parent / "helpers" / "runtimes", 3, 3e-3  # larger ones make much of gradients near 0
+SHIMS, STEPS, RATE = Path(__file__).parents[1] / "helpers" / "runtimes", 3, 3e-3  # larger ones make much of gradients near 0
 PYTHON = os.environ.get("TRAINPLAN_RUNTIMES", "")
 KINDS: dict[str, Plan] = {
     "ZeRO-3": tiny("llama", "sdp2", 2, 2, dtype="float32"),

@@ -21,8 +21,8 @@ import trainplan as tp
 from tests.helpers.exported_plans import random_exported
 from tests.helpers.plans import plan_of
 from tests.helpers.sizes import first_and_others
-from tests.test_exporting import refused
-from tests.test_importing import same_as
+from tests.runtimes.test_exporting import refused
+from tests.runtimes.test_importing import same_as
 from trainplan.imported_runs.to_plan import read
 
 CONFIG = "bridge.yaml"

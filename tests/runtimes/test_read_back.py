@@ -21,8 +21,8 @@ from benchmarks.launch import FILES
 from benchmarks.read_back import READ_BY, READER, Exported, answers, differences, wanted
 from tests.helpers.exported_plans import random_exported
 from tests.helpers.plans import plan_of
-from tests.test_megatron_bridge import in_bfloat16
-from tests.test_sharded_exports import random_plan
+from tests.runtimes.test_megatron_bridge import in_bfloat16
+from tests.runtimes.test_sharded_exports import random_plan
 from trainplan.imported_runs.to_plan import read
 
 TARGETS = os.environ.get("TRAINPLAN_TARGETS")  # an interpreter that has the targets, as benchmarks/read_back.py says

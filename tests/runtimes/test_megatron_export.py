@@ -21,8 +21,8 @@ from trainplan.profiling.models.sublayers import Attention, FeedForward
 import trainplan as tp
 from tests.helpers.exported_plans import random_exported
 from tests.helpers.plans import plan_of
-from tests.test_exporting import checked_layout, refused
-from tests.test_importing import LLAMA
+from tests.runtimes.test_exporting import checked_layout, refused
+from tests.runtimes.test_importing import LLAMA
 
 # megatron/training/arguments.py of core 0.15: what we may write, and of which type.
 FLAGS = """

@@ -18,7 +18,7 @@ from trainplan.profiling.models.model import load_model
 import trainplan as tp
 from tests.helpers.plans import plan_of
 from tests.helpers.sizes import first_and_others
-from tests.test_importing import same_as
+from tests.runtimes.test_importing import same_as
 
 # DeepSpeed's page on the JSON configuration, and runtime/zero/config.py of 0.19: what we may write, and of which type.
 DEEPSPEED: dict[str, Any] = {

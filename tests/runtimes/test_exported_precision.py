@@ -14,7 +14,7 @@ from trainplan.formulations.runtimes import RUNTIMES
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
-from tests.test_megatron_export import read_back
+from tests.runtimes.test_megatron_export import read_back
 from trainplan.imported_runs.to_plan import read
 
 FILES = {
