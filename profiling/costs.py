@@ -1,10 +1,10 @@
-"""Cost primitives: what a collective or a copy costs on a link, and what two things cost that overlap. All times in ns.
+"""Times of communication on a link, and of two things that overlap, in ns.
 
-With n ranks, message M (the whole of it: reduced, gathered or exchanged), bandwidth B and latency a of one step:
+With n ranks, a message of M bytes (the whole of it: reduced, gathered or exchanged), bandwidth B and latency a of one step:
 
     ring (Patarasuk and Yuan, 2009)   phases (n-1) (M / n / B + a); all-reduce 2 phases, all-gather and reduce-scatter 1
     tree (Sanders, Speck and Traeff, 2009; pipelined)   all-reduce 2 M / B + 2 ceil(log2 n) a
-    all-to-all                        (n-1) (M / n / B + a), M what one rank sends in all
+    all-to-all                        (n-1) (M / n / B + a), where M is all that one rank sends
     p2p (AMP, Section 3.4)            M / B + a
     host copy                         M / B + a
 
@@ -21,7 +21,7 @@ PHASES: dict[Operation, int] = {"all-reduce": 2, "all-gather": 1, "reduce-scatte
 
 
 def ring_ns(operation: Operation, message_bytes: float, ranks: int, link: Link) -> float:
-    """A ring collective, or an all-to-all in as many steps; for `p2p` one message."""
+    """Time in ns of a ring collective, or of an all-to-all in as many steps; of one message for `p2p`."""
     if operation == "p2p":
         return copy_ns(message_bytes, link)
     steps = PHASES[operation] * (ranks - 1)
@@ -29,7 +29,7 @@ def ring_ns(operation: Operation, message_bytes: float, ranks: int, link: Link) 
 
 
 def tree_ns(message_bytes: float, ranks: int, link: Link) -> float:
-    """An all-reduce up and down a pipelined pair of binary trees."""
+    """Time in ns of an all-reduce up and down a pipelined pair of binary trees."""
     if ranks < 2:
         return 0.0
     depth = (ranks - 1).bit_length()
@@ -37,12 +37,13 @@ def tree_ns(message_bytes: float, ranks: int, link: Link) -> float:
 
 
 def copy_ns(message_bytes: float, link: Link) -> float:
-    """One message through one link: a point-to-point transfer, or a copy between host and device."""
+    """Time in ns of one message through one link: a point-to-point transfer, or a copy between host and device."""
     return message_bytes / link.bandwidth_bytes_per_s * 1e9 + link.latency_ns
 
 
 def collective_ns(network: Network, operation: Operation, message_bytes: float, ranks: Sequence[int]) -> float:
-    """A collective (or `p2p`) of the devices `ranks`, at the slowest link of that very group."""
+    """Time in ns of a collective (or `p2p`) among the devices `ranks`, at the slowest link between these devices; an
+    all-reduce takes the network's algorithm, by default the faster of ring and tree."""
     if len(ranks) < 2:
         return 0.0
     link = network.link(ranks, operation)
@@ -54,9 +55,10 @@ def collective_ns(network: Network, operation: Operation, message_bytes: float, 
 
 
 def overlapped_ns(x_ns: float, y_ns: float, x_slowdown: float, y_slowdown: float | None = None) -> float:
-    """Time of `x` and `y` run at once, each so many times slower while the other runs (y_slowdown: as x's if left out).
+    """Time in ns of `x` and `y` that start together, where each runs slower by its slowdown factor while the other runs
+    (y_slowdown: as x's by default).
 
-    With one slowdown k for both it is max + (k - 1) min (Galvatron-BMW, Section V).
+    With one slowdown k for both it is max(x, y) + (k - 1) min(x, y) (Galvatron-BMW, Section V).
     """
     y_slowdown = x_slowdown if y_slowdown is None else y_slowdown
     first, other = x_ns * x_slowdown, y_ns * y_slowdown

@@ -1,8 +1,8 @@
-"""What a sub-layer costs where tensor-parallel ranks share its tokens, or modules of it are recomputed, from what it costs
-whole.
+"""Costs of a sub-layer whose tokens are split over tensor-parallel ranks, or whose modules are partly recomputed, derived from
+its costs as a whole.
 
-Bytes follow from the pieces (see `sublayers.token_share` and `sublayers.modules`), times from proportions: those that were
-profiled times what the roofline estimates of the pieces over what it estimates of the whole. Such numbers are `estimated`.
+Bytes follow from the sub-layer's pieces (see `sublayers.token_share` and `sublayers.modules`). Times are the profiled ones,
+times the roofline's estimate of the pieces over its estimate of the whole. Such numbers have the origin `estimated`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ def cost_of_pieces(
     shared: bool,
     modules: tuple[str, ...] = (),
 ) -> UnitCost:
-    """Costs of one shape, as of `Profile.cost`. shared: whether ranks share the tokens; kept bytes are then beside the input on
-    the rank's own tokens, and workspaces, of all pieces and what is gathered between them, beyond input, kept and output of
-    these. modules: those that are recomputed. Raises InputError where the profile lacks the shape, or describes no model."""
+    """Costs of one shape, as `Profile.cost` gives them, with sequence parallelism or recomputation of modules.
+
+    shared: whether tensor-parallel ranks share the tokens (sequence parallelism). Then kept bytes are those in addition to the
+    input of the rank's own tokens, and workspaces, of all pieces and of the tensors gathered between them, are those beyond
+    this input, the kept bytes and the output. modules: names of the modules that are recomputed in the backward pass. Raises
+    InputError if the profile lacks the shape or describes no model.
+    """
     key = "cost of pieces", sublayer, tp, rows, device, shared, modules
     if key not in profile.derived:
         profile.derived[key] = _cost_of_pieces(profile, *key[1:])
@@ -37,6 +41,7 @@ def cost_of_pieces(
 def _cost_of_pieces(
     profile: Profile, sublayer: str, tp: int, rows: int, device: str | None, shared: bool, modules: tuple[str, ...]
 ) -> UnitCost:
+    """As `cost_of_pieces`, without the table of results; the slowest of the kinds of device that are meant."""
     model = profile.described_model
     if model is None:
         fix = "give a profile of a model, or a plan without sequence parallelism and recomputation of modules"
@@ -51,13 +56,14 @@ def _cost_of_pieces(
 
 
 def shared_operators(share: TokenShare, rows: int) -> list[Operator]:
-    """The kernels of a forward pass whose first and last ones work on the rank's own tokens."""
+    """The kernels of a forward pass under sequence parallelism: its first and last ones work on the rank's own tokens only."""
     all_tokens, own = (part.operators(rows, share.tp) for part in (share.part, share.own))
     first, last = share.part.operators_before, len(all_tokens) - share.adds_residual
     return own[:first] + all_tokens[first:last] + own[last:]
 
 
 def _of_pieces(entry: UnitCost, part: Sublayer, kind: DeviceKind, shared: bool, modules: tuple[str, ...]) -> UnitCost:
+    """One entry of a profile (on one kind of device), converted as `cost_of_pieces` says."""
     tp, rows = part.degree(entry.tp), entry.rows
     share, selective = TokenShare(part, tp, modules), Selective(part, modules)
 
@@ -66,12 +72,12 @@ def _of_pieces(entry: UnitCost, part: Sublayer, kind: DeviceKind, shared: bool, 
 
     whole = estimated_ns(part.operators(rows, tp))
     pieces = estimated_ns(shared_operators(share, rows)) if shared else whole
-    again = estimated_ns(share.operators_again(rows) if shared else selective.operators(rows, tp))[0]
+    recomputed = estimated_ns(share.operators_again(rows) if shared else selective.operators(rows, tp))[0]
     forward, backward = (entry.numbers[name].value for name in ("forward_ns", "backward_ns"))
     numbers: dict[str, float] = {
         "forward_ns": forward * pieces[0] / whole[0],
         "forward_without_graph_ns": entry.forward_without_graph_ns.value * pieces[0] / whole[0],
-        "backward_ns": backward * pieces[1] / whole[1] + forward * again / whole[0],
+        "backward_ns": backward * pieces[1] / whole[1] + forward * recomputed / whole[0],
     }
     numbers |= share.costs_bytes(rows) if shared else selective.costs_bytes(rows, tp)
     return entry.changed(

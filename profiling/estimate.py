@@ -2,15 +2,16 @@
 
 A product of (m, k) by (k, n) takes the longer of
 
-    2 m n k / (peak x efficiency x m/(m+d) x n/(n+d) x k/(k+d))     d = half_size, the kind's curve of achieved efficiency
+    2 m n k / (peak x efficiency x m/(m+d) x n/(n+d) x k/(k+d))     d = half_size, of the curve of achieved efficiency
     bytes of the three matrices / memory bandwidth
 
-and everything else (norms, activations, softmax, residuals) the bytes it touches over the memory bandwidth; each kernel takes
-at least `kernel_ns`. Where a kind has efficiencies of classes of kernels and precisions, these count: the memory's bandwidth is
-what it reaches of it, and a fused attention core, whose tiles fill the device and whose scores are never in memory, has a curve
-of its queries and keys, and one of its heads' width. A backward pass repeats the products twice (fused attention two and a half
-times, for it recomputes). AdamW reads four and writes three numbers for each parameter, in half precision with fp32 copies and
-moments; Muon has no second moment, and makes its momentum orthogonal by matrix products in bfloat16 (`orthogonal_ns`).
+and every other operator (norms, activations, softmax, residuals) takes the bytes that it touches over the memory bandwidth; a
+kernel takes at least `kernel_ns`. If a kind of device has efficiencies by class of kernels and precision, these replace
+`efficiency`: the memory reaches its own share of its bandwidth, and a fused attention core, whose tiles fill the device and
+whose scores are never in memory, has a curve by its queries and keys, and one by the width of its heads. A backward pass
+repeats the products twice (fused attention two and a half times, since it recomputes). AdamW reads four and writes three
+numbers for each parameter, in half precision with fp32 copies and moments; Muon has no second moment, and makes its momentum
+orthogonal by matrix products in bfloat16 (`orthogonal_ns`).
 """
 
 from __future__ import annotations
@@ -39,13 +40,14 @@ from trainplan.profiling.profiles import (
 
 STATE_COPIES = 4
 MOST_ROWS = 2**20  # samples of a micro-batch on one device
-MUON_TRAFFIC = 5 / 7  # of what AdamW's step reads and writes of a parameter: all but the second moment, in and out
+MUON_TRAFFIC = 5 / 7  # of the bytes that AdamW's step moves: all but the second moment, in and out
 
 
 def operator_ns(
     operator: Operator, kind: DeviceKind, precision: Precision, element_bytes: float, backward: bool = False
 ) -> float:
-    """Time of one kernel, or of its backward pass. Raises KeyError for a precision that the kind has no rate for."""
+    """Time in ns of one kernel, or of its backward pass. Raises KeyError for a precision that the kind of device has no rate
+    for."""
     work = operator.backward if backward else 1.0
     kernels = 2 if backward and operator.m else 1
     streaming = kind.reached("memory", precision)
@@ -69,20 +71,20 @@ def operator_ns(
 
 
 def orthogonal_ns(matrices: Iterable[Matrix], kind: DeviceKind, base: str) -> float:
-    """The iterations of Newton and Schulz on matrices, one after the other, in bfloat16, or in the dtype `base` where the
-    device has no rate for that. Raises KeyError where it has neither."""
+    """Time in ns of Muon's Newton-Schulz iterations on these matrices, in sequence, in bfloat16, or in the dtype `base` if
+    the device has no rate for bfloat16. Raises KeyError if it has neither."""
     precision = cast(Precision, "bfloat16" if "bfloat16" in kind.flops_per_s else base)
     products = (operator for matrix in matrices for operator in newton_schulz(matrix))
     return ITERATIONS * sum(operator_ns(operator, kind, precision, HALF_BYTES) for operator in products)
 
 
 def sublayer_ns(part: Sublayer, kind: DeviceKind, rows: int, tp: int) -> tuple[float, float]:
-    """Forward and backward time of a sub-layer on one device."""
+    """Forward and backward time in ns of a sub-layer on one device, with `rows` samples and tensor-parallel degree `tp`."""
     return operators_ns(part.operators(rows, tp), kind, part.dtype, part.element_bytes)
 
 
 def operators_ns(operators: Sequence[Operator], kind: DeviceKind, dtype: str, element_bytes: int) -> tuple[float, float]:
-    """Forward and backward time of kernels, one after the other."""
+    """Forward and backward time in ns of kernels that run in sequence."""
     precision = cast(Precision, dtype)
     times = [
         sum(operator_ns(operator, kind, precision, element_bytes, backward) for operator in operators)
@@ -92,7 +94,8 @@ def operators_ns(operators: Sequence[Operator], kind: DeviceKind, dtype: str, el
 
 
 def estimated_cost(name: str, part: Sublayer, kind: DeviceKind, tp: int, rows: int) -> UnitCost:
-    """One entry of a profile. Raises InputError where the device has no rate for the dtype, or the time is absurd."""
+    """The estimated entry of a profile for one sub-layer, kind of device, tensor-parallel degree and number of rows. Raises
+    InputError if the device has no rate for the dtype, or the numbers are absurdly large."""
     if part.dtype not in kind.flops_per_s:
         fix = f"add its rate, or use --dtype of {', '.join(kind.flops_per_s)}"
         raise InputError("cluster", f"{kind.name}.flops_per_s", f"has no {part.dtype}", fix)
@@ -115,7 +118,8 @@ def estimated_cost(name: str, part: Sublayer, kind: DeviceKind, tp: int, rows: i
 
 
 def estimate_shapes(model: Model, cluster: Cluster, shapes: Iterable[tuple[int, int]], group: int | None = None) -> Profile:
-    """A profile for these (tp, rows) on every kind of device of the cluster. Raises InputError."""
+    """An estimated profile with these (tensor-parallel degree, rows) on every kind of device of the cluster. group: number
+    of devices that the profile is for, by default all. Raises InputError."""
     shapes = list(shapes)
     slow = min(cluster.used_kinds, key=lambda kind: kind.memory_bytes_per_s)
     costs = [
@@ -148,7 +152,8 @@ def estimate_shapes(model: Model, cluster: Cluster, shapes: Iterable[tuple[int, 
 
 
 def kind_of(profile: Profile, device: str) -> DeviceKind:
-    """The kind's data sheet, or one whose proportions stand for it."""
+    """The data sheet of a profile's kind of device by name; if the profile has none, a stand-in whose proportions are
+    typical."""
     for kind in profile.device_kinds:
         if kind.name == device:
             return kind
@@ -157,12 +162,13 @@ def kind_of(profile: Profile, device: str) -> DeviceKind:
 
 
 def state_bytes(element_bytes: int) -> int:
-    """Of one parameter: itself, its gradient, AdamW's moments; at least 16, for half precision keeps copies in fp32."""
+    """Bytes of model states per parameter: parameter, gradient and AdamW's two moments; at least 16, as half precision keeps
+    fp32 copies."""
     return max(16, STATE_COPIES * element_bytes)
 
 
 def optimizer_bytes(element_bytes: int) -> int:
-    """Read and written of one parameter in a step: parameter, gradient and two moments in, all but the gradient out.
+    """Bytes that AdamW's step moves per parameter: parameter, gradient and two moments in, all but the gradient out.
 
     In half precision the gradient comes in and the parameter goes out in 2 bytes, everything else is an fp32 copy.
     """
@@ -170,7 +176,7 @@ def optimizer_bytes(element_bytes: int) -> int:
 
 
 def estimated_host(cluster: Cluster, element_bytes: int) -> HostCosts | None:
-    """The slowest host of the cluster; None where no node describes its host."""
+    """Estimated costs of the slowest host of the cluster; None if no node describes its host."""
     hosts = [node.host for node in cluster.nodes if node.host is not None]
     if not hosts:
         return None
@@ -187,4 +193,5 @@ def estimated_host(cluster: Cluster, element_bytes: int) -> HostCosts | None:
 
 
 def _rate(value: float) -> Rate:
+    """A Rate whose origin is `estimated`."""
     return Rate(value=value, origin="estimated")

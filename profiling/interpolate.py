@@ -1,8 +1,8 @@
-"""What a profile lacks, from what it has: other numbers of rows by a line, other tensor-parallel degrees by the roofline.
+"""Completes a profile: other numbers of rows by a line, other tensor-parallel degrees by the roofline.
 
-Times and bytes of a sub-layer grow with a + b rows, so two or more profiled sizes give all others. With fewer, or for a
-degree that was not profiled, the roofline's estimate is scaled by what the nearest profiled shape took over its own estimate.
-Completed numbers are `estimated`; their spread is the largest relative residual of their line.
+Times and bytes of a sub-layer grow with a + b rows, so two or more profiled sizes give all others. With fewer sizes, or for a
+degree that was not profiled, the roofline's estimate is scaled by the ratio of profiled to estimated number at the nearest
+profiled shape. Completed numbers have the origin `estimated`; their spread is the largest relative residual of their line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainplan.profiling.profiles import Number, Profile, UnitCost, shapes_of
 
 
 def for_shapes(profile: Profile, group: int, shapes: Iterable[tuple[int, int]]) -> Profile:
-    """The profile of `group` devices, with every (tp, rows) of `shapes`. Raises InputError."""
+    """The profile for `group` devices, completed with every (tensor-parallel degree, rows) of `shapes`. Raises InputError."""
     if group > profile.devices:
         raise InputError("profile", "devices", f"is {profile.devices}", f"give a profile of at least {group} devices")
     completed = complete(profile, shapes)
@@ -26,7 +26,8 @@ def for_shapes(profile: Profile, group: int, shapes: Iterable[tuple[int, int]]) 
 
 
 def complete(profile: Profile, shapes: Iterable[tuple[int, int]]) -> Profile:
-    """The profile with every (tp, rows) of `shapes`. Raises InputError where neither a line nor an estimate is possible."""
+    """The profile, completed with every (tensor-parallel degree, rows) of `shapes`. Raises InputError if neither a line nor
+    an estimate is possible."""
     shapes = list(shapes)
     model = profile.described_model
     profiled = {(entry.sublayer, entry.device, entry.tp, entry.rows) for entry in profile.costs}
@@ -51,7 +52,8 @@ def complete(profile: Profile, shapes: Iterable[tuple[int, int]]) -> Profile:
 
 
 def _too_large(entry: UnitCost, memory_bytes: int) -> UnitCost:
-    """What did not fit with so many rows or fewer, split as far or further, needs all that the device has and more."""
+    """The entry with the whole memory of the device as kept bytes and as workspace, so that no plan can use it. For shapes
+    that ran out of memory when they were measured, or have more rows or a smaller degree than one that did."""
     all_of_it = Number(value=memory_bytes, origin="estimated")
     return entry.changed(kept_bytes=all_of_it, backward_workspace_bytes=all_of_it)
 
@@ -65,6 +67,7 @@ def _completed(
     tp: int,
     rows: int,
 ) -> UnitCost:
+    """The entry of one shape that the profile lacks. entries: the profiled ones of this sub-layer on this device."""
     same = sorted((entry for entry in entries if entry.tp == tp), key=lambda entry: entry.rows)
     if len({entry.rows for entry in same}) > 1:
         return same[0].changed(rows=rows, **{n: _on_line(same, n, rows) for n in same[0].numbers})
@@ -85,11 +88,13 @@ def _completed(
 
 
 def _scaled(number: Number, factor: float) -> Number:
+    """The number times a factor, with the origin `estimated`."""
     return Number(value=round(number.value * factor), origin="estimated", spread=number.spread)
 
 
 def _on_line(entries: Sequence[UnitCost], name: str, rows: int) -> Number:
-    """By the line of least relative squares through the profiled sizes; never below 0."""
+    """The number of field `name` at `rows`, by the line of least relative squares through the profiled entries; never below
+    0."""
     x = np.array([entry.rows for entry in entries], dtype=float)
     y = np.array([getattr(entry, name).value for entry in entries], dtype=float)
     scale = np.maximum(y, max(1.0, y.max() * 1e-6))

@@ -1,4 +1,4 @@
-"""Where time and memory go: a profile's numbers added up layer by layer."""
+"""Time and memory of a model by layer: a profile's numbers added up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from trainplan.profiling.profiles import Profile
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """One unit of the chain on one device. name: of the unit; bytes are of its activations and of its model states."""
+    """Costs of one unit of the chain on one device.
+
+    name: of the unit. layer: index of its layer. kind: of its sub-layer. input_bytes, kept_bytes: of its activations.
+    state_bytes: of its model states. origins: of its numbers. spread: the larger of those of its times.
+    """
 
     name: str
     layer: int
@@ -29,12 +33,12 @@ class LayerSummary:
 
     @property
     def time_ns(self) -> int:
-        """Forward and backward pass together."""
+        """Time of the forward and backward pass together."""
         return self.forward_ns + self.backward_ns
 
     @property
     def activation_bytes(self) -> int:
-        """What the unit leaves for the backward pass: its input and kept bytes."""
+        """Bytes held from the forward to the backward pass: the unit's input and its kept tensors."""
         return self.input_bytes + self.kept_bytes
 
     @property
@@ -44,7 +48,8 @@ class LayerSummary:
 
 
 def summary(profile: Profile, tp: int, rows: int, device: str | None = None) -> list[LayerSummary]:
-    """Every unit with tensor-parallel degree `tp` and `rows` samples at once. Raises InputError where a number is missing."""
+    """A summary of every unit, with tensor-parallel degree `tp` and `rows` samples in one pass. device: the kind; by default
+    the slowest counts. Raises InputError if a number is missing."""
     if device is not None and device not in profile.kinds:
         raise InputError("command line", "--kind", f"is {device!r}", f"give one of: {', '.join(profile.kinds)}")
     summaries = []
@@ -70,9 +75,11 @@ def summary(profile: Profile, tp: int, rows: int, device: str | None = None) -> 
 
 
 def reached(profile: Profile, products: Precision | None = None) -> list[str]:
-    """For each kind of device whose times are estimated with efficiencies by class of kernels: what products and attention
-    reach of the peak of the profile's dtype, the error of a time, and where that is from; none of other profiles. products:
-    the precision of the layers' products, where it is another one."""
+    """One line per kind of device with estimated times: the share of the peak that matrix products and attention reach, the
+    error of a time, and the source of both. Empty for measured and imported profiles.
+
+    products: the precision of the layers' products, if it is not the profile's dtype.
+    """
     if "estimated" not in profile.origin:
         return []
     in_few = f"matrix multiplications in {products}" if products else "matrix multiplications"
@@ -84,21 +91,22 @@ def reached(profile: Profile, products: Precision | None = None) -> list[str]:
     for kind in profile.device_kinds:
         parts = []
         for name, kernel, precision in kernels:
-            if (each := kind.reached(kernel, precision)) is not None:
-                parts.append(f"{name} {each.value:.1%}, time ±{each.error:.0%} ({each.origin_for(kind.name)})")
+            if (efficiency := kind.reached(kernel, precision)) is not None:
+                share, error = f"{efficiency.value:.1%}", f"{efficiency.error:.0%}"
+                parts.append(f"{name} {share}, time ±{error} ({efficiency.origin_for(kind.name)})")
         if parts:
             texts.append(f"of the peak of {kind.name}: {'; '.join(parts)}")
     return texts
 
 
 def profiled_shapes(profile: Profile) -> list[tuple[int, int]]:
-    """(tp, rows) that every sub-layer has costs for, on every kind of device."""
+    """The (tensor-parallel degree, rows) for which every sub-layer has costs on every kind of device, sorted."""
     counts = Counter((entry.tp, entry.rows) for entry in profile.costs)
     return sorted(shape for shape, count in counts.items() if count == len(profile.shapes) * len(profile.kinds))
 
 
 def runs(units: list[LayerSummary]) -> list[tuple[list[LayerSummary], int]]:
-    """Consecutive equal layers as one: the units of the first of them, and how many there are."""
+    """Consecutive equal layers as one: pairs of the units of the first layer and the number of equal layers."""
     layers = [list(group) for _, group in groupby(units, key=lambda unit: unit.layer)]
 
     def looks(layer: list[LayerSummary]) -> list[object]:

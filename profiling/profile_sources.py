@@ -1,4 +1,4 @@
-"""Profiles to plan with: from an earlier file, from measuring this machine, or from estimates."""
+"""Where the profile to plan with comes from: an earlier file, measurements on this machine, or estimates."""
 
 from __future__ import annotations
 
@@ -23,12 +23,19 @@ def obtain_profile(
     measured: bool = False,
     progress: Report | None = None,
 ) -> Profile:
-    """The profile to plan with: the earlier one if it is for this model, else measured on this machine, else estimated.
-    sizes: of micro-batches, in samples; groups: devices of a stage; devices: all that the profile is for; degrees: of tensor
-    parallelism (default: all powers of two that the model can be split into). What an earlier or measured profile lacks is
-    completed from what it has. model, cluster: None where the earlier one says all.
+    """The profile to plan with: the earlier one if given, else measured on this machine if `measured`, else estimated. Numbers
+    that an earlier or measured profile lacks are completed from those that it has.
+
+    Args:
+        model, cluster: None if the earlier profile is used as it is; else they must be those that it was taken of.
+        sizes: samples of a micro-batch.
+        groups: numbers of devices of a stage.
+        devices: number of devices that the profile is for.
+        degrees: of tensor parallelism; by default all powers of two that the model can be split into.
+
+    Raises InputError.
     """
-    # Planning from a file estimates nothing, and only some requests measure: each way loads its own modules.
+    # Planning from a file estimates nothing, and only some requests measure: modules are imported where they are used.
     from trainplan.profiling.interpolate import for_shapes
 
     group = max(groups)
@@ -53,6 +60,7 @@ def obtain_profile(
 
 
 def _shapes(degrees: Sequence[int], groups: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """The result of `shapes_needed`. Raises InputError if it is empty."""
     shapes = shapes_needed(degrees, groups, sizes)
     if not shapes:
         fix = f"give a multiple of {max(groups) // max(degrees)}"
@@ -61,6 +69,7 @@ def _shapes(degrees: Sequence[int], groups: Sequence[int], sizes: Sequence[int])
 
 
 def _check_model(earlier: Profile, model: Model) -> None:
+    """Raise InputError if the profile is not of this model, dtype and sequence length."""
     if earlier.dtype != model.dtype:
         raise InputError("profile", "dtype", f"is {earlier.dtype!r}", f"measure for {model.dtype!r}")
     profiled = earlier.described_model
@@ -74,7 +83,7 @@ def _check_model(earlier: Profile, model: Model) -> None:
 
 
 def _check_cluster(earlier: Profile, cluster: Cluster) -> None:
-    """A profile's times and links are those of its own cluster."""
+    """Raise InputError if the profile is of another cluster: its times and links are those of its own."""
     kinds, profiled_kinds = {kind.name for kind in cluster.used_kinds}, {kind.name for kind in earlier.device_kinds}
     if earlier.cluster != cluster.name or (profiled_kinds and kinds != profiled_kinds):
         fix = f"give a profile of {cluster.name!r}, or leave --cluster out"
@@ -82,6 +91,7 @@ def _check_cluster(earlier: Profile, cluster: Cluster) -> None:
 
 
 def shapes_needed(degrees: Sequence[int], groups: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """All (tp, rows on one device) that stages of these numbers of devices can meet with micro-batches of these sizes."""
+    """All (tensor-parallel degree, rows on one device) that can occur with stages of these numbers of devices and
+    micro-batches of these sizes (in samples)."""
     splits = {(tp, group // tp) for group in groups for tp in degrees if group % tp == 0}
     return sorted({(tp, size // data) for tp, data in splits for size in sizes if size % data == 0})

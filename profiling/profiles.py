@@ -1,8 +1,8 @@
-"""Profiles: the numbers that every problem needs of a model and a machine, each with its origin and its spread.
+"""Profiles: the numbers of a model and a machine that every planning problem is built from, with their origins and spreads.
 
-A profile names the chain of units, the exact counts of its distinct sub-layers, and their times and bytes on each kind of
-device by tensor-parallel degree and rows (samples on one device), beside the links, copies and optimizer. It stands alone:
-an imported one has no model of ours behind it and plans all the same.
+A profile lists the chain of units, the exact counts of its distinct sub-layers, their times and bytes on each kind of device by
+tensor-parallel degree and rows (samples on one device), and the costs of links, copies and the optimizer. It stands alone: an
+imported one describes no model of ours and can be planned with all the same.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ Degree = Annotated[int, Field(ge=1, le=2**20)]
 
 
 class Number(Record):
-    """Nanoseconds or bytes. spread: half-width of the middle half of the repeats, relative to the median kept here."""
+    """Whole nanoseconds or bytes. spread: half the width of the middle half of the repeats, relative to their median, which
+    is `value`."""
 
     value: Annotated[int, Field(ge=0, le=MOST_BYTES)]
     origin: Origin
@@ -40,7 +41,7 @@ class Number(Record):
 
 
 class Rate(Record):
-    """A ratio, or nanoseconds per parameter."""
+    """A ratio, bytes per second, or nanoseconds per parameter."""
 
     value: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
     origin: Origin
@@ -48,9 +49,10 @@ class Rate(Record):
 
 
 class ShardCounts(Record):
-    """One tensor-parallel rank's part of a sub-layer, the largest of them: parameters, those of all ranks alike, output.
+    """Counts of the largest part of a sub-layer on one tensor-parallel rank.
 
-    whole: every rank holds and computes all of the sub-layer, so that nothing is added up over them.
+    tp: the degree. parameters: of the part; replicated_parameters: those that all ranks hold alike. output_bytes: of one
+    sample. whole: every rank holds and computes the whole sub-layer, so that no sums over ranks are needed.
     """
 
     tp: Degree
@@ -61,9 +63,10 @@ class ShardCounts(Record):
 
 
 class SublayerShape(Record):
-    """Exact counts of a distinct sub-layer. Bytes are those of one sample. reductions: all-reduces of a forward pass.
+    """Exact counts of a distinct sub-layer. Bytes are those of one sample.
 
-    carried_bytes: hidden states of another stream that pass this sub-layer by. tokens: 0 where unknown.
+    reductions: all-reduces of a forward pass. carried_bytes: hidden states of another stream that are passed along past this
+    sub-layer. tokens: of one sample; 0 if unknown.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -84,7 +87,7 @@ class SublayerShape(Record):
 
 
 class ChainUnit(Record):
-    """A unit of the chain: its planner's layer (consecutive from 0) and the name of its sub-layer."""
+    """One unit of the chain: its name, the index of its layer (consecutive from 0) and the name of its sub-layer."""
 
     name: str
     layer: Count
@@ -101,10 +104,10 @@ class Shape(Record):
 
 
 class UnitCost(Shape):
-    """What one such shape costs.
+    """Times in ns and bytes of one shape.
 
-    kept_bytes: what the graph holds besides the unit's input. checkpoint_bytes: what is held under recomputation, where that is
-    not the input. Workspaces: the most beyond input, kept and output.
+    kept_bytes: held for the backward pass in addition to the unit's input. checkpoint_bytes: held under recomputation, if that
+    is not the input. Workspaces: the peak beyond input, kept bytes and output.
     """
 
     forward_ns: Number
@@ -122,15 +125,15 @@ class UnitCost(Shape):
         return {name: number for name, number in numbers.items() if number is not None}
 
 
-NUMBERS = tuple(name for name, field in UnitCost.model_fields.items() if field.annotation is Number)  # that every entry has
+# Fields that every UnitCost has.
+NUMBERS = tuple(name for name, field in UnitCost.model_fields.items() if field.annotation is Number)
 
 
 class HostCosts(Record):
-    """Copies between host and device, each as bandwidth and latency, and the optimizer where it runs on the host.
+    """Copies between host and device, and the optimizer where it runs on the host.
 
-    A copy rate's spread is the largest relative error of its fit.
-
-    shares_bus: copies and collectives within a node go through the same bus, as without NVLink.
+    A copy takes latency_ns and its bytes at the rate of its direction; a rate's spread is the largest relative error of its
+    fit. shares_bus: copies and collectives within a node go through the same bus, as without NVLink.
     """
 
     to_device_bytes_per_s: Rate
@@ -145,9 +148,9 @@ class Profile(Record):
     """All numbers of a model on a cluster, or on a group of its devices.
 
     parameter_bytes: of an element as collectives carry it. state_bytes_per_parameter: parameter, gradient and optimizer states.
-    memory_bytes: of one device, of which reserve_bytes are not for plans. device_kinds: data sheets, where known, whose
-    proportions estimate what was not profiled. slowdowns: how much slower compute and communication get while they overlap.
-    out_of_memory: where nothing fitted. provenance: free text by name.
+    memory_bytes: of one device; plans may not use reserve_bytes of it. device_kinds: data sheets, if known, whose proportions
+    estimate shapes that were not profiled. slowdowns: factors by which compute and communication are slower while they overlap.
+    out_of_memory: shapes that did not fit when they were measured. provenance: free text by name.
     """
 
     noun: ClassVar[str] = "profile"
@@ -194,13 +197,15 @@ class Profile(Record):
             self._check_sublayer(f"costs[{i}]", entry.sublayer)
         return self
 
-    def _check_sublayer(self, place: str, name: str) -> None:
+    def _check_sublayer(self, field: str, name: str) -> None:
+        """Raise InputError if there is no sub-layer of this name. field: path of the field that names it."""
         if name not in self.shapes:
-            raise InputError("", f"{place}.sublayer", f"is {name!r}", f"give one of: {', '.join(self.shapes)}")
+            raise InputError("", f"{field}.sublayer", f"is {name!r}", f"give one of: {', '.join(self.shapes)}")
 
     @cached_property
     def described_model(self) -> Model | None:
-        """The model that the profile is of; None where it was imported. Raises InputError when the profile is made."""
+        """The model that the profile is of; None if it was imported. Raises InputError if its description is wrong, at
+        construction."""
         return None if self.model is None else model_from_shape(self.model, "")
 
     def sublayer(self, name: str) -> Sublayer:
@@ -217,7 +222,7 @@ class Profile(Record):
 
     @cached_property
     def precision(self) -> Precision:
-        """The dtypes of model states that the states of a parameter have room for."""
+        """The dtypes of the model states, by the bytes of states per parameter."""
         return usual_precision(DTYPE_BYTES[self.dtype], self.state_bytes_per_parameter)
 
     @cached_property
@@ -227,6 +232,7 @@ class Profile(Record):
 
     @cached_property
     def _table(self) -> dict[tuple[str, int, int], list[UnitCost]]:
+        """The costs by (sub-layer, tensor-parallel degree, rows), one entry per kind of device."""
         table: dict[tuple[str, int, int], list[UnitCost]] = {}
         for entry in self.costs:
             table.setdefault((entry.sublayer, entry.tp, entry.rows), []).append(entry)
@@ -234,21 +240,21 @@ class Profile(Record):
 
     @cached_property
     def derived(self) -> dict[tuple[Any, ...], Any]:
-        """What has been worked out of the profile so far and may be asked for again, by a name and arguments."""
+        """Results computed from the profile, by name and arguments, kept for the next request."""
         return {}
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds of device that the profile has costs for."""
+        """The kinds of device that the profile has costs for, by name."""
         return tuple(dict.fromkeys(entry.device for entry in self.costs))
 
     def entries(self, sublayer: str, tp: int, rows: int) -> list[UnitCost]:
-        """The costs of a sub-layer with one degree and number of rows, an entry for each kind of device that has them."""
+        """The costs of a sub-layer with one tensor-parallel degree and number of rows, one entry per kind of device."""
         return self._table.get((sublayer, tp, rows), [])
 
     def cost(self, sublayer: str, tp: int, rows: int, device: str | None = None) -> UnitCost:
-        """Costs of one shape on one kind of device; with several kinds and none named, the largest of each number: a group
-        works at the pace of its slowest device. Raises InputError where the profile lacks it."""
+        """Costs of one shape on one kind of device. If several kinds have it and none is named, the largest of each number,
+        as a group works at the pace of its slowest device. Raises InputError if the profile lacks the shape."""
         entries = [entry for entry in self.entries(sublayer, tp, rows) if device in (None, entry.device)]
         if not entries:
             shape = f"{sublayer} with tp {tp} and {rows} rows"
@@ -262,7 +268,7 @@ class Profile(Record):
         return sum(counts[unit.sublayer] for unit in self.units) - self.tied_parameters
 
     def tp_degrees(self, group: int) -> tuple[int, ...]:
-        """Powers of two up to `group` that all sub-layers can be split into."""
+        """Tensor-parallel degrees, powers of two up to `group`, that all sub-layers are profiled for."""
         common = set.intersection(*({shard.tp for shard in shape.shards} for shape in self.sublayers))
         return tuple(sorted(t for t in common if t <= group and t & (t - 1) == 0))
 
@@ -273,7 +279,7 @@ class Profile(Record):
 
 
 def slowest(entries: Sequence[UnitCost]) -> UnitCost:
-    """Of several costs of one sub-layer the largest of each number, where all of them have it."""
+    """Several costs of one sub-layer as one: the largest of each number that all of them have."""
     if len(entries) == 1:
         return entries[0]
     names = [name for name in entries[0].numbers if all(name in entry.numbers for entry in entries)]
@@ -316,5 +322,5 @@ def chain_of(model: Model) -> list[ChainUnit]:
 
 
 def load_profile(source: str | os.PathLike[str]) -> Profile:
-    """A profile from its JSON file. Raises InputError."""
+    """Read a profile from its JSON file. Raises InputError."""
     return parse(source, Profile)

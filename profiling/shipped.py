@@ -1,4 +1,4 @@
-"""Models, clusters and kinds of devices that come with the package, by name."""
+"""Models, clusters and kinds of devices that come with the package, found by name."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from trainplan.profiling.base.errors import COMMAND_LINE, InputError, named, one
 SUFFIXES = (".yaml", ".json")
 Shipped = Literal["models", "clusters", "devices"]
 HUB_ID = r"[\w.-]+/([\w.-]+)"
-# What names of models end or begin with that says nothing about their sizes, months of publication (2407, 1124) among it.
+# Beginnings and endings of model names that do not concern their sizes, such as months of publication (2407, 1124).
 _TRAINED = re.compile(
     r"^meta-|-(hf|chat|instruct|q?lora|sft|dpo|it|base|pt|code|coder|math|deduped|(un)?cased"
     r"|v0\.[^23]|v01|v1\.0|gqa|mha|4k|8k|16k|32k|128k|200k|1m|tokens|bf16|fp16|thinking|reasoning(-plus)?"
     r"|(patch1[46]|patch4-window7)-224(-in2?1k)?|(intermediate-)?step-\d+k(-3t)?|2\d(0[1-9]|1[0-2])|(0[1-9]|1[0-2])2\d)(?=-|$)"
 )
-# What tells other kinds of models by their names, as far as no configuration says it.
+# Kinds of models that are not planned, recognised by their names where no configuration is given.
 _OTHERS = {
     r"mamba|rwkv|zamba|recurrentgemma|falcon-?h1|nemotron-?h(?![a-z])|(^|-)lfm2": (
         "a model with state-space layers, which is not planned"
@@ -33,7 +33,7 @@ _OTHERS = {
         "a model of several kinds of input, whose language model alone is planned, by its config.json"
     ),
 }
-# Who publishes the models that are known by name; those of others may have other sizes by the same name.
+# Publishers of the models that are known by name; models of others may have other sizes by the same name.
 _PUBLISHERS = """
     meta-llama facebook google google-bert google-t5 openai openai-community facebookai mistralai qwen microsoft eleutherai
     bigscience tiiuae mosaicml stabilityai bigcode ibm-granite internlm baichuan-inc 01-ai deepseek-ai allenai huggingfacetb
@@ -41,24 +41,25 @@ _PUBLISHERS = """
     cohereforai coherelabs bsc-lt openbmb swiss-ai lgai-exaone huggingfaceh4 distilbert decapoda-research
     """
 PUBLISHERS = frozenset(_PUBLISHERS.split())
-# What tells a mixture of experts that nobody knows: 8x7b, a3b, moe; and what names of the same one end with.
+# Marks of an unlisted mixture of experts in its name (8x7b, a3b, moe), and endings of second names of the same model.
 _MIXED = re.compile(r"(?<![a-z0-9])(\d+x\d+(\.\d+)?b|a\d+(\.\d+)?[bm]|moe)(?![a-z0-9])")
 _SAME = re.compile(r"(original|fp8|fp4|nvfp4|mxfp4|int4|int8|bf16|awq|gptq|exp|preview|thinking|think|zero|terminus|0905)+$")
 
 
 def _files(kind: Shipped) -> dict[str, Traversable]:
+    """The shipped files of one kind, by name without suffix."""
     files = (resources.files("trainplan.data") / kind).iterdir()
     return {PurePath(file.name).stem: file for file in files if file.name.endswith(SUFFIXES)}
 
 
 def shipped(kind: Shipped) -> list[str]:
-    """Names of what is shipped of one kind, without suffixes."""
+    """Names of the shipped files of one kind, without suffixes, sorted."""
     return sorted(_files(kind))
 
 
 def folded(name: str) -> str:
-    """A model's name without what publishers write now so, now so: capitals, separators, who published it, and what it was
-    trained for."""
+    """A model's name without the parts that publishers write differently: capitals, separators, the publisher, and what the
+    model was trained for. Two names of equal sizes are then equal."""
     plain = re.sub(r"(?<=\d)_(?=\d(?:[-_\s]|$))", ".", re.sub(r"^.*/(?=.*[a-z])", "", name.lower()))
     plain = re.sub(r"[\s_()]+", "-", plain.strip()).strip("-")
     return re.sub(r"[^a-z0-9.]+", "", _TRAINED.sub("", plain))
@@ -66,6 +67,7 @@ def folded(name: str) -> str:
 
 @cache
 def _entries() -> dict[str, dict[str, Any]]:
+    """The file sizes.yaml: for well-known models the model that they are based on, and the configuration fields that differ."""
     path = resources.files("trainplan.data") / "sizes.yaml"
     content: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))
     return content
@@ -73,7 +75,8 @@ def _entries() -> dict[str, dict[str, Any]]:
 
 @cache
 def _sizes() -> dict[str, tuple[str, str, dict[str, Any]]]:
-    """Of each folded name the name itself, the shipped configuration, and the fields in which it differs from that."""
+    """By folded name: the name itself, the shipped configuration, and the fields in which it differs from that
+    configuration."""
     content = _entries()
     known: dict[str, tuple[str, str, dict[str, Any]]] = {}
     for name in content:
@@ -87,13 +90,13 @@ def _sizes() -> dict[str, tuple[str, str, dict[str, Any]]]:
 
 
 def sized(name: str) -> tuple[str, str, dict[str, Any]] | None:
-    """A well-known model by its name, as whoever spells it: its own name, the shipped configuration, and the fields in which it
-    differs from that; None where there is none."""
+    """A well-known model by its name in any spelling: its own name, the shipped configuration that it is based on, and the
+    fields in which it differs from that; None if the name is unknown."""
     return _sizes().get(folded(name))
 
 
 def mixture(name: str) -> str | None:
-    """What a mixture of experts is, in words, by its name; None where the name is of no mixture, or of a known dense model."""
+    """A mixture of experts in words, by the model's name; None if the name is of no mixture, or of a known dense model."""
     experts = _mixtures().get(folded(name)) or _mixtures().get(_SAME.sub("", folded(name)))
     if experts is None and (sized(name) is not None or not _MIXED.search(name.lower())):
         return None
@@ -101,14 +104,14 @@ def mixture(name: str) -> str | None:
 
 
 def mixture_of(experts: int = 0, chosen: int = 0) -> str:
-    """A mixture of so many experts, of which each token meets so many, in words; 0: not known."""
+    """A mixture of experts in words. experts: their number; chosen: those that serve a token; 0 if unknown."""
     counts = f" ({experts}{f', {chosen} a token' if chosen else ''})" if experts else ""
     return f"a mixture of experts{counts}"
 
 
 @cache
 def _mixtures() -> dict[str, tuple[int, int]]:
-    """Experts, and those that a token meets, of well-known mixtures by their folded names."""
+    """By folded name of a well-known mixture: the number of experts, and the number that serve a token."""
     content = yaml.safe_load((resources.files("trainplan.data") / "mixtures.yaml").read_text(encoding="utf-8"))
     return {folded(name): (experts, chosen) for name, (experts, chosen) in content.items()}
 
@@ -122,14 +125,14 @@ def known_configs() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def sized_names() -> list[str]:
-    """Names of well-known models that are shipped as sizes of another one, without other names of the same sizes."""
+    """Names of well-known models that are shipped as sizes of another one, without second names of the same sizes."""
     return sorted(name for name, entry in _entries().items() if len(entry) > 1)
 
 
 def locate(kind: Shipped, name: str, option: str, otherwise: str) -> Any:
-    """Path of a shipped file, or of the user's own. Raises InputError where `name` is neither.
+    """The path of a shipped file, or of the user's own file. Raises InputError if `name` is neither.
 
-    option: the command's option that the name came with. otherwise: what a file given in its place is called.
+    option: the command's option that the name was given to. otherwise: how a file given instead is called in errors.
     """
     files, listing = _files(kind), f"trainplan {kind.removesuffix('s')} list"
     if name in files:

@@ -126,7 +126,9 @@ def run_plans(
     else:
         shared |= {"timeout": timeout, "stall_timeout": stall_timeout}
         endable = checkpoints is not None and checkpoints.folder is not None
-        ranks = run_workers(TARGETS[runtime], world, job, place=partial(position_in_step, jobs), passes_on=endable, **shared)
+        ranks = run_workers(
+            TARGETS[runtime], world, job, describe_position=partial(position_in_step, jobs), passes_on=endable, **shared
+        )
     reports = []
     for number, plan_job in enumerate(jobs):
         programs, first = plan_job["programs"], ranks[0][number]

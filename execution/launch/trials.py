@@ -151,7 +151,15 @@ def _start(
         limits = {"timeout": START_S + job["timeout"] * len(places), "stall_timeout": stall_timeout}
         place = partial(position_in_step, job["jobs"])
         try:
-            run_workers(TARGET, world, {**job, "folder": folder}, progress=follow, place=place, backend=communication, **limits)
+            run_workers(
+                TARGET,
+                world,
+                {**job, "folder": folder},
+                progress=follow,
+                describe_position=place,
+                backend=communication,
+                **limits,
+            )
         except WorkerError as error:
             if len(results) < len(places):
                 return results, _failure(error, folder)

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from trainplan.execution.lowering.checkpoints import ABOUT, Checkpoints, step_folder
 from trainplan.execution.lowering.trainer import Trainer
-from trainplan.profiling.base.processes import in_one_line
+from trainplan.profiling.base.processes import error_line
 
 
 def state_of(trainer: Trainer) -> dict[str, Tensor]:
@@ -103,7 +103,7 @@ class Saver:
         try:
             writing.result()
         except CheckpointException as error:
-            cause = in_one_line(next(iter(error.failures.values()))[0])
+            cause = error_line(next(iter(error.failures.values()))[0])
             raise RuntimeError(f"the checkpoint of step {step} cannot be written: {cause}") from error
         self._writing = None
         dist.barrier(self.group)

@@ -1,1 +1,1 @@
-"""What every room needs: errors for users, files, quantities, processes."""
+"""Shared by all packages: errors for users, reading and writing of files, units of memory and time, worker processes."""

@@ -1,4 +1,4 @@
-"""Arguments of Python's functions, checked by their annotations: a wrong type is an InputError that names the argument."""
+"""Checks the arguments of Python functions by their annotations: a wrong type raises an InputError that names the argument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainplan.profiling.base.errors import COMMAND_LINE, InputError, printable
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 UNIONS, LISTS = (Union, UnionType), (list, tuple, Sequence, Iterable)
-# What the arguments of a type are called, and values that would work, by an argument's name or by its type.
+# For messages: how a type is called, and a value that would work, by an argument's name or by its type.
 NOUNS: dict[Any, str] = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", Mapping: "a dict"}
 EXAMPLES: dict[Any, str] = {
     "batch": "8",
@@ -38,13 +38,13 @@ EXAMPLES: dict[Any, str] = {
 
 
 def fits(value: Any, wanted: Any) -> bool:
-    """Whether a value is of the type that an annotation names; of a list, all of its items. Any type that it does not know
-    is fitted by everything."""
+    """Whether a value is of the type that an annotation names. All items of a list must fit. Every value fits an annotation
+    that this function does not know."""
     origin, inner = get_origin(wanted), get_args(wanted)
     if wanted is Any:
         return True
     if origin in UNIONS:
-        return any(fits(value, each) for each in inner)
+        return any(fits(value, member) for member in inner)
     if origin is Literal:
         return value in inner
     if origin in (Callable, Mapping, os.PathLike):
@@ -58,10 +58,11 @@ def fits(value: Any, wanted: Any) -> bool:
 
 
 def _noun(wanted: Any) -> str:
-    """What an annotation asks for, in words."""
+    """The values that an annotation allows, in words for an error message, such as "a whole number or a list, each item a
+    text"."""
     origin, inner = get_origin(wanted), get_args(wanted)
     if origin in UNIONS:
-        parts = sorted((each for each in inner if each is not NoneType), key=_listed)
+        parts = sorted((member for member in inner if member is not NoneType), key=_listed)
         return " or ".join(dict.fromkeys(map(_noun, parts)))
     if origin is Literal:
         return " or ".join(map(repr, inner))
@@ -74,16 +75,18 @@ def _noun(wanted: Any) -> str:
 
 
 def _listed(wanted: Any) -> bool:
-    """Whether an annotation asks for a list, or for nothing."""
-    return any(get_origin(each) in LISTS for each in (wanted, *get_args(wanted)))
+    """Whether an annotation is a list type, or a union with a list type among its members."""
+    return any(get_origin(member) in LISTS for member in (wanted, *get_args(wanted)))
 
 
 def check_value(name: str, value: Any, wanted: Any) -> None:
-    """Raises InputError where a value is not of the type that an annotation names, or a list without anything in it."""
+    """Raise InputError if a value is not of the type `wanted`, or is an empty list. name: the argument's name, for the
+    message."""
     empty = _listed(wanted) and isinstance(value, Sequence) and not isinstance(value, str) and not len(value)
     if fits(value, wanted) and not empty:
         return
-    example = EXAMPLES.get(name) or next((EXAMPLES[each] for each in (wanted, *get_args(wanted)) if each in EXAMPLES), "")
+    members = (wanted, *get_args(wanted))
+    example = EXAMPLES.get(name) or next((EXAMPLES[member] for member in members if member in EXAMPLES), "")
     example = f"[{example}]" if get_origin(wanted) in LISTS and example and not example.startswith("[") else example
     fix = f"give {'at least one: ' if empty else ''}{_noun(wanted)}{example and f', such as {example}'}"
     raise InputError(COMMAND_LINE, f"--{name.replace('_', '-')}", f"is {printable(repr(value), 60)}", fix)
@@ -91,21 +94,22 @@ def check_value(name: str, value: Any, wanted: Any) -> None:
 
 @cache
 def _wanted(function: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of the arguments that are named one by one."""
+    """Annotations by argument name of a function, without its *args and **kwargs."""
     hints, open_ended = get_type_hints(function), (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
     named = [name for name, parameter in signature(function).parameters.items() if parameter.kind not in open_ended]
     return {name: hints[name] for name in named if name in hints}
 
 
 def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Raises InputError where one of these arguments is not of the type that the function's annotation of it names."""
+    """Raise InputError if one of these arguments (by name) is not of the type in the function's annotation of it."""
     for name, wanted in _wanted(function).items():
         if name in arguments:
             check_value(name, arguments[name], wanted)
 
 
 def checked(function: Function) -> Function:
-    """The function, which refuses arguments that its annotations do not allow; other whole numbers come in as Python's."""
+    """Decorator: the function raises InputError for arguments that its annotations do not allow. Whole numbers of other
+    libraries, such as numpy, are passed on as Python's int."""
     accepted = signature(function)
 
     @wraps(function)

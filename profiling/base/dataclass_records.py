@@ -1,8 +1,8 @@
-"""Dataclasses that are file formats, too: pydantic checks them where a file is read, and nothing where code builds them.
+"""Dataclasses that are also file formats: pydantic checks them when a file is read, not when code builds them.
 
-A subclass of `DataclassRecord` says in its annotations what its file holds. Lists of a file are tuples of the object (`Items`);
-types of other modules say by pydantic's `__get_pydantic_core_schema__` how they are read, and by `to_dict` or `str` how they
-are written. As of every file format, unknown fields are refused and numbers are never coerced.
+A subclass of `DataclassRecord` states in its annotations what its file holds. A list in a file is a tuple in the object
+(`Items`). A type of another module defines `__get_pydantic_core_schema__` to be read, and `to_dict` or `__str__` to be written.
+As in every file format, unknown fields are refused and numbers are never coerced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 
 
 class _FromList:
-    """Reads a tuple from a list of a file."""
+    """Annotation for pydantic: reads a tuple from a list of a file."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         item, _ = get_args(source)
@@ -31,10 +31,10 @@ Items = Annotated[tuple[Item, ...], _FromList()]
 
 
 class DataclassRecord:
-    """Base of dataclasses that are file formats. Fields stand in files in the order of the class.
+    """Base of dataclasses that are file formats. A file has the fields in the order of the class.
 
-    noun: what users call such a file where files of another format may be taken for it. optional: the fields that are left out
-    of files where they have their default.
+    noun: the users' name for such a file, used in errors when a file of another format is given. optional: the fields that are
+    left out of a file where they have their default.
     """
 
     noun: ClassVar[str] = ""
@@ -43,6 +43,7 @@ class DataclassRecord:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """The class's schema, made lenient at the top so that a dict of a file is accepted; its fields stay strict."""
         schema = handler(source)
         inner: Any = handler.resolve_ref_schema(schema)
         while inner["type"] != "dataclass":
@@ -52,12 +53,14 @@ class DataclassRecord:
 
     @classmethod
     def _adapter(cls) -> TypeAdapter[Self]:
+        """The pydantic validator of this class, built when it is first used."""
         record: Any = cls
         return _adapter(record)
 
     @classmethod
     def model_validate(cls, value: Any) -> Self:
-        """The object that a value of a file states. Raises pydantic's ValidationError; `files.parse` tells users of it."""
+        """Build the object from a value read from a file. Raises pydantic's ValidationError, which `files.parse` turns into
+        a message for users."""
         return cls._adapter().validate_python(value)
 
     @classmethod
@@ -66,7 +69,7 @@ class DataclassRecord:
         return cls._adapter().json_schema()
 
     def to_dict(self) -> dict[str, Any]:
-        """The object in its file format."""
+        """The object as the dict that its file holds."""
         record: Any = type(self)
         values = ((name, getattr(self, name), default) for name, default in _defaults(record))
         return {name: written(value) for name, value, default in values if default is MISSING or not _same(value, default)}
@@ -74,19 +77,21 @@ class DataclassRecord:
 
 @cache
 def _defaults(record: Any) -> list[tuple[str, Any]]:
-    """The fields of a class with their defaults, which are MISSING of fields that always stand in files."""
+    """The names of a class's fields with their defaults; MISSING as default marks a field that is always written to files."""
     return [(field.name, field.default if field.name in record.optional else MISSING) for field in fields(record)]
 
 
 def _same(value: Any, default: Any) -> bool:
+    """Whether a value equals a default and is of its type, so that 1 and True differ."""
     return value is default or (type(value) is type(default) and bool(value == default))
 
 
 @dataclass(frozen=True)
 class ReadAs:
-    """Says of a field how files have it. form: the type in files; convert: the object of a value of that type.
+    """Annotation of a field whose type in files differs from its type in the object.
 
-    Where `convert` raises ValueError, the file has a fault in that field.
+    form: the type in files; convert: builds the object from a value of that type. If `convert` raises ValueError, the file is
+    reported as faulty in that field.
     """
 
     form: Any
@@ -98,11 +103,13 @@ class ReadAs:
 
 @cache
 def _adapter(record: Any) -> TypeAdapter[Any]:
+    """The pydantic validator of a class. It is costly to build, so it is kept."""
     return TypeAdapter(record)
 
 
 def written(value: Any) -> Any:
-    """A value as JSON has it: tuples and arrays as lists, objects as their `to_dict` says, or else their text."""
+    """A value as JSON has it: tuples and arrays become lists; objects become the result of their `to_dict`, or else their
+    text."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, tuple | list):

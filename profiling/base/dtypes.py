@@ -1,11 +1,11 @@
-"""Types of numbers: their names, what people write for them, and their bytes."""
+"""Number types (dtypes): their names, the aliases that people write, and their bytes."""
 
 from __future__ import annotations
 
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, named, one_of
 
 DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
-# Of the numbers that a loss is made of, a few for each token: no narrower than float32.
+# Bytes of the statistics that a loss is computed from, a few numbers per token: no narrower than float32.
 STATISTIC_BYTES = {name: max(4, size) for name, size in DTYPE_BYTES.items()}
 SHORT = {
     "float32": ("fp32", "f32", "float"),
@@ -17,7 +17,8 @@ ALIASES = {alias: name for name, short in SHORT.items() for alias in (*short, f"
 
 
 def parse_dtype(text: object, field: str = "--dtype") -> str:
-    """The name of a dtype, also from what is short for it, such as ``bf16``, in upper or lower case. Raises InputError."""
+    """The name of a dtype given by name or alias, such as ``bf16``, in upper or lower case. field: the option to name in
+    errors. Raises InputError."""
     dtype = named(text, DTYPE_BYTES, ALIASES)
     if dtype is None or dtype not in DTYPE_BYTES:
         raise InputError(COMMAND_LINE, field, f"is {text!r}", one_of(text, DTYPE_BYTES))

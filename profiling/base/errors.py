@@ -1,4 +1,4 @@
-"""The errors and warnings that users see: what is wrong, where, and what would work."""
+"""Errors and warnings for users: each message names what is wrong, where, and a value that would work."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-COMMAND_LINE = "command line"  # where an option of the command, or an argument in Python, comes in
-LONGEST_TEXT, LONGEST_FIELD = 1000, 120  # letters of the parts of a message
-LISTED = 8  # names that a message lists beside those that are near
+COMMAND_LINE = "command line"  # origin of an option of the command, or of an argument in Python
+LONGEST_TEXT, LONGEST_FIELD = 1000, 120  # characters of the parts of a message
+LISTED = 8  # most names that a message lists in full
 _OPTION = re.compile(r"(?<![\w-])--option (\w+)=?")
 _FLAG = re.compile(r"(?<![\w-])--(no-)?([a-z][a-z0-9-]*)")
 
 
 class InputError(ValueError):
-    """Bad input, told in one line.
+    """Bad input, explained in one line.
 
-    Where users name a value as an option of the command or as an argument in Python, `where` is COMMAND_LINE, and the field is
-    made of the command's flag, `command_field`: `field` and `str` name the argument, as Python's users gave it;
-    `command_text`, what the command prints, the flag.
+    Users give a value as an option of the command or as an argument in Python. In both cases `where` is COMMAND_LINE and the
+    field is given as the command's flag. `command_field` and `command_text`, which the command prints, name the flag; `field`
+    and `str`, which users of Python see, name the argument.
 
     Args:
-        where: the file, or the name under which the value came in.
+        where: the file, or a name for the input that did not come from a file.
         field: path of the field inside it, such as ``layers[3].options[0].time_ns``; empty for the whole.
-        problem: what the value is, or what is wrong with it.
+        problem: the value, or what is wrong with it.
         fix: what would work instead.
     """
 
@@ -43,22 +43,22 @@ class InputError(ValueError):
 
     @property
     def argument(self) -> str | None:
-        """The argument of a Python function that was wrong, such as ``memory``; None where it was not one."""
+        """The wrong argument of a Python function, such as ``memory``; None if the input came from a file."""
         return self.field if self.where == COMMAND_LINE else None
 
 
 class Unsuited(InputError):
-    """The instance is larger than a method takes, or of another kind; `compare-methods` passes such a method over."""
+    """The instance is too large for a method, or of a kind that it does not solve; `compare-methods` skips such a method."""
 
 
 class TooLarge(Unsuited):
-    """A model of the instance would be too large to build; who states models has what it begins from instead."""
+    """A mathematical model (MILP or CP-SAT) of the instance would be too large to build."""
 
 
 class InputWarning(UserWarning):
-    """Input that is taken as it is, though it may not say what was meant; told in one line, as an InputError is.
+    """Input that is accepted although it may not be what the user meant; explained in one line, as an InputError.
 
-    error: what would be raised were it refused.
+    error: the InputError that would be raised if the input were refused.
     """
 
     def __init__(self, error: InputError) -> None:
@@ -67,7 +67,8 @@ class InputWarning(UserWarning):
 
 
 def caution(where: str, field: str, problem: str, fix: str) -> None:
-    """Warn of input, in the words of an InputError: once for each text, at the line that called trainplan."""
+    """Warn of input with the parts of an InputError. Python shows the warning once per text, at the line that called
+    trainplan."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("trainplan."):
         level, frame = level + 1, frame.f_back
@@ -82,8 +83,8 @@ class MissingExtra(ImportError):
 
 
 def as_arguments(text: str) -> str:
-    """A text with the command's flags as the arguments that they are in Python, such as ``--micro-batches`` as
-    ``micro_batches``, and ``--option workers=`` as ``workers``; commands quoted in backticks stay as they are."""
+    """The text with the command's flags written as Python arguments: ``--micro-batches`` becomes ``micro_batches``, and
+    ``--option workers=`` becomes ``workers``. Commands quoted in backticks stay as they are."""
 
     def argument(match: re.Match[str]) -> str:
         name = match[2].replace("-", "_")
@@ -95,21 +96,23 @@ def as_arguments(text: str) -> str:
 
 
 def printable(text: str, most: int = LONGEST_TEXT) -> str:
-    """A text that is safe to print, whatever file it comes from: what is no letter, sign or blank is escaped, as line breaks,
-    control codes and changes of direction are; and it is cut at so many letters."""
+    """A text that is safe to print, whatever file it comes from: line breaks, control codes and changes of writing direction
+    are escaped, and it is cut after `most` characters."""
     text = text if len(text) <= most else text[: most - 3] + "..."
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def shown(value: Any) -> str:
-    """A value as it may stand in a one-line message: JSON's spelling, cut at 60 characters."""
+    """A value as text for a one-line message: Python's spelling, with true, false, null and NaN as in JSON, cut at 60
+    characters."""
     is_nan = isinstance(value, float) and value != value
     text = json.dumps(value) if is_nan or isinstance(value, bool | None) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def named(value: Any, names: Collection[str], aliases: Mapping[str, str] | None = None) -> str | None:
-    """Which of the names a value is, in upper or lower case, or by an alias (in lower case); None where it is none."""
+    """The name among `names` that a value spells, in upper or lower case or by an alias (a lower-case key); None if there is
+    none."""
     if not isinstance(value, str) or value in names:
         return value if isinstance(value, str) else None
     folded = (aliases or {}).get(value.lower(), value.lower())
@@ -117,9 +120,10 @@ def named(value: Any, names: Collection[str], aliases: Mapping[str, str] | None 
 
 
 def one_of(value: Any, names: Iterable[str], listing: str | None = None) -> str:
-    """What would work in place of a value that is none of the names: those near to it, and all if they are few.
+    """Text that says what would work instead of a value that is none of the names: the names similar to it, and all of them if
+    they are few.
 
-    listing: a command that lists all of them.
+    listing: a command that lists all names, to be mentioned where they are many.
     """
     every = list(names)
     by_folded = {name.lower(): name for name in reversed(every)}

@@ -1,4 +1,4 @@
-"""Files at the edge: JSON and YAML in, with errors that name the field; files out, whole or not at all."""
+"""Reading and writing files: JSON and YAML in, with errors that name the field; files out, whole or not at all."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Source = FilePath | Mapping[str, Any]
 
 
 class Record(BaseModel):
-    """Base of every public file format: unknown fields are refused, numbers are never coerced.
+    """Base of file formats that are pydantic models: unknown fields are refused, numbers are never coerced.
 
-    noun: what users call a file of the format, where files of another one may be taken for it.
+    noun: the users' name for such a file, used in errors when a file of another format is given.
     """
 
     noun: ClassVar[str] = ""
@@ -45,13 +45,13 @@ class Record(BaseModel):
 
 
 class FileFormat(Protocol):
-    """A class of objects that files hold: a `Record`, or a dataclass that is a `DataclassRecord`."""
+    """A class that a file can be read into: a `Record`, or a dataclass that is a `DataclassRecord`."""
 
     noun: ClassVar[str]
 
     @classmethod
     def model_validate(cls, value: Any, /) -> Self:
-        """The object that a value of a file states. Raises pydantic's ValidationError."""
+        """Build the object from a value read from a file. Raises pydantic's ValidationError."""
 
     @classmethod
     def model_json_schema(cls) -> dict[str, Any]:
@@ -62,12 +62,13 @@ RecordType = TypeVar("RecordType", bound=FileFormat)
 
 
 def name_of_source(source: object, noun: str) -> str:
-    """What errors call a source: its file's path, or the noun where it is no file."""
+    """The name of a source in errors: the path of a file, or `noun` if the source is a value in Python."""
     return os.fspath(source) if isinstance(source, str | os.PathLike) else noun
 
 
 def only(number: int) -> BeforeValidator:
-    """For a field that is always this number, as versions are: refuses what Python takes for equal to it, `true` and `1.0`."""
+    """Validator for a field with one allowed number, such as a version. It refuses `true` and `1.0`, which Python takes for
+    equal to 1."""
 
     def check(value: Any) -> Any:
         if isinstance(value, bool | float):
@@ -78,11 +79,12 @@ def only(number: int) -> BeforeValidator:
 
 
 def _language(path: str | os.PathLike[str]) -> str:
+    """ "YAML" or "JSON", by the ending of a path."""
     return "YAML" if os.fspath(path).lower().endswith((".yaml", ".yml")) else "JSON"
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of a file. Raises InputError where it is absent, too large, or no text."""
+    """The text of a file. Raises InputError if it is absent, too large, or not UTF-8."""
     where, language = os.fspath(path), _language(path)
     try:
         status = os.stat(path)
@@ -104,7 +106,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def read_data(path: str | os.PathLike[str]) -> Any:
-    """The value in a JSON or YAML (.yaml, .yml) file. Raises InputError where it is absent, too large or not whole."""
+    """The value in a JSON or YAML (.yaml, .yml) file. Raises InputError if the file is absent, too large or incomplete."""
     where, language, text = os.fspath(path), _language(path), read_text(path)
     try:
         if language == "JSON":
@@ -128,7 +130,8 @@ def read_data(path: str | os.PathLike[str]) -> Any:
 
 
 def _surrogate(value: Any) -> tuple[int | str, ...] | None:
-    """Where in a value the first text is that no UTF-8 file can hold; None where there is none."""
+    """Path within a value of its first text with half a character (a lone surrogate), which no UTF-8 file can hold; None if
+    there is no such text."""
     if isinstance(value, str):
         return () if any("\ud800" <= letter <= "\udfff" for letter in value) else None
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -141,7 +144,8 @@ def _surrogate(value: Any) -> tuple[int | str, ...] | None:
 
 
 def json_value(text: str, where: str) -> Any:
-    """The value of a text of JSON. where: the file, for errors. Raises InputError where a key is given twice, or it is none."""
+    """The value of a JSON text. where: the file's name, for errors. Raises InputError if the text is not JSON or gives a key
+    twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         fields = dict(pairs)
@@ -162,7 +166,8 @@ def json_value(text: str, where: str) -> Any:
 
 
 def parse(source: Source, record: type[RecordType], where: str | None = None) -> RecordType:
-    """A file's path, or the value itself, as a checked record. Raises InputError naming file, field, value and fix."""
+    """Read a file (by its path) or a value (a dict) into a checked record. where: name of the input in errors. Raises
+    InputError that names the file, field, value and fix."""
     if isinstance(source, Mapping):
         value, where = source, where or record.__name__
     else:
@@ -179,7 +184,8 @@ def parse(source: Source, record: type[RecordType], where: str | None = None) ->
 
 
 def _other_format(value: Mapping[str, Any], record: type[FileFormat]) -> str | None:
-    """Which file of another format this is, by a field that none of the record's files has; None where none tells."""
+    """A phrase such as "is a file of 'trainplan-plan'", if a field that is not in `record` shows that the value is of
+    another format; else None."""
     problems = {"problem": "is an instance of {}", "model_type": "is the config.json of a {}", "format": "is a file of {}"}
     fields = record.model_fields if issubclass(record, BaseModel) else record.__annotations__
     names = (name for name in problems if name in value and name not in fields)
@@ -187,7 +193,7 @@ def _other_format(value: Mapping[str, Any], record: type[FileFormat]) -> str | N
 
 
 def as_input_error(error: ValidationError, where: str) -> InputError:
-    """A failed validation as one line about the record's first fault."""
+    """The first fault of a failed validation as an InputError. where: the file's name."""
     first = error.errors(include_url=False)[0]
     field = field_path(first["loc"])
     if isinstance(cause := (first.get("ctx") or {}).get("error"), InputError):
@@ -207,7 +213,7 @@ def field_path(location: tuple[int | str, ...]) -> str:
 
 
 def _whole(value: Any) -> str:
-    """How a number should be spelled that was given as 2.4e10 or 24GiB."""
+    """Advice how to spell a whole number that was given as a float such as 2.4e10 or a text such as "24GiB"."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e18:
         return f"without point and exponent: {int(value)}"
     if isinstance(value, str) and value.isdecimal():
@@ -221,6 +227,7 @@ def _whole(value: Any) -> str:
 
 
 def _fault_and_fix(error: Any) -> tuple[str, str]:
+    """The problem and the fix, as texts of an InputError, for one entry of pydantic's list of errors."""
     kind, value, limits = error["type"], error["input"], error.get("ctx") or {}
     wanted = {
         "greater_than": f"give a number above {limits.get('gt')}",
@@ -253,7 +260,11 @@ def _fault_and_fix(error: Any) -> tuple[str, str]:
 
 
 def json_text(value: Any, margin: str = "") -> str:
-    """A value as JSON that people can read: lists and objects of plain values on one line each, others with a line a part."""
+    """A value as JSON that people can read: a list or object of plain values stands on one line, any other has one line per
+    item.
+
+    margin: blanks to begin each line with.
+    """
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if not any(isinstance(part, dict | list) for part in parts):
         return json.dumps(value)
@@ -266,14 +277,15 @@ def json_text(value: Any, margin: str = "") -> str:
 
 
 def check_readable(path: str | os.PathLike[str], content: str) -> None:
-    """Raises InputError where a file with this content would be too large for `read_data`."""
+    """Raise InputError if a file with this content would be too large for `read_data`."""
     if (size := len(content.encode())) > LARGEST_FILE_BYTES:
         fix = f"files of up to {LARGEST_FILE_BYTES // 2**20} MiB are read: ask for fewer layers, devices or options"
         raise InputError(os.fspath(path), "", f"would have {size:,} bytes", fix)
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raises InputError where `write_whole` could not write: asked before long work, so that none is lost."""
+    """Raise InputError if `write_whole` could not write this file. To be called before long work, so that its result is not
+    lost."""
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise unwritable(path, errno.EISDIR)
@@ -284,11 +296,11 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def check_different(*paths: str | os.PathLike[str] | None) -> None:
-    """Raises InputError where two of the outputs are one file."""
+    """Raise InputError if two of these output paths name one file."""
     targets = [os.path.realpath(path) for path in paths if path is not None]
     for path in targets:
         if targets.count(path) > 1:
-            raise InputError(path, "", "is named for two outputs", "give each a file of its own")
+            raise InputError(path, "", "is named for two outputs", "give two different files")
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
@@ -314,7 +326,7 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
 
 
 def unwritable(path: str | os.PathLike[str], code: int | None) -> InputError:
-    """In one wording, whether it was foreseen or met. code: the system's number of the error."""
+    """The error for a file that cannot be written. code: the system's error number (errno)."""
     if code == errno.EISDIR:
         reason, fix = "it is a folder", "name a file, not a folder"
     else:

@@ -1,4 +1,4 @@
-"""Lines through measured points, by least relative squares: small messages count as much as large ones."""
+"""Lines through measured points by least relative squares, so that small messages count as much as large ones."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import numpy as np
 
 
 def relative_line(x: Any, y: Any, scale: Any) -> tuple[float, float]:
-    """(a, b) of y = a + b x that makes the squares of (a + b x - y) / scale least. x, y, scale: arrays of one length."""
+    """(a, b) of the line y = a + b x with the least sum of squares of (a + b x - y) / scale. x, y, scale: arrays of one
+    length."""
     design = np.stack([1 / scale, x / scale], axis=1)
     (a, b), *_ = np.linalg.lstsq(design, y / scale, rcond=None)
     return float(a), float(b)
 
 
 def fitted_link(points: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """The link that (bytes, seconds) of single steps show: its bandwidth, latency, and the fit's largest relative error."""
+    """Bandwidth and latency of a link from (bytes, seconds) of single transfers, and the fit's largest relative error."""
     alpha, beta, error = fit_line(points)
     return {"bandwidth_bytes_per_s": 1 / max(beta, 1e-15), "latency_ns": round(alpha * 1e9), "error": round(error, 4)}
 
@@ -24,9 +25,10 @@ def fitted_link(points: Sequence[tuple[float, float]]) -> dict[str, Any]:
 def fitted_copies(
     there: Sequence[tuple[float, float]], back: Sequence[tuple[float, float]]
 ) -> tuple[tuple[float, float], tuple[float, float], tuple[float, float]]:
-    """Bytes a second to a device and back, and the nanoseconds that each copy takes beside, from (bytes, seconds) of copies.
+    """Rates and latency of copies between host and device, from (bytes, seconds) of copies `there` (to the device) and `back`.
 
-    Each comes with its fit's largest relative error.
+    Returns three pairs, whose second number is the largest relative error of the fit: bytes per second to the device, bytes per
+    second to the host, and the latency of a copy in nanoseconds (the larger of the two directions).
     """
     lines = [fit_line(points) for points in (there, back)]
     to_device, to_host = ((1 / max(beta, 1e-12), error) for _, beta, error in lines)  # a level fit gives no infinite rate
@@ -34,9 +36,10 @@ def fitted_copies(
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """(alpha, beta, error) of y = alpha + beta x with least relative squares; alpha, beta >= 0; error: largest relative one.
+    """(alpha, beta, error) of y = alpha + beta x by least relative squares with alpha, beta >= 0; error: the largest relative
+    error.
 
-    Points of one x tell no alpha: their line is that of the rate in the middle.
+    points: (x, y). If all have one x, alpha is 0 and beta is 1 over the middle of the smallest and largest rate x / y.
     """
     x, y = np.array([p[0] for p in points]), np.array([p[1] for p in points])
     if len(set(x)) == 1:

@@ -1,7 +1,7 @@
-"""Local processes that work together: start them, hand each a job, collect what they return, end them all when one fails.
+"""Local processes that work together: start them, give them one job, collect their results, end them all when one fails.
 
-One fails when it raises, when a signal ends it, and when it comes to a halt (see watchdog.py). The error is one line: which
-process, where it was in its work, and the cause, or what the end may mean.
+A process fails when it raises, when a signal ends it, or when it makes no progress (see watchdog.py). The error is one line:
+which process, where it was in its work, and the cause, or what its end may mean.
 """
 
 from __future__ import annotations
@@ -29,19 +29,21 @@ from trainplan.profiling.base.watchdog import STALL_S, TOO_LONG, Position, Stall
 
 BEGAN, ENDED = b"began", b"ended"
 LAUNCHER = -1  # among the ranks, the process that starts them
-LOOK_S = 0.25  # between two looks of the watchdog
-LAST_WORDS_S = 0.5  # that processes have to fail as well once one has: the first whose end is seen need not be the cause
-Place = Callable[[int, tuple[int, ...]], str]
+LOOK_S = 0.25  # seconds between two checks of the watchdog
+LAST_WORDS_S = 0.5  # seconds that others have to fail after one has: the first end that is noticed need not be the cause
+DescribePosition = Callable[[int, tuple[int, ...]], str]  # rank and position to words
 
 
 class WorkerError(RuntimeError):
-    """A worker process ended without an answer, or came to a halt. code: its exit code, if it ended."""
+    """A worker process ended without a result, or made no progress. code: its exit code, if it ended."""
 
     code: int | None = None
 
 
 class Reporter:
-    """What a process tells the one that started it: events, by a call, which count on rank 0 alone; and where it is."""
+    """The channel of a worker process to the process that started it. A call sends an event (a dict); only rank 0 has
+    `answers` to send it through, calls on other ranks do nothing. `position` tells the watchdog where the rank is in its
+    work."""
 
     def __init__(self, answers: TextIO | None, position: Position) -> None:
         self._answers, self.position = answers, position
@@ -53,14 +55,16 @@ class Reporter:
 
 @dataclass
 class _Workers:
-    """The processes as the one that started them sees them. place: where a rank's position is, in words, such as "in step 2".
+    """The worker processes as seen by the process that started them.
 
-    ids: of those that run, by rank; codes: exit codes of those that have ended, the first one first.
+    folder: holds the job, logs, results and positions. world: number of ranks. describe_position: a rank's position in words,
+    such as "in step 2". ids: process ids of the ranks that run. codes: exit codes of the ranks that have ended, in the order of
+    their ends.
     """
 
     folder: Path
     world: int
-    place: Place
+    describe_position: DescribePosition
     positions: list[Position] = field(init=False)
     ids: dict[int, int] = field(default_factory=dict)
     codes: dict[int, int] = field(default_factory=dict)
@@ -69,16 +73,16 @@ class _Workers:
         self.positions = [_position(self.folder, rank) for rank in range(self.world)]
 
     def name(self, rank: int) -> str:
-        """A process, for people."""
+        """A process in words, for messages."""
         return "the process that starts the others" if rank == LAUNCHER else f"process {rank} of {self.world}"
 
     def whereabouts(self, rank: int) -> str:
-        """Where a process was last, to be put behind its name."""
-        where = "" if rank == LAUNCHER else self.place(rank, self.positions[rank].get())
+        """The last known position of a process in words, to be appended to its name; empty if it has none."""
+        where = "" if rank == LAUNCHER else self.describe_position(rank, self.positions[rank].get())
         return where and f", {where}"
 
     def failed(self, rank: int, code: int) -> WorkerError:
-        """The error for a process that ended with a code."""
+        """The error for a process that ended with this exit code (negative: minus the signal that ended it)."""
         if code == -signal.SIGKILL:
             end = "was killed (SIGKILL), by hand or by the system for lack of memory"
         else:
@@ -89,29 +93,32 @@ class _Workers:
         return error
 
     def _cause(self, rank: int) -> str:
+        """The reason why a process failed: the error that it noted, else the last line of its log."""
         if (note := _note(self.folder, rank)).exists():
             return str(json.loads(note.read_text())["cause"])
         log = Path(self.folder, "log" if rank == LAUNCHER else f"log.{rank}")
         lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-        return lines[-1] if lines else "it said nothing of why"
+        return lines[-1] if lines else "it gave no reason"
 
     def first_failed(self) -> tuple[int, int] | None:
-        """The process that failed first, and its code: one that ended itself for a step that took too long, since others may
-        crash where it has gone; else one that a signal ended, else the one that raised first."""
+        """The (rank, exit code) of the process that failed first; None if none has failed. A process that ended itself
+        because a step took too long comes first, since its end may crash the others; then processes ended by a signal; then
+        the one that raised first."""
         failed = [(rank, code) for rank, code in self.codes.items() if code]
 
-        def order(each: tuple[int, int]) -> tuple[bool, bool, int]:
-            rank, code = each
+        def order(rank_and_code: tuple[int, int]) -> tuple[bool, bool, int]:
+            rank, code = rank_and_code
             return code != TOO_LONG, code > 0, self._raised_at(rank) if code > 0 else 0
 
         return min(failed, key=order, default=None)
 
     def _raised_at(self, rank: int) -> int:
+        """The time at which a process raised, by the clock `time.monotonic_ns`; very large if it noted none."""
         note = _note(self.folder, rank)
         return json.loads(note.read_text())["time"] if note.exists() else sys.maxsize
 
     def stalled(self, stall: Stall, stall_s: float) -> WorkerError:
-        """The error for processes that have come to a halt."""
+        """The error for processes that make no progress. stall_s: for how many seconds."""
         if stall.name is not None:
             rank, meaning = stall.name, "by SIGSTOP or a debugger; all processes were ended"
             return WorkerError(f"{self.name(rank)} was stopped for {stall_s:g} s{self.whereabouts(rank)}: {meaning}")
@@ -130,20 +137,28 @@ def run_workers(
     timeout: float = float("inf"),
     stall_timeout: float = STALL_S,
     progress: Report | None = None,
-    place: Place = lambda rank, position: "",
+    describe_position: DescribePosition = lambda rank, position: "",
     backend: str = "gloo",
     passes_on: bool = False,
 ) -> list[Any]:
-    """Run `module:function(rank, world, job, report)` in `world` processes joined by `backend`; results by rank.
+    """Run `module:function(rank, world, job, report)` in `world` processes that are joined by torch.distributed; results by
+    rank.
 
-    The job and the results are pickled. `report` is a Reporter: what rank 0 reports reaches `progress` while the work goes
-    on, and `place(rank, position)` puts the position that a rank sets in words, for errors. timeout: seconds for all of it;
-    stall_timeout: seconds for which a process may be stopped, or all stand still. passes_on: whether a SIGTERM, once all have
-    begun their work, goes to them, which end in order, and only a second one ends them. Raises WorkerError.
+    The job and the results are pickled. `report` is a Reporter: events of rank 0 reach `progress` while the work goes on.
+
+    Args:
+        backend: of torch.distributed, such as gloo.
+        timeout: seconds for all of the work.
+        stall_timeout: seconds for which a process may be stopped, or all of them make no progress.
+        describe_position: puts the position that a rank has set in words, for errors.
+        passes_on: whether a first SIGTERM, after all ranks have begun their work, is passed to the ranks so that they end in
+            order; a second one ends them at once.
+
+    Raises WorkerError.
     """
     with tempfile.TemporaryDirectory(prefix="trainplan-") as folder:
         Path(folder, "job").write_bytes(pickle.dumps((job, backend)))
-        workers = _Workers(Path(folder), world, place)
+        workers = _Workers(Path(folder), world, describe_position)
         environment = {
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // world)),
@@ -165,14 +180,15 @@ def run_workers(
             with suppress(ProcessLookupError):
                 os.killpg(launcher.pid, signal.SIGKILL)  # the launcher's and all ranks'
             launcher.wait()
-            if relay.ident is not None:  # an interrupt may come at any time: only what has begun can be joined
-                relay.join(timeout=5)  # what was reported last counts as well
+            if relay.ident is not None:  # an interrupt may come at any time: only a thread that has begun can be joined
+                relay.join(timeout=5)  # wait for the last events
         return [pickle.loads(Path(folder, f"result.{rank}").read_bytes()) for rank in range(world)]
 
 
 @contextmanager
 def _passing_on(workers: _Workers) -> Iterator[None]:
-    """The first SIGTERM goes to the ranks, if they have begun their work. (Only a main thread gets signals.)"""
+    """While the block runs, pass the first SIGTERM on to the ranks if all have begun their work. Only a main thread gets
+    signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -195,7 +211,7 @@ def _passing_on(workers: _Workers) -> Iterator[None]:
 
 
 def _relay(launcher: subprocess.Popen[bytes], workers: _Workers, progress: Report | None) -> None:
-    """Pass on what rank 0 reports, and note which rank began as which process and ended with which code."""
+    """Read the launcher's output until it ends: pass on the events of rank 0, note process ids and exit codes of the ranks."""
     assert launcher.stdout is not None
     for line in launcher.stdout:
         if not line.endswith(b"\n"):
@@ -212,6 +228,7 @@ def _relay(launcher: subprocess.Popen[bytes], workers: _Workers, progress: Repor
 
 
 def _await(launcher: subprocess.Popen[bytes], workers: _Workers, deadline: float, stall_s: float) -> None:
+    """Wait until all ranks have ended. Raises WorkerError if one fails, at the deadline (by time.monotonic), or on a stall."""
     watchdog, next_look = Watchdog(workers.positions, stall_s), 0.0
     while True:
         gone = launcher.poll()
@@ -235,20 +252,23 @@ def _await(launcher: subprocess.Popen[bytes], workers: _Workers, deadline: float
 
 
 def _position(folder: Path, rank: int) -> Position:
+    """The position in shared memory of one rank."""
     return Position(folder / f"position.{rank}")
 
 
 def _note(folder: Path, rank: int) -> Path:
-    """Where a process that raises writes down when and what."""
+    """Path of the file in which a process that raises notes the time and the error."""
     return folder / f"raised.{rank}"
 
 
 def _signal_name(number: int) -> str:
+    """A signal's name, such as SIGTERM, for its number."""
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def launch(folder: str, world: int, target: str) -> None:
-    """Body of the process that starts the ranks: it imports what they need once, and forks them."""
+    """Body of the launcher, the process that starts the ranks: it imports the modules that they need and then forks them, so
+    that the import happens only one time."""
     import torch.distributed  # noqa: F401
 
     importlib.import_module(target.split(":")[0])
@@ -265,12 +285,13 @@ def launch(folder: str, world: int, target: str) -> None:
 
 
 def _say(event: bytes, rank: int, number: int) -> None:
-    """Write a line in one piece: rank 0 writes to the same pipe, and a kill may come between two pieces."""
+    """Tell the caller that a rank began (with its process id) or ended (with its exit code). The line is written in one
+    piece, because rank 0 writes to the same pipe and may be killed between two pieces."""
     os.write(1, b"%s %d %d\n" % (event, rank, number))
 
 
 def _run(folder: str, rank: int, world: int, target: str) -> NoReturn:
-    """A forked rank, to its end."""
+    """Body of a forked rank: do its work, note an error, and exit."""
     code = 1
     try:
         os.dup2(os.open(Path(folder, f"log.{rank}"), os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
@@ -278,7 +299,7 @@ def _run(folder: str, rank: int, world: int, target: str) -> NoReturn:
         code = 0
     except BaseException as error:
         raised = time.monotonic_ns()  # before others fail because this one does
-        write_whole(_note(Path(folder), rank), json.dumps({"time": raised, "cause": in_one_line(error)}))
+        write_whole(_note(Path(folder), rank), json.dumps({"time": raised, "cause": error_line(error)}))
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -286,19 +307,21 @@ def _run(folder: str, rank: int, world: int, target: str) -> NoReturn:
         os._exit(code)
 
 
-def in_one_line(error: BaseException) -> str:
-    """The kind of an error, and the first line of its text."""
+def error_line(error: BaseException) -> str:
+    """An error in one line: its class and the first line of its text."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _end_with_parent() -> None:
+    """Wait until the standard input closes, as it does when the caller ends, then exit."""
     os.read(0, 1)
     os._exit(1)
 
 
 def work(folder: str, rank: int, world: int, target: str) -> None:
-    """Body of one rank. It ends when the caller's process does, however that ends: then its standard input closes."""
+    """The work of one rank: join the process group, call the function, save its result. It ends when the caller's process
+    does."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
     import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Units of memory and time as people write and read them. Inside, everything is whole bytes and nanoseconds."""
+"""Units of memory and time as people write and read them. Inside the program all are whole bytes and nanoseconds."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ for _power, _prefix in enumerate("KMGTP", start=1):
 
 
 def parse_bytes(text: str, field: str = "--memory") -> int:
-    """Bytes in ``8GiB``, ``500 MB``, ``1.5G`` (a bare K, M, G, T is binary) or ``123 bytes``. Raises InputError: for a number
-    without a unit, too."""
+    """Bytes in ``8GiB``, ``500 MB``, ``1.5G`` (a bare K, M, G, T is binary) or ``123 bytes``. field: the option, for errors.
+    Raises InputError, also for a number without a unit."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     factor = _FACTORS.get(match[2].upper()) if match else None
     if match is not None and not match[2]:
@@ -27,8 +27,8 @@ def parse_bytes(text: str, field: str = "--memory") -> int:
 
 
 def parse_tokens(text: str, field: str = "--sequence") -> int:
-    """Tokens in ``8192``, ``8k`` (8,192), ``1M`` (1,048,576), as lengths of contexts are named: in binary thousands, but for
-    ``8_000`` and ``8,000``, which are what they say. Raises InputError."""
+    """Number of tokens in ``8192``, ``8_000``, ``8,000``, ``8k`` (8,192) or ``1M`` (1,048,576): k and M are binary, as in
+    names of context lengths. field: the option, for errors. Raises InputError."""
     joined = re.sub(r"(?<=\d)[_,](?=\d{3}(?!\d))", "", text)
     match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,6})?)\s*([kKmM]?)\s*", joined, re.ASCII)
     tokens = Fraction(match[1]) * {"": 1, "K": 1024, "M": 1024**2}[match[2].upper()] if match else Fraction(1, 2)
@@ -38,7 +38,8 @@ def parse_tokens(text: str, field: str = "--sequence") -> int:
 
 
 def parse_rate(text: str, field: str) -> float:
-    """Bytes a second in ``200Gb/s`` or ``200Gbps``, bits as networks are sold, and in ``25GB/s``. Raises InputError."""
+    """Bytes per second in ``200Gb/s`` or ``200Gbps`` (bits, as networks are sold) or ``25GB/s`` (bytes). field: the option,
+    for errors. Raises InputError."""
     match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([MGT])(b|B|bit)(?:/s|ps)?\s*", text, re.ASCII)
     rate = float(match[1]) * _FACTORS[f"{match[2]}B"] / (1 if match[3] == "B" else 8) if match else 0.0
     if not 1 <= rate <= 1e14:
@@ -47,33 +48,33 @@ def parse_rate(text: str, field: str) -> float:
 
 
 def format_bytes(count: int) -> str:
-    """``8 GiB``, ``1.25 GiB``, ``640 KiB``: four digits at most, binary units."""
+    """``8 GiB``, ``1.25 GiB``, ``640 KiB``: at most four digits, binary units."""
     return _in_steps(count, 1024, (" B", " KiB", " MiB", " GiB", " TiB"))
 
 
 def format_gap(gap: float) -> str:
-    """A share that something is at most away from the optimum, in percent and rounded up: `0.1 %` for anything up to that,
-    `12 %`; `0 %` only where it is none."""
+    """A relative distance from the optimum in percent, rounded up: ``0.1 %`` for anything above zero up to that, ``12 %``;
+    ``0 %`` only for none."""
     tenths = max(1, ceil(1000 * gap - 1e-9)) if gap > 0 else 0
     return f"{tenths / 10:g} %" if tenths < 100 else f"{ceil(tenths / 10)} %"
 
 
 def format_share(share: float) -> str:
-    """`0.1 %`, `12 %`, `0.0004 %`: two digits below 10 %, else three; 0 only for nothing."""
+    """A share in percent: ``0.1 %``, ``12 %``, ``0.0004 %``: two digits below 10 %, else three; ``0 %`` only for zero."""
     percent = 100 * share
     return f"{percent:.2g} %" if abs(percent) < 10 else f"{percent:.3g} %" if abs(percent) < 1000 else f"{percent:.0f} %"
 
 
 def enough_bytes(count: int) -> str:
-    """`102.4GiB`: a size to give for so many bytes, four digits, rounded up."""
-    power = max(each for each in range(5) if count >= 1024**each or not each)
+    """A size for an option, ``102.4GiB``, that is at least `count` bytes: four digits, rounded up."""
+    power = max(exponent for exponent in range(5) if count >= 1024**exponent or exponent == 0)
     digits = max(0, 4 - len(str(count // 1024**power))) if power else 0
     value = -(-count * 10**digits // 1024**power)
     return f"{value / 10**digits:g}{('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 def format_time(time_ns: float) -> str:
-    """``1.234 ms``: four digits, the largest fitting unit."""
+    """Nanoseconds as ``1.234 ms``: four digits, the largest fitting unit."""
     for unit, factor in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
         if abs(time_ns) >= factor:
             return f"{time_ns / factor:.4g} {unit}"
@@ -91,7 +92,8 @@ def format_rate(bytes_per_s: float) -> str:
 
 
 def _in_steps(size: float, step: int, units: Sequence[str]) -> str:
-    """Four digits, or all of those before the point, in the largest unit not above the size; each is `step` of the last."""
+    """A size with four digits, or all digits before the point, in the largest unit not above it; a unit is `step` times the
+    one before it."""
     *smaller, largest = units
     for unit in smaller:
         if abs(size) < step - 0.05:
@@ -101,7 +103,7 @@ def _in_steps(size: float, step: int, units: Sequence[str]) -> str:
 
 
 def span(first: str, last: str) -> str:
-    """``block0 .. block3``, or ``head`` alone."""
+    """A range of unit names, ``block0 .. block3``, or ``head`` if it is only one."""
     return first if first == last else f"{first} .. {last}"
 
 

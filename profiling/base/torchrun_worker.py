@@ -1,6 +1,7 @@
-"""Work of processes that somebody else has started, as torchrun does on each of several nodes: each is one rank of a group.
+"""The work of a process that a launcher such as torchrun has started, possibly on several nodes: it is one rank of a group.
 
-What `run_workers` does for processes of its own, a launcher does here: it ends all where one fails, and passes signals on.
+Where `run_workers` starts and supervises processes itself, here the launcher does: it ends all processes if one fails, and
+passes signals on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from trainplan.profiling.base.watchdog import Position
 
 
 class Launched(NamedTuple):
-    """This process among those that were started: its rank of how many, and its place among how many of its machine."""
+    """This process among those that the launcher started: its rank and their number, on all machines and on its own machine."""
 
     rank: int
     world: int
@@ -26,7 +27,7 @@ class Launched(NamedTuple):
 
 
 def launched() -> Launched | None:
-    """What torchrun says of this process; None where it was not started so."""
+    """The rank of this process by torchrun's environment variables; None if torchrun did not start it."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -34,7 +35,7 @@ def launched() -> Launched | None:
 
 
 class _DirectReporter(Reporter):
-    """Events of rank 0 go to a function of this process."""
+    """A Reporter whose events go directly to a function of this process; None drops them, as on all ranks but 0."""
 
     def __init__(self, progress: Report | None, position: Position) -> None:
         super().__init__(None, position)
@@ -45,10 +46,14 @@ class _DirectReporter(Reporter):
             self._progress(event)
 
 
-def run_launched(target: str, place: Launched, job: Any, *, progress: Report | None = None, backend: str = "gloo") -> list[Any]:
-    """Run `module:function(rank, world, job, report)` as one rank of the launcher's group; results by rank, on every rank.
+def run_launched(
+    target: str, process: Launched, job: Any, *, progress: Report | None = None, backend: str = "gloo"
+) -> list[Any]:
+    """Run `module:function(rank, world, job, report)` as this rank of the launcher's group; every rank gets all results, by
+    rank.
 
-    As `run_workers`, whose job each rank then has by itself. Ends the group.
+    As `run_workers`, but every rank passes the job itself. The process group is ended afterwards. process: this rank, from
+    `launched`.
     """
     import torch.distributed as dist
 
@@ -56,9 +61,9 @@ def run_launched(target: str, place: Launched, job: Any, *, progress: Report | N
     function = getattr(importlib.import_module(module), name)
     dist.init_process_group(backend)
     with tempfile.TemporaryDirectory(prefix="trainplan-") as folder:
-        report = _DirectReporter(progress if place.rank == 0 else None, Position(Path(folder, "position")))
-        result = function(place.rank, place.world, job, report)
-    results: list[Any] = [None] * place.world
+        report = _DirectReporter(progress if process.rank == 0 else None, Position(Path(folder, "position")))
+        result = function(process.rank, process.world, job, report)
+    results: list[Any] = [None] * process.world
     dist.all_gather_object(results, result, group=dist.new_group(backend="gloo"))
     dist.destroy_process_group()
     return results

@@ -1,15 +1,14 @@
-"""Notices that processes which work together have come to a halt, so that nobody waits for them for ever.
+"""Notices that processes which work together make no progress, so that nobody waits for them for ever.
 
-Two signs count, each of which must last for a stated time without a break:
+There are two signs, each of which must last for a stated time without a break:
 
 - *stopped*: the system holds a process back, by SIGSTOP or for a debugger. It may have been stopped by hand, and be continued.
-- *stuck*: all processes have begun their work, but none has got any further, none waits for a disk or for a processor, and
-  together they have hardly used one. They wait for each other, or for something that does not come.
+- *stuck*: all processes have begun their work, but no position has changed, none waits for a disk or for a processor, and
+  together they have used almost no processor time. They wait for each other, or for something that does not come.
 
-Work that is merely slow shows neither: it uses a processor, or wants one that others use. (How long processes may take to find
-each other before their work, torch limits.) Where the watching process
-itself was held back in the meantime, all counts begin anew. What processes do is read from /proc; where there is none, nothing
-is noticed.
+Work that is merely slow shows neither sign: it uses a processor, or wants one that others use. (How long processes may take to
+connect to each other before their work is limited by torch.) If the watching process was itself held back in the meantime, all
+counts begin anew. The state of a process is read from /proc; on systems without it, nothing is noticed.
 """
 
 from __future__ import annotations
@@ -20,29 +19,30 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-STALL_S = 30.0  # that either sign must last for, unless a caller says otherwise
-TOO_LONG = 124  # exit code of a process that ended itself for a step that took too long, as `timeout` has it
-IDLE = 0.005  # the share of a processor that one may use or want that only waits: threads of torch look about now and then
-NUMBERS = 3  # that say where a process is
+STALL_S = 30.0  # seconds that either sign must last, by default
+TOO_LONG = 124  # exit code of a process that ended itself because a step took too long, as of the command `timeout`
+IDLE = 0.005  # share of a processor that a waiting process may use: threads of torch wake up now and then
+NUMBERS = 3  # whole numbers in a position
 
 
 class Activity(NamedTuple):
-    """What the system says of a process: its state, a letter as in /proc/PID/stat, and for how long it has used a processor, or
-    its main thread was ready for one that it did not get."""
+    """The system's record of a process. state: a letter as in /proc/PID/stat. busy_s: seconds for which it has used a
+    processor, or its main thread was ready to run but got none."""
 
     state: str
     busy_s: float
 
 
 class Stall(NamedTuple):
-    """A halt that has lasted too long. name: of the process that is stopped; None where all are stuck."""
+    """A lack of progress that has lasted too long. name: of the process that is stopped; None if all are stuck."""
 
     kind: Literal["stopped", "stuck"]
     name: int | None = None
 
 
 class Position:
-    """Where a process is in its work: a few whole numbers, in a file's memory that it shares with those who watch it."""
+    """Where a process is in its work, as NUMBERS whole numbers (zeros before it begins), in a memory-mapped file that it
+    shares with the process that watches it."""
 
     def __init__(self, path: Path) -> None:
         with path.open("ab") as file:
@@ -51,17 +51,17 @@ class Position:
             self._numbers = memoryview(mmap.mmap(file.fileno(), 8 * NUMBERS)).cast("q")
 
     def set(self, *numbers: int) -> None:
-        """Say where the process is now; takes less than a microsecond."""
+        """Set where the process is now; takes less than a microsecond."""
         for index, number in enumerate(numbers):
             self._numbers[index] = number
 
     def get(self) -> tuple[int, ...]:
-        """Where the process is; zeros before it has said so."""
+        """Where the process is; zeros before it has set its position."""
         return tuple(self._numbers)
 
 
 def activity(process: int) -> Activity | None:
-    """What a process does; None where the system does not say, or the process is gone."""
+    """The activity of a process by its id; None if the process is gone, or the system has no /proc."""
     folder = Path(f"/proc/{process}")
     try:
         state, *fields = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -73,7 +73,11 @@ def activity(process: int) -> Activity | None:
 
 
 class Watchdog:
-    """Looks at processes again and again. positions: of the processes that work; stall_s: how long either sign must last."""
+    """Checks processes repeatedly for a stall.
+
+    positions: of the processes that work; stall_s: seconds that a sign must last; activity_of: reads the activity of a process
+    id.
+    """
 
     def __init__(
         self,
@@ -86,26 +90,29 @@ class Watchdog:
         self._stopped_since: dict[int, float] = {}
         self._quiet_since = float("-inf")
         self._busy_then = 0.0
-        self._places_then: list[tuple[int, ...]] = []
+        self._positions_then: list[tuple[int, ...]] = []
 
     def look(self, now: float, processes: Mapping[int, int]) -> Stall | None:
-        """A look at the processes, whose ids are listed by their names; the stall, if there is one. now: in seconds."""
-        seen = {name: self._activity_of(process) for name, process in processes.items()}
-        indices = [position.get() for position in self._positions]
-        busy_s = sum(each.busy_s for each in seen.values() if each)
+        """Check the processes one more time; the stall, if there is one.
+
+        now: seconds by any steady clock; processes: process ids by name.
+        """
+        activities = {name: self._activity_of(process) for name, process in processes.items()}
+        positions = [position.get() for position in self._positions]
+        busy_s = sum(found.busy_s for found in activities.values() if found)
         if now - self._last_look > self._stall_s / 2:
             self._stopped_since.clear()
             self._quiet_since = float("inf")
         self._last_look = now
-        for name, each in seen.items():
-            if each is None or each.state not in "Tt":
+        for name, found in activities.items():
+            if found is None or found.state not in "Tt":
                 self._stopped_since.pop(name, None)
             elif now - self._stopped_since.setdefault(name, now) >= self._stall_s:
                 return Stall("stopped", name)
         # A process that ends takes its time with it: the sum may fall, too.
-        active = any(each is None or each.state in "DR" for each in seen.values())
-        starting = not all(map(any, indices))
+        active = any(found is None or found.state in "DR" for found in activities.values())
+        starting = not all(map(any, positions))
         worked = abs(busy_s - self._busy_then) > IDLE * self._stall_s * len(processes)
-        if active or starting or worked or indices != self._places_then or now < self._quiet_since:
-            self._quiet_since, self._busy_then, self._places_then = now, busy_s, indices
+        if active or starting or worked or positions != self._positions_then or now < self._quiet_since:
+            self._quiet_since, self._busy_then, self._positions_then = now, busy_s, positions
         return Stall("stuck") if now - self._quiet_since >= self._stall_s else None

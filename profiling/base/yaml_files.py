@@ -1,4 +1,4 @@
-"""YAML as this project reads and writes it: plain data only, with JSON's types, and no anchors, aliases or tags."""
+"""YAML as trainplan reads and writes it: plain data with JSON's types; no anchors, aliases or tags."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from trainplan.profiling.base.errors import InputError, shown
 
-DEEPEST = 100  # lists and objects within each other
+DEEPEST = 100  # levels of lists and objects within each other
 
 _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser is tens of times faster
 _WORDS = {"": None, "~": None, "null": None, "true": True, "True": True, "false": False, "False": False}
@@ -18,30 +18,32 @@ _FLOAT = re.compile(r"[-+]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+
 
 
 def yaml_value(text: str, where: str) -> Any:
-    """The one document in a text. Texts, numbers, true, false and null are told apart as by JSON: dates and `no` are texts."""
+    """The value of a text that is one YAML document. Texts, numbers, true, false and null are distinguished as in JSON:
+    dates and `no` are texts. where: the file's name, for errors. Raises InputError."""
     reader = _Reader(text, where)
     try:
         return reader.document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f"line {mark.line + 1} column {mark.column + 1}" if mark else ""
+        position = f"line {mark.line + 1} column {mark.column + 1}" if mark else ""
         at_end = mark is not None and mark.line >= len(text.rstrip().splitlines())
         what = "ends too early" if at_end else "is not YAML"
         fix = "close what is open there" if at_end else "mend the YAML there (indent with spaces, quote texts with signs)"
         reason = " ".join(str(error.problem or error.context).split())
-        raise InputError(where, place, f"{what} ({reason})", fix) from None
+        raise InputError(where, position, f"{what} ({reason})", fix) from None
     except yaml.YAMLError as error:
         raise InputError(where, "", f"is not YAML ({str(error).splitlines()[0]})", "remove control characters") from None
 
 
 class _Reader:
-    """Builds a value from the parser's events, so that nothing but plain data can come of a file, at a cost of its length."""
+    """Builds a value from the parser's events, so that a file can only yield plain data, in time proportional to its length."""
 
     def __init__(self, text: str, where: str) -> None:
         self._events = iter(yaml.parse(text, Loader=_PARSER))
         self._where = where
 
     def document(self) -> Any:
+        """The value of the only document; None if there is none. Raises InputError for a second document."""
         next(self._events)  # the stream's start
         if not isinstance(next(self._events), yaml.DocumentStartEvent):
             return None
@@ -52,6 +54,7 @@ class _Reader:
         return value
 
     def _value(self, event: Any, depth: int) -> Any:
+        """The value that begins with this event. depth: number of lists and objects around it."""
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
             raise self._refuse(event, "has an anchor or an alias (& or *)", "write the value out, or quote the text")
         if event.tag is not None:
@@ -73,15 +76,18 @@ class _Reader:
         return mapping
 
     def _until(self, end: type) -> Iterator[Any]:
+        """The events up to the one of type `end`, which ends the list or object."""
         while not isinstance(event := next(self._events), end):
             yield event
 
     def _refuse(self, event: Any, problem: str, fix: str) -> InputError:
+        """The error for a piece of YAML that is not accepted, with its line and column."""
         mark = event.start_mark
         return InputError(self._where, f"line {mark.line + 1} column {mark.column + 1}", problem, fix)
 
 
 def _scalar(text: str) -> Any:
+    """The value of a text without quotes: null, true, false, a number, or the text."""
     if text in _WORDS:
         return _WORDS[text]
     if _INTEGER.fullmatch(text):
@@ -90,7 +96,7 @@ def _scalar(text: str) -> Any:
 
 
 def yaml_text(value: Any) -> str:
-    """Plain data as YAML that reads back equal. Innermost lists and objects stand on one line each."""
+    """Plain data as YAML that reads back equal. Innermost lists and objects stand on one line."""
     text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120)
     return text
 

@@ -1,1 +1,1 @@
-"""Clusters: kinds of devices, links, and what a machine tells of itself."""
+"""Clusters: kinds of devices, the links between them, and detection of the machine at hand."""

@@ -1,4 +1,4 @@
-"""Clusters: which devices stand in which nodes, what each kind of device can do, and which link joins which of them."""
+"""Clusters: the nodes and their devices, the abilities of each kind of device, and the links between devices."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Bytes = Annotated[int, Field(gt=0, le=2**50)]
 class DeviceKind(Record):
     """One kind of device.
 
-    memory_bytes: all that it has. reserve_bytes: how much of that is not for plans: what the driver keeps from programs, their
-    context, buffers of communication, and what fragmentation loses. flops_per_s: peak rate of matrix products by dtype. A
-    product of m x k by k x n reaches `efficiency` of it times d / (d + half_size) for each of its three sizes d. efficiencies:
-    of classes of kernels and precisions, in place of these two. recipes: by which products in fewer bits are computed on it.
-    kernel_ns: least time of one operator.
+    memory_bytes: its whole memory. reserve_bytes: the part that plans may not use: hidden by the driver, taken by its context
+    and by communication buffers, or lost to fragmentation. flops_per_s: peak rate of matrix products by dtype. A product of m x
+    k by k x n reaches `efficiency` of it times d / (d + half_size) for each of its three sizes d. efficiencies: by class of
+    kernels and precision; they replace these two. recipes: by which products in 8 or 4 bits are computed on it. kernel_ns:
+    least time of one operator.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -57,16 +57,17 @@ class DeviceKind(Record):
 
     @cached_property
     def _by_class(self) -> dict[tuple[Kernel, Precision | None], Efficiency]:
-        return {(each.kernel, each.precision): each for each in reversed(self.efficiencies)}
+        """The efficiencies by (class of kernels, precision); precision None holds for all others."""
+        return {(efficiency.kernel, efficiency.precision): efficiency for efficiency in reversed(self.efficiencies)}
 
     def reached(self, kernel: Kernel, precision: Precision) -> Efficiency | None:
-        """The efficiency that is given for a class of kernels at a precision; None where none is, so that `efficiency` and
-        `half_size` hold for its products, and the whole bandwidth of the memory."""
+        """The efficiency of a class of kernels at a precision; None if there is none. Then `efficiency` and `half_size` hold
+        for products, and memory reaches its whole bandwidth."""
         return self._by_class.get((kernel, precision)) or self._by_class.get((kernel, None))
 
 
 class Host(Record):
-    """A node's CPU: its memory, and the link between it and one device, one way at a time.
+    """The CPU of a node: its memory, and the link between it and one device, whose bandwidth is that of one direction.
 
     shares_bus: copies and collectives within the node go through the same bus, as without NVLink.
     """
@@ -78,7 +79,7 @@ class Host(Record):
 
 
 class Nodes(Record):
-    """`count` equal nodes with `devices` of one kind each. islands: links within a node, smallest first."""
+    """`count` equal nodes with `devices` devices of one kind on a node. islands: links within a node, smallest island first."""
 
     kind: str
     devices: Annotated[int, Field(ge=1, le=2**20)]
@@ -89,10 +90,11 @@ class Nodes(Record):
 
 @in_one_line
 class Cluster(Record):
-    """Devices are numbered node by node. islands: links across nodes, smallest first, the last one over all devices.
+    """A cluster of nodes; its devices are numbered node by node.
 
-    matrix: all links, in place of every island. overlap_slowdown: of compute and communication at once. paper: whose cluster it
-    is, with the numbers that this paper gives or measured, which are not those of data sheets; empty of others.
+    islands: links across nodes, smallest island first, the last one over all devices. matrix: the links of all pairs, instead
+    of islands. overlap_slowdown: factor by which compute and communication are slower while they overlap. paper: the paper
+    whose cluster this is, with the numbers that the paper states or measured, not those of data sheets; else empty.
     """
 
     noun: ClassVar[str] = "cluster"
@@ -144,18 +146,18 @@ class Cluster(Record):
 
     @property
     def whose_numbers(self) -> str:
-        """Of a paper's cluster whose numbers it has, in words; empty of others."""
+        """A remark that the numbers are those of a paper; empty for other clusters."""
         return f"with the numbers of the paper {self.paper}, not of data sheets" if self.paper else ""
 
     @cached_property
     def used_kinds(self) -> tuple[DeviceKind, ...]:
-        """Kinds that some node has, in the order of the nodes."""
+        """The kinds of device that some node has, in the order of the nodes."""
         kinds = {kind.name: kind for kind in self.kinds}
         return tuple(kinds[name] for name in dict.fromkeys(node.kind for node in self.nodes))
 
     @property
     def device_kinds(self) -> list[str]:
-        """The name of every device's kind, by the devices' numbers."""
+        """The name of the kind of every device, by device number."""
         return [node.kind for node in self.nodes for _ in range(node.count * node.devices)]
 
     @property
@@ -175,22 +177,22 @@ class Cluster(Record):
 
     @property
     def training_dtype(self) -> str:
-        """The dtype in which models are trained on it where nothing else is said: the half precision that all of its devices
-        have; float32 where products in half precision are no faster, as on CPUs."""
+        """The dtype in which models are trained on this cluster by default: the half precision that all of its devices
+        compute faster than float32, bfloat16 first; float32 if there is none, as on CPUs."""
         for dtype in ("bfloat16", "float16"):
             if all(kind.flops_per_s.get(dtype, 0) > kind.flops_per_s.get("float32", 0) for kind in self.used_kinds):
                 return dtype
         return "float32"
 
     def with_reserve(self, reserve_bytes: int) -> Cluster:
-        """The same cluster with this reserve on every kind of device. Raises InputError where one has no more memory."""
+        """A copy with this reserve on every kind of device. Raises InputError if a kind has no more memory than that."""
         return self.changed(kinds=[kind.changed(reserve_bytes=reserve_bytes) for kind in self.kinds])
 
     def with_nodes(self, count: int) -> Cluster:
-        """The same cluster with so many of its nodes, joined by the links that join all of them now; one node that is named by
-        its kind, by those of its data sheet. Raises InputError where nodes differ, where there is but one, whose links to
-        others are not known, or where islands of several nodes do not divide them."""
-        from trainplan.profiling.clusters.nodes import cluster_of_nodes, names_nodes  # which make Clusters of data sheets
+        """A copy with `count` nodes, joined by the links that join all nodes now. For one node that is named by its kind,
+        such as `h100:8`, links and name follow from its data sheet. Raises InputError if nodes differ, if links to other
+        nodes are unknown, or if islands of several nodes do not divide the nodes."""
+        from trainplan.profiling.clusters.nodes import cluster_of_nodes, names_nodes  # that module imports this one
 
         node = self.nodes[0]
         if node.count == 1 and len(self.nodes) == 1 and names_nodes(self.name):
@@ -206,7 +208,7 @@ class Cluster(Record):
 
     @cached_property
     def network(self) -> Network:
-        """Links within and across nodes, smallest island first."""
+        """The links within and across nodes, smallest island first."""
         if self.matrix is not None:
             return Network(matrix=self.matrix, algorithm=self.algorithm)
         if len(self.nodes) == 1 and all(island.first is None for island in self.nodes[0].islands):
@@ -225,7 +227,8 @@ class Cluster(Record):
 
 
 def _check_nested(islands: list[Island], devices: int, field: str, optional: bool) -> None:
-    """Islands that tile must nest, and the last one must hold all `devices`."""
+    """Raise InputError unless islands that tile all devices nest, and the last one holds all `devices`. field: path of the
+    list, for errors; optional: whether there may be no islands."""
     tiling = [(i, island) for i, island in enumerate(islands) if island.first is None]
     for (_, smaller), (i, larger) in pairwise(tiling):
         same = larger.devices == smaller.devices and larger.operation != smaller.operation
@@ -248,9 +251,9 @@ def _check_nested(islands: list[Island], devices: int, field: str, optional: boo
 
 
 def load_cluster(source: str | os.PathLike[str]) -> Cluster:
-    """A shipped cluster by name, nodes of a kind such as `h100:8x16`, a number of devices such as `64xH100`, or a YAML or JSON
-    file, which may be nothing but another name of such nodes (`same_as: h100:8x16`). Raises InputError."""
-    from trainplan.profiling.clusters.nodes import (  # which make Clusters of sheets
+    """Load a cluster: a shipped one by name, nodes of a kind such as `h100:8x16`, a number of devices such as `64xH100`, or
+    a YAML or JSON file. A file may consist of `same_as: h100:8x16` alone, another name for such nodes. Raises InputError."""
+    from trainplan.profiling.clusters.nodes import (  # that module imports this one
         cluster_of_nodes,
         counted_devices,
         names_nodes,

@@ -1,14 +1,14 @@
-"""What kernels and links reach of their peaks: assumed, or fitted to measured runs; kept in one data file.
+"""The shares of their peaks that kernels and links reach: assumed, or fitted to measured runs; kept in one data file.
 
-A kernel is of one of three classes. A matrix product of m x k by k x n reaches `value` of the peak of its precision times
-d / (d + half_size) for each of its three sizes d; a fused attention core the same for its queries and its keys, with heads of
-WIDE numbers, and less with narrower ones; what only reads and writes memory (norms, activations, softmax, residuals) `value` of
-the memory's bandwidth.
+There are three classes of kernels. A matrix product of m x k by k x n reaches `value` of the peak of its precision times d / (d
++ half_size) for each of its three sizes d. A fused attention core reaches the same for its queries and its keys, with heads of
+WIDE numbers, and less with narrower ones. Kernels that only read and write memory (norms, activations, softmax, residuals)
+reach `value` of the memory's bandwidth.
 
-A core also takes an exponential for each score, whatever the width w of its heads, on units of their own: 16 in each clock of
-an NVIDIA multiprocessor (CUDA's programming guide, arithmetic instructions), whose products are of 2,048 operations then (A100;
-4,096 of an H100, 8,192 of a B200). That is as long as a head's two products, of 4 w operations for each score, at a w of 32, 64
-and 128. Half of it is taken to run beside products, so that `half_width` is half of that w.
+A core also takes one exponential per score, whatever the width w of its heads, on separate units: an NVIDIA multiprocessor
+computes 16 in a clock (CUDA's programming guide, arithmetic instructions), in which its matrix units compute 2,048 operations
+(A100; 4,096 of an H100, 8,192 of a B200). The exponentials then take as long as a head's two products, of 4 w operations per
+score, at a w of 32, 64 and 128. Half of them are taken to overlap with products, so that `half_width` is half of that w.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ RelativeError = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
 
 
 class Efficiency(Record):
-    """What kernels of one class reach of a device's peak.
+    """The share of a device's peak that kernels of one class reach.
 
-    precision: of the peak; left out, all that have no efficiency of their own. half_size: the size of a matrix, or the number
-    of queries or keys, at which half of `value` is left; without meaning for `memory`. half_width: of `attention`, the width of
-    heads at which what runs of exponentials by itself takes as long as products. error: half-width of the interval around
-    an estimated time, relative to it, that is meant to hold 80 % of measured times. device: the kind that it was fitted to or
-    assumed for, which may be another one than it stands for; limited_by: why it is then less than that one's.
+    precision: of the peak; if left out, all precisions that have no efficiency of their own. half_size: the size of a matrix,
+    or the number of queries or keys, at which half of `value` is reached; without meaning for `memory`. half_width: for
+    `attention`, the width of heads at which exponentials that do not overlap with products take as long as products. error:
+    half-width of the interval around an estimated time, relative to it, that is meant to hold 80 % of measured times. device:
+    the kind that it was fitted to or assumed for, perhaps another one than it is used for; limited_by: why the value is then
+    less than that kind's.
     """
 
     kernel: Kernel
@@ -55,20 +56,23 @@ class Efficiency(Record):
     limited_by: Literal["power", "vendor"] | None = None
 
     def of_width(self, width: int) -> float:
-        """The part of `value` that attention with heads of this width reaches."""
+        """The share of `value` that attention with heads of this width reaches."""
         width = min(width, WIDE)
         return width / (width + self.half_width) * (WIDE + self.half_width) / WIDE
 
     def origin_for(self, kind: str) -> str:
-        """Where it is from, for a kind of device of this name: ``assumed``, or ``fitted, of H100-SXM5 80 GB``."""
+        """The origin in words, for a kind of device of this name: ``assumed``, or ``fitted, of H100-SXM5 80 GB``."""
         limit = {"power": ", less for its power", "vendor": ", no more than its vendor reaches", None: ""}[self.limited_by]
         return self.origin if self.device == kind else f"{self.origin}, of {self.device}{limit}"
 
 
 class Fit(Record):
-    """How a number came about. date: of the fit, as 2026-01-31; rows: ids of the measured runs that it was fitted to;
-    residuals: of each row the predicted over the measured step, less 1; left_out: the same by a fit without any row of its
-    source; source: of what is assumed."""
+    """How a number was obtained.
+
+    date: of the fit, as 2026-01-31. rows: ids of the measured runs that it was fitted to. residuals: by row, predicted over
+    measured step time, less 1. left_out: as residuals, by a fit without any row of the same source. source: of an assumed
+    number.
+    """
 
     origin: Literal["fitted", "assumed"]
     date: Annotated[str, Field(pattern=r"^(\d{4}-\d{2}-\d{2})?$")] = ""
@@ -90,16 +94,17 @@ class Fit(Record):
 
 
 class KernelFit(Fit, Efficiency):
-    """An efficiency of kernels, and how it came about."""
+    """An efficiency of a class of kernels, and how it was obtained."""
 
     @property
     def efficiency(self) -> Efficiency:
-        """The efficiency alone."""
+        """The efficiency without its fit."""
         return Efficiency(**{name: getattr(self, name) for name in Efficiency.model_fields})
 
 
 class LinkFit(Fit):
-    """What rings, or copies between host and device, reach of one level of links; `network`: of a port's line rate."""
+    """The share of the peak that rings, or copies between host and device, reach on one level of links, and how it was
+    obtained; for `network`, of a port's line rate."""
 
     level: Level
     value: Ratio
@@ -107,8 +112,8 @@ class LinkFit(Fit):
 
 
 class EfficiencyTable(Record):
-    """All efficiencies. Of each (device, precision, kernel) there is at most one that is fitted and one that is assumed; so
-    of each level of links, of which the fitted one counts."""
+    """All efficiencies. There is at most one fitted and one assumed for a (device, precision, kernel), and for a level of
+    links; the fitted one is preferred."""
 
     noun: ClassVar[str] = "table of efficiencies"
 
@@ -117,20 +122,20 @@ class EfficiencyTable(Record):
     links: list[LinkFit]
 
     @model_validator(mode="after")
-    def _has_each_once(self) -> EfficiencyTable:
-        seen: set[Any] = set()
+    def _has_no_duplicates(self) -> EfficiencyTable:
+        known: set[Any] = set()
         for i, fit in enumerate(self.kernels):
-            if (key := (fit.device, fit.precision, fit.kernel, fit.origin)) in seen:
-                raise InputError("", f"kernels[{i}]", f"is the second {fit.origin} one of {fit.device}", "give each once")
-            seen.add(key)
+            if (key := (fit.device, fit.precision, fit.kernel, fit.origin)) in known:
+                raise InputError("", f"kernels[{i}]", f"is the second {fit.origin} one of {fit.device}", "give one of them")
+            known.add(key)
         for i, link in enumerate(self.links):
-            if (link.level, link.origin) in seen:
-                raise InputError("", f"links[{i}].level", f"is {link.level!r} again", f"give each {link.origin} level once")
-            seen.add((link.level, link.origin))
+            if (link.level, link.origin) in known:
+                raise InputError("", f"links[{i}].level", f"is {link.level!r} again", f"give one {link.origin} value of it")
+            known.add((link.level, link.origin))
         return self
 
     def link(self, level: Level) -> LinkFit:
-        """The efficiency of a level of links. Raises KeyError where the table has none."""
+        """The efficiency of a level of links. Raises KeyError if the table has none."""
         fits = [fit for fit in self.links if fit.level == level]
         if not fits:
             raise KeyError(level)
@@ -139,6 +144,6 @@ class EfficiencyTable(Record):
 
 @cache
 def shipped_efficiencies() -> EfficiencyTable:
-    """The table that comes with the package."""
+    """The table of efficiencies that comes with the package."""
     path: Any = resources.files("trainplan.data") / "efficiencies.yaml"
     return parse(path, EfficiencyTable, "efficiencies.yaml")

@@ -1,11 +1,11 @@
-"""Kinds of devices made of data sheets: what plans may use of the memory, and what kernels reach of the peaks.
+"""Builds kinds of devices from data sheets: the memory that plans may use, and the shares of the peaks that kernels reach.
 
 A kind without an efficiency at a precision takes that of the nearest kind that has one: of its own architecture if there is
-any, else of its vendor, then of about its year. Its error is then wider. Of several kinds that are as near, or of one, what is
-fitted to measured runs goes before what is assumed. What is fitted to bfloat16 counts for float16, too, where a device has both
-at one rate, and nothing is fitted to that. Where it has r times the power of a sibling of its architecture for each FLOP/s, r
-below 1, it reaches r^(1/3) of what that one does, for a circuit's dynamic power grows with the cube of its clock (Mudge, 2001);
-and no more than its vendor says can be reached.
+any, else of its vendor, then of about its year. Its error is then wider. Among several kinds that are equally near, or several
+efficiencies of one kind, a fitted one is preferred to an assumed one. An efficiency fitted to bfloat16 is also used for
+float16, where a device has both at one rate and nothing is fitted to float16. A device with r times the power per FLOP/s of a
+sibling of its architecture, r below 1, reaches r^(1/3) of the sibling's share, since a circuit's dynamic power grows with the
+cube of its clock (Mudge, 2001); and no device reaches more than its vendor states.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from trainplan.profiling.clusters.efficiencies import Efficiency, EfficiencyTabl
 from trainplan.profiling.clusters.sheets import DeviceSheet, sheet, sheets
 
 GIB = 2**30
-VISIBLE = 79.1 / 80  # of the memory as sold, what torch sees of an H100 (huggingface/trl issue 2688)
+VISIBLE = 79.1 / 80  # share of the memory as sold that torch can use on an H100 (huggingface/trl issue 2688)
 CONTEXT_BYTES = GIB // 2  # of the driver's context and libraries, assumed
 COMMUNICATORS_BYTES = round(4 * 0.67 * GIB)  # four of 0.67 GiB (NVIDIA/nccl issue 964, A100 with NVLink)
-WITHOUT_LINKS = 0.25  # of that, over PCIe, whose rings have fewer channels, assumed
-FRAGMENTED = 0.02  # of what is visible, assumed
+WITHOUT_LINKS = 0.25  # share of that over PCIe, whose rings have fewer channels, assumed
+FRAGMENTED = 0.02  # share of the visible memory, assumed
 SAME_ARCHITECTURE_ERROR, OTHER_ERROR = 0.05, 0.15  # added to that of the kind that an efficiency is borrowed from, assumed
 
 
 def device_kind(name: str, table: EfficiencyTable) -> DeviceKind:
-    """The kind of the data sheet with this name, such as `h100`. Raises InputError where there is none."""
+    """The kind of device of the data sheet with this name, such as `h100`. Raises InputError if there is none."""
     described = sheet(name)
     return DeviceKind(
         name=described.name,
@@ -42,8 +42,8 @@ def device_kind(name: str, table: EfficiencyTable) -> DeviceKind:
 
 
 def reserve_bytes(described: DeviceSheet) -> int:
-    """The memory that is not for plans, in whole GiB: what programs do not see of it, the driver's context, the buffers of
-    four communicators, and what fragmentation loses."""
+    """The memory that plans may not use, in bytes, rounded up to GiB: the part that programs do not see, the driver's
+    context, the buffers of four communicators, and the loss to fragmentation."""
     visible = described.visible_bytes or described.memory_bytes * VISIBLE
     buffers = COMMUNICATORS_BYTES if described.joined else COMMUNICATORS_BYTES * WITHOUT_LINKS
     taken = described.memory_bytes - visible + CONTEXT_BYTES + buffers + FRAGMENTED * visible
@@ -51,15 +51,16 @@ def reserve_bytes(described: DeviceSheet) -> int:
 
 
 def _efficiencies(name: str, kernel: Kernel, table: EfficiencyTable) -> list[Efficiency]:
-    """Of a class of kernels at each precision that the device has, and of memory alone; none where no kind has any."""
+    """The efficiencies of a class of kernels at each precision that the device has (a single one for memory); empty if no
+    kind has any."""
     precisions: list[Precision | None] = [None] if kernel == "memory" else [*sheet(name).flops_per_s]
     nearest = [(precision, _nearest(name, kernel, precision, table)) for precision in precisions]
     return [_borrowed(name, fit, precision) for precision, fit in nearest if fit is not None]
 
 
 def _nearest(name: str, kernel: Kernel, precision: Precision | None, table: EfficiencyTable) -> KernelFit | None:
-    """The efficiency that stands for a device's: its own, else one of its architecture, else of its vendor, else the nearest
-    kind's; of several the fitted one, then the precision's own."""
+    """The efficiency to use for a device: its own, else one of its architecture, else of its vendor, else the nearest
+    kind's. Among equals the fitted one comes first, then the one of this very precision."""
     fits = [fit for fit in table.kernels if fit.kernel == kernel and _counts(fit, precision)]
     return min(
         fits,
@@ -74,7 +75,8 @@ def _nearest(name: str, kernel: Kernel, precision: Precision | None, table: Effi
 
 
 def _counts(fit: KernelFit, precision: Precision | None) -> bool:
-    """Whether an efficiency is one of a precision: its own, or of all, or fitted to another one of the same rate."""
+    """Whether an efficiency may be used at a precision: it is of that precision, of all precisions, or fitted to another one
+    of the same rate."""
     if precision is None or fit.precision is None:
         return fit.precision is None and (precision is None or precision in sheet(fit.device).flops_per_s)
     if fit.precision == precision:
@@ -83,13 +85,14 @@ def _counts(fit: KernelFit, precision: Precision | None) -> bool:
 
 
 def fitted_as(device: str, precision: Precision) -> Precision:
-    """The precision whose number stands for one in fits: bfloat16 for float16 where a device has both at one rate."""
+    """The precision whose fitted number is used for this one: bfloat16 for float16 where a device has both at one rate."""
     rates = sheet(device).flops_per_s
     return "bfloat16" if precision == "float16" and rates.get("bfloat16") == rates.get(precision) else precision
 
 
 def distance(name: str, other: str, precision: Precision | None) -> tuple[bool, bool, bool, int, float]:
-    """How far apart two kinds are, by weight: the device, architecture, vendor, years, and the ratio of their peaks."""
+    """How different two kinds are, as a tuple to compare by: another device, architecture, vendor, difference in years, and
+    the log of the ratio of their peaks (of memory for precision None)."""
     mine, theirs = sheet(name), sheet(other)
     rates = (mine.memory_bytes_per_s, theirs.memory_bytes_per_s)
     if precision is not None:
@@ -99,7 +102,8 @@ def distance(name: str, other: str, precision: Precision | None) -> tuple[bool, 
 
 
 def _borrowed(name: str, fit: KernelFit, precision: Precision | None) -> Efficiency:
-    """A fit as the efficiency of a device at one precision: its own, or another's with a wider error and as power allows."""
+    """A fit as the efficiency of a device at one precision. If the fit is of another device, the error is wider and the
+    value is limited by power and by the vendor's statement."""
     value, error, mine, theirs = fit.value, fit.error, sheet(name), sheet(fit.device)
     limited_by: Literal["power", "vendor"] | None = None
     if name != fit.device:
@@ -124,7 +128,8 @@ def _borrowed(name: str, fit: KernelFit, precision: Precision | None) -> Efficie
 
 
 def _slower_by_power(mine: DeviceSheet, theirs: DeviceSheet, precision: Precision) -> float:
-    """The part of their share of the peak that is left with less power for each FLOP/s; 1 with no less."""
+    """The factor on the share of the peak for a device with less power per FLOP/s than the one it is borrowed from; 1 with
+    no less power."""
     if mine.power_watts is None or theirs.power_watts is None:
         return 1.0
     watts = mine.power_watts / mine.flops_per_s[precision], theirs.power_watts / theirs.flops_per_s[precision]
@@ -132,13 +137,13 @@ def _slower_by_power(mine: DeviceSheet, theirs: DeviceSheet, precision: Precisio
 
 
 def _attainable(name: str, precision: Precision) -> float:
-    """The most of a peak that any kernel reaches, by what the vendor says of the device or else of the nearest that it says
-    it of; 1 where the vendor says nothing."""
+    """The largest share of a peak that any kernel reaches, as the vendor states for the device or else for the nearest one
+    that it states it for; 1 if it states nothing."""
     mine = sheet(name)
     stating = [
         other
-        for other, each in sheets().items()
-        if each.vendor == mine.vendor and precision in each.attainable_flops_per_s and precision in mine.flops_per_s
+        for other, described in sheets().items()
+        if described.vendor == mine.vendor and precision in described.attainable_flops_per_s and precision in mine.flops_per_s
     ]
     if not stating:
         return 1.0

@@ -1,4 +1,4 @@
-"""Which link joins which devices: nested islands, or a full matrix. A group communicates at its slowest link."""
+"""The links between devices: nested islands, or a full matrix. A group communicates at its slowest link."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Origin = Literal["measured", "estimated", "imported"]
 
 
 class Link(Record):
-    """What one device can send through a link while it receives as much, and what one step of a collective costs beside."""
+    """Bandwidth and latency of a link. bandwidth_bytes_per_s: that one device can send while it receives as much.
+    latency_ns: of one step of a collective, in addition to the transfer."""
 
     bandwidth_bytes_per_s: Positive
     latency_ns: Latency = 0
@@ -28,11 +29,11 @@ class Link(Record):
 class Island(Link):
     """Consecutive devices joined by one kind of link. bandwidth_bytes_per_s: in a ring over the whole island.
 
-    first: its first device; left out, islands of this size tile all devices. shared_by: consecutive devices, those of a node,
-    whose network cards send node_bytes_per_s together (left out: the ring's bandwidth). Groups with few members a node all
-    communicate at once, so one with k of every `shared_by` devices gets at most k / shared_by of that. meshed: each device has
-    a link of its own to each other one, so that a group of k devices has k - 1 of these links. operation: the collective that
-    this link was fitted for; left out, it serves all. error: of the fit, the largest relative one.
+    first: its first device; if left out, islands of this size tile all devices. shared_by: number of devices of a node, whose
+    network cards together send node_bytes_per_s (by default the ring's bandwidth). Groups with few members on a node all
+    communicate at the same time, so one with k of the `shared_by` devices of a node gets at most k / shared_by of that. meshed:
+    every device has a link to every other one, so that a group of k devices has k - 1 of these links. operation: the collective
+    that this link was fitted for; if left out, it serves all. error: the largest relative error of the fit.
     """
 
     devices: Annotated[int, Field(ge=1, le=2**20)]
@@ -45,16 +46,16 @@ class Island(Link):
     error: Share = 0.0
 
     def holds(self, lowest: int, highest: int) -> bool:
-        """Whether the devices `lowest` to `highest` are all within one such island."""
+        """Whether the devices `lowest` to `highest` are all within one island of this size."""
         if self.first is None:
             return lowest // self.devices == highest // self.devices
         return self.first <= lowest and highest < self.first + self.devices
 
 
 class Matrix(Record):
-    """Links of all pairs, in rows by sender and columns by receiver; the diagonal is not read.
+    """Links of all pairs of devices, in rows by sender and columns by receiver; the diagonal is not read.
 
-    latency_ns: of every link, unless latencies_ns gives each its own.
+    latency_ns: of every link, unless latencies_ns has one for each pair.
     """
 
     bandwidth_bytes_per_s: Annotated[list[list[Annotated[float, Field(ge=0, le=1e18)]]], Field(min_length=1)]
@@ -79,7 +80,7 @@ class Matrix(Record):
         return self
 
     def link(self, ranks: Sequence[int]) -> Link:
-        """The slowest of the links between any two of these devices: the least bandwidth and the largest latency."""
+        """The slowest link among these devices: the least bandwidth and the largest latency of any two of them."""
         pairs = [(a, b) for a in ranks for b in ranks if a != b]
         table = self.latencies_ns
         return Link(
@@ -89,9 +90,9 @@ class Matrix(Record):
 
 
 class Network(Record):
-    """All links of a cluster. Islands stand smallest first; where several hold a group, the first one counts.
+    """All links of a cluster. Islands are ordered smallest first; if several hold a group, the first one counts.
 
-    algorithm: of all-reduces, `ring`, `tree`, or `fastest` for the better of the two.
+    algorithm: of all-reduces: `ring`, `tree`, or `fastest` for the faster of the two.
     """
 
     islands: list[Island] = Field(default_factory=list)
@@ -106,11 +107,12 @@ class Network(Record):
 
     @cached_property
     def _links(self) -> dict[Any, Link]:
+        """The results of `link` so far, by group and operation."""
         return {}
 
     @cached_property
     def tiles(self) -> tuple[int, ...] | None:
-        """The sizes of islands that tile all devices, each with one kind of link; None where links have no such order."""
+        """The sizes of islands that tile all devices, sorted; None if the links have no such order."""
         if self.matrix is not None or any(island.first is not None for island in self.islands):
             return None
         return tuple(sorted({size for island in self.islands for size in (island.devices, island.shared_by)}))
@@ -127,30 +129,31 @@ class Network(Record):
         return devices == 1 or any(island.operation is None and island.holds(0, devices - 1) for island in self.islands)
 
     def link(self, ranks: Sequence[int], operation: Operation | None = None) -> Link:
-        """The slowest link that a group of two or more devices must cross. A link fitted for the operation goes before a
-        general one. Raises ValueError where there is none."""
+        """The slowest link that a group of two or more devices must cross. A link fitted for the operation is preferred to a
+        general one. Raises ValueError if there is none."""
         key = (tuple(ranks), operation)
         if key not in self._links:
             self._links[key] = self._find(ranks, operation)
         return self._links[key]
 
     def _find(self, ranks: Sequence[int], operation: Operation | None) -> Link:
+        """The result of `link`, computed."""
         if self.matrix is not None:
             return self.matrix.link(ranks)
         return self._shared(self.islands[self.island_of(ranks, operation)], ranks)
 
     def island_of(self, ranks: Sequence[int], operation: Operation | None = None) -> int:
-        """The place of the island whose link the group uses for the operation. Raises ValueError where there is none."""
+        """The index of the island whose link the group uses for the operation. Raises ValueError if there is none."""
         lowest, highest = min(ranks), max(ranks)
-        holding = [place for place, island in enumerate(self.islands) if island.holds(lowest, highest)]
+        holding = [index for index, island in enumerate(self.islands) if island.holds(lowest, highest)]
         for wanted in (operation, None):
-            for place in holding:
-                if self.islands[place].operation == wanted:
-                    return place
+            for index in holding:
+                if self.islands[index].operation == wanted:
+                    return index
         raise ValueError(f"no island holds the devices {lowest} to {highest}")
 
     def _shared(self, island: Island, ranks: Sequence[int]) -> Link:
-        """The group's part of an island's link."""
+        """The link that a group gets on an island whose bandwidth it shares with other groups."""
         members = max(Counter(rank // island.shared_by for rank in ranks).values())
         together = island.node_bytes_per_s or island.bandwidth_bytes_per_s
         part = together * members / island.shared_by

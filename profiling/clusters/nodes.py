@@ -1,7 +1,7 @@
-"""Clusters named by their nodes: `h100:8x16` is 16 nodes of 8 H100, `h100:8` one of them.
+"""Clusters named by their nodes: `h100:8x16` is 16 nodes of 8 H100, `h100:8` is one of these nodes.
 
-A node is what NVLink or xGMI joins, or else PCIe. Every device has its share of the node's network ports; a ring over whole
-nodes uses all of them, as far as the links within the node feed it.
+The devices of a node are joined by NVLink or xGMI, or else by PCIe. Every device has its share of the node's network ports; a
+ring over whole nodes uses all ports, as far as the links within the node can feed them.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ WHOLE_NODE, MOST_ON_PCIE = 8, 16  # devices of a usual node, and the most of one
 MOST_HOST_BYTES = 2**50
 SETTINGS = ("network", "rails", "host")
 COMPLETED_NODES = (1, 2, 4, 8, 16, 32, 64, 128)
-# From message to message of a ring, assumed: over NVLink or xGMI as in a sheet, and
+# Time from message to message of a ring, assumed; NVLink and xGMI have theirs in the data sheets.
 PCIE_NS, NETWORK_NS, NETWORK_BEHIND_PCIE_NS, HOST_NS = 20_000, 10_000, 30_000, 10_000
 
 
 def names_nodes(text: str) -> bool:
-    """Whether a text is meant to name a cluster by its nodes, rather than a file: it begins with a word and a colon."""
+    """Whether a text is meant to name a cluster by its nodes, not a file: it begins with a word and a colon."""
     return re.match(r"[^/\\:]*:", text) is not None and not re.search(r"\.(ya?ml|json)$", text, re.IGNORECASE)
 
 
 def counted_devices(text: str) -> str | None:
-    """The cluster that a number of devices and a kind name, as `KIND:DEVICESxNODES`; None where a text is of another form.
+    """Convert a number of devices and a kind to the form `KIND:DEVICESxNODES`; None if the text has another form.
 
     `64xH100`, `64 h100`, `h100x64` and `h100-64` are 64 devices in whole nodes of the kind (`h100:8x8`); `8x8 h100` and
-    `8x8xh100` are 8 nodes of 8 devices, in the order of `KIND:DEVICESxNODES`. Raises InputError where so many devices fill no
-    whole nodes, and where there is no such kind.
+    `8x8xh100` are 8 nodes of 8 devices, in the order of `KIND:DEVICESxNODES`. Raises InputError if the devices do not fill
+    whole nodes, or if there is no such kind.
     """
     folded = text.strip().lower()
     first = re.fullmatch(r"([0-9]{1,7})(?:\s*[x*]\s*([0-9]{1,7}))?(?:\s*[x*]\s*|\s+)([a-z][a-z0-9 -]*)", folded, re.ASCII)
@@ -72,8 +72,8 @@ def counted_devices(text: str) -> str | None:
 def cluster_of_nodes(text: str, table: EfficiencyTable | None = None) -> Cluster:
     """The cluster that `KIND:DEVICESxNODES[,network=RATE][,rails=PORTS][,host=MEMORY]` names. Raises InputError.
 
-    network: line rate of a port, such as 200Gb/s or 25GB/s. rails: ports of a node. host: memory of a node's CPU. What is left
-    out is as in the kind's data sheet. table: what kernels and links reach of their peaks; the shipped one if left out.
+    network: line rate of a port, such as 200Gb/s or 25GB/s. rails: ports of a node. host: memory of a node's CPU. Settings that
+    are left out are those of the kind's data sheet. table: the efficiencies of kernels and links; by default the shipped ones.
     """
     table = table or shipped_efficiencies()
     counted, *settings = text.split(",")
@@ -106,17 +106,18 @@ def cluster_of_nodes(text: str, table: EfficiencyTable | None = None) -> Cluster
 
 
 def node_of(name: str) -> Cluster:
-    """One whole node of a kind: as many devices as its links join, or 8."""
+    """One whole node of a kind: as many devices as its links join, or 8 if that is more."""
     joined = sheet(name).joined
     return cluster_of_nodes(f"{name}:{max(WHOLE_NODE, joined.domain if joined else 0)}")
 
 
 def completions() -> list[str]:
-    """Names that the shell completes: of every kind whole nodes, in usual numbers."""
+    """Names for completion in a shell: whole nodes of every kind, in usual numbers."""
     return [node_of(name).name + (f"x{count}" if count > 1 else "") for name in sheets() for count in COMPLETED_NODES]
 
 
 def _check_counts(name: str, described: DeviceSheet, devices: int, count: int) -> None:
+    """Raise InputError if nodes of the kind cannot have this number of devices, or the cluster is too large."""
     joined = described.joined
     most = joined.domain if joined and joined.domain >= WHOLE_NODE else MOST_ON_PCIE
     if not 1 <= devices <= most:
@@ -132,11 +133,12 @@ def _check_counts(name: str, described: DeviceSheet, devices: int, count: int) -
 
 
 def _settings(settings: list[str]) -> dict[str, str]:
+    """The settings NAME=VALUE after the counts, by name. Raises InputError."""
     values: dict[str, str] = {}
     for setting in settings:
         name, _, value = (part.strip() for part in setting.partition("="))
         if name not in SETTINGS or not value:
-            fix = one_of(name, [f"{each}=" for each in SETTINGS])
+            fix = one_of(name, [f"{setting_name}=" for setting_name in SETTINGS])
             raise InputError(COMMAND_LINE, OPTION, f"has {shown(setting.strip())}", fix)
         if name in values:
             raise InputError(COMMAND_LINE, OPTION, f"has {name} twice", "give it once")
@@ -145,12 +147,14 @@ def _settings(settings: list[str]) -> dict[str, str]:
 
 
 def _ports(text: str, devices: int) -> int:
+    """The number of network ports of a node, from a setting. Raises InputError."""
     if not re.fullmatch(r"[0-9]{1,4}", text, re.ASCII) or int(text) < 1:
         raise InputError(COMMAND_LINE, f"{OPTION} rails", f"is {shown(text)}", f"give the ports of a node, such as {devices}")
     return int(text)
 
 
 def _host_bytes(text: str) -> int:
+    """The memory of a node's CPU in bytes, from a setting. Raises InputError."""
     memory_bytes = parse_bytes(text, f"{OPTION} host")
     if not 0 < memory_bytes <= MOST_HOST_BYTES:
         raise InputError(COMMAND_LINE, f"{OPTION} host", f"is {shown(text)}", "give up to 1024TiB, such as 1TiB")
@@ -158,7 +162,7 @@ def _host_bytes(text: str) -> int:
 
 
 def _within(described: DeviceSheet, devices: int, table: EfficiencyTable) -> list[Island]:
-    """The links within a node, smallest first."""
+    """The islands within a node, smallest first."""
     islands: list[Island] = []
     joined = described.joined
     if devices > 1 and joined is not None:
@@ -176,7 +180,7 @@ def _within(described: DeviceSheet, devices: int, table: EfficiencyTable) -> lis
 def _across(
     described: DeviceSheet, within: list[Island], devices: int, count: int, line_bytes_per_s: float, table: EfficiencyTable
 ) -> list[Island]:
-    """The network between nodes; none of one node."""
+    """The island over all nodes, in a list; empty for a single node. line_bytes_per_s: of all ports of a node."""
     if count == 1:
         return []
     node = _reached(line_bytes_per_s, "network", table)
@@ -192,7 +196,7 @@ def _across(
 
 
 def host_of(described: DeviceSheet, devices: int, table: EfficiencyTable, memory_bytes: int | None = None) -> Host:
-    """The CPU of a node with so many devices. memory_bytes: their share of the data sheet's if left out."""
+    """The CPU of a node with this number of devices. memory_bytes: by default the devices' share of the data sheet's."""
     host = described.host
     peak, level = (described.pcie.bytes_per_s, _host_pcie(described))
     if host.link is not None:
@@ -206,26 +210,29 @@ def host_of(described: DeviceSheet, devices: int, table: EfficiencyTable, memory
 
 
 def _pcie(described: DeviceSheet) -> Level:
+    """The level of efficiencies for transfers between devices over the sheet's generation of PCIe."""
     levels: dict[int, Level] = {3: "pcie-3", 4: "pcie-4", 5: "pcie-5"}
     return levels[described.pcie.generation]
 
 
 def _host_pcie(described: DeviceSheet) -> Level:
+    """The level of efficiencies for copies between host and device over the sheet's generation of PCIe."""
     levels: dict[int, Level] = {3: "host-pcie-3", 4: "host-pcie-4", 5: "host-pcie-5"}
     return levels[described.pcie.generation]
 
 
 def _reached(peak_bytes_per_s: float, level: Level, table: EfficiencyTable) -> float:
+    """The bandwidth that is reached of a peak, in bytes per second, by the efficiency of the level."""
     return _rounded(peak_bytes_per_s * table.link(level).value)
 
 
 def _rounded(number: float) -> float:
-    """To three digits: what is assumed of links is no more exact."""
+    """The number with three digits: assumptions on links are no more exact."""
     return float(round(number, 2 - floor(log10(number))))
 
 
 def _source(described: DeviceSheet, table: EfficiencyTable) -> str:
-    """Where the numbers are from, in one line."""
+    """The sources of all numbers of a cluster, in one line."""
     texts = [f"{', '.join(source.of)}: {source.source}" for source in described.sources]
     fitted = sum(fit.origin == "fitted" for fit in [*table.kernels, *table.links])
     reached = f"what kernels and links reach of peaks: {fitted} efficiencies fitted, the others assumed"

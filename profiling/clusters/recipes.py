@@ -1,15 +1,15 @@
 """Recipes by which the matrix products of transformer layers are computed in 8 or 4 bits.
 
-Formats, scale factors, and what is read and written to cast an operand are those of NVIDIA's Transformer Engine (its
-documentation, Low Precision Training, 2026), NVFP4's with the training recipe of NVIDIA (2025, arXiv 2509.25149). Which devices
-have which recipe stands in their data sheets.
+Formats, scale factors, and the bytes read and written to cast an operand are those of NVIDIA's Transformer Engine (its
+documentation, Low Precision Training, 2026), NVFP4's with the training recipe of NVIDIA (2025, arXiv 2509.25149). The data
+sheets of devices list the recipes that they support.
 
 Every operand, whether an input, a weight or an output's gradient, is used along its rows in one product and along its columns
 in another, so that it is written in few bits twice. Per-tensor recipes could do with one of the two on Blackwell, which reads
-either way; both are counted there, too, as where efficiencies were fitted. What is small, and not known better, takes nothing
-of its own: maxima reduced over ranks, the 16 x 16 Hadamard transform of the operands of NVFP4's gradients of weights (32 FLOPs
-of tensor cores for a number that is read from memory), stochastic rounding (an instruction), what block-wise products take
-longer on Hopper, which has no scale factors of blocks in hardware, and the casts of weights, once a step.
+in both orders; both are counted there, too, as they were when efficiencies were fitted. Small costs that are not known better
+take no time of their own: maxima reduced over ranks, the 16 x 16 Hadamard transform of the operands of NVFP4's gradients of
+weights (32 FLOPs of tensor cores per number read from memory), stochastic rounding (an instruction), the additional time of
+block-wise products on Hopper, which has no scale factors of blocks in hardware, and the casts of weights, one time per step.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ ORIENTATIONS = 2  # along rows, and along columns
 
 @dataclass(frozen=True)
 class Recipe:
-    """One recipe. about: it, in words. precision: whose rate products have.
+    """One recipe.
 
-    multiple: what the sizes of products have to be multiples of. number_bytes: of a number in few bits; block: numbers that
-    share a scale factor of scale_bytes, along rows or columns;
-    weight_block: the same of weights, where their blocks are squares. A scale factor of a whole tensor is no bytes here (block
-    0). reads: how often an operand is read to be cast, twice where its maximum has to be known first. beside: whether the
-    weights in the model's dtype are kept, too; else those in few bits stand in their place where an optimizer shares its states
-    (`--fp8-param-gather` of Megatron-LM, as Megatron-Bridge's recipes have it). base: the only dtype that operands are cast
-    from, where not every one is taken.
+    about: a description for users. precision: the precision whose rate its products have. multiple: sizes of products must be
+    multiples of it. number_bytes: of a number in few bits. block: count of numbers along a row or column that share a scale
+    factor of scale_bytes; weight_block: the same for weights, whose blocks may be squares. A scale factor of a whole tensor
+    counts as no bytes (block 0). reads: how often an operand is read to be cast: twice if its maximum must be known first.
+    keeps_weights: whether the weights in the model's dtype are kept in addition to those in few bits; otherwise those in few
+    bits replace them where an optimizer shares its states (`--fp8-param-gather` of Megatron-LM, as Megatron-Bridge's recipes
+    have it). base: the only dtype that operands can be cast from; None if every one can be.
     """
 
     name: RecipeName
@@ -47,29 +47,29 @@ class Recipe:
     weight_block: int = 0
     scale_bytes: int = 0
     reads: int = 1
-    beside: bool = False
+    keeps_weights: bool = False
     base: Precision | None = None
 
     @property
     def operand_bytes(self) -> float:
-        """Bytes of a number of an operand with its part of the scale factors, as it is kept and as products read it."""
+        """Bytes per number of an operand with its share of the scale factors, as it is kept and as products read it."""
         return self.number_bytes + (self.scale_bytes / self.block if self.block else 0.0)
 
     def cast_bytes(self, element_bytes: int) -> float:
-        """Bytes read and written to cast a number of an operand from one of so many bytes."""
+        """Bytes read and written to cast one number of an operand from a dtype of element_bytes."""
         return self.reads * element_bytes + ORIENTATIONS * self.operand_bytes
 
     def copied_bytes(self, element_bytes: int, in_place: bool) -> float:
-        """Bytes of a weight in few bits, in both orientations, beside its element_bytes in the model's dtype. in_place: it may
-        stand in their place, so that only what it needs more is beside them."""
+        """Bytes per weight in few bits, in both orientations, in addition to its element_bytes in the model's dtype.
+        in_place: the copies may replace the weight in the model's dtype, so that only the bytes beyond it count."""
         scale = self.scale_bytes / self.weight_block if self.weight_block else 0.0
         both = ORIENTATIONS * (self.number_bytes + scale)
-        return max(0.0, both - element_bytes) if in_place and not self.beside else both
+        return max(0.0, both - element_bytes) if in_place and not self.keeps_weights else both
 
 
 RECIPES: dict[str, Recipe] = {
-    each.name: each
-    for each in (
+    recipe.name: recipe
+    for recipe in (
         Recipe("fp8", "FP8 per tensor, scaled by the maxima of earlier steps (delayed scaling)", "float8"),
         Recipe("fp8-current", "FP8 per tensor, scaled by its own maximum (current scaling)", "float8", reads=2),
         Recipe(
@@ -80,7 +80,7 @@ RECIPES: dict[str, Recipe] = {
             block=128,
             weight_block=128 * 128,
             scale_bytes=4,
-            beside=True,
+            keeps_weights=True,
         ),
         Recipe(
             "mxfp8",
@@ -100,7 +100,7 @@ RECIPES: dict[str, Recipe] = {
             weight_block=16,
             scale_bytes=1,
             reads=2,
-            beside=True,
+            keeps_weights=True,
             base="bfloat16",  # of the Hadamard transform
         ),
     )
@@ -108,7 +108,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def check_rates(recipes: Iterable[str], rates: Collection[str]) -> None:
-    """Raises InputError where a device is said to have a recipe, and no rate for its products."""
+    """Raise InputError if a device is listed with a recipe but has no rate for its products. rates: precisions with a rate."""
     for name in recipes:
         if (precision := RECIPES[name].precision) not in rates:
             raise InputError("", "recipes", f"has {name}", f"leave it out, or give flops_per_s.{precision}")

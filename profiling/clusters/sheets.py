@@ -1,4 +1,4 @@
-"""Data sheets: what vendors say of each kind of device, and of the nodes that it is sold in, one file a kind."""
+"""Data sheets: the vendors' statements on each kind of device, and on the nodes that it is sold in, one file per kind."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Bytes = Annotated[int, Field(gt=0, le=2**60)]
 class ScaleUp(Record):
     """Links between the devices of a node: NVLink or xGMI.
 
-    links: of one device, each link_bytes_per_s one way. domain: the most devices that they join. meshed: every device has
-    links of its own to each other one, as without switches. optional: as bridges, which are sold apart.
+    links: number of links of one device, of link_bytes_per_s in one direction. domain: the most devices that they join. meshed:
+    every device has links to every other one, as without switches. optional: sold separately, such as bridges.
     """
 
     level: Level
@@ -37,26 +37,26 @@ class ScaleUp(Record):
 
 
 class Pcie(Record):
-    """The link to the host, and between devices that have no other."""
+    """The PCIe link to the host, and between devices that have no other link."""
 
     generation: Literal[3, 4, 5]
     lanes: Literal[1, 2, 4, 8, 16] = 16
 
     @property
     def bytes_per_s(self) -> float:
-        """The peak one way: 128 of 130 bits are data."""
+        """The peak in one direction: 128 of 130 bits are data."""
         return PCIE_LANE_BYTES_PER_S[self.generation] * self.lanes
 
 
 class CoherentLink(Record):
-    """A link between CPU and device in place of PCIe: its peak one way, for one device."""
+    """A link between CPU and device instead of PCIe: its peak in one direction, for one device."""
 
     level: Level
     bytes_per_s: Positive
 
 
 class HostSheet(Record):
-    """The CPU of a node with so many devices: its memory. A node with fewer devices has their share."""
+    """The CPU of a node with `devices` devices. A node with fewer devices has their share of its memory."""
 
     devices: Count
     memory_bytes: Bytes
@@ -65,27 +65,27 @@ class HostSheet(Record):
 
 
 class Ports(Record):
-    """Network ports of a node: the line rate of one, one way, and how many consecutive devices share it."""
+    """Network ports of a node: the line rate of one port in one direction, and how many consecutive devices share it."""
 
     bytes_per_s: Positive
     devices_per_port: Count = 1
 
 
 class Source(Record):
-    """Where fields have their numbers from: a vendor's document, named, with its date or revision; or that they are assumed."""
+    """The source of the numbers of the fields `of`: a vendor's document with its date or revision, or that they are assumed."""
 
     of: Annotated[list[str], Field(min_length=1)]
     source: Annotated[str, Field(min_length=10)]
 
 
 class DeviceSheet(Record):
-    """One kind of device as it is sold, and the nodes that it usually stands in.
+    """One kind of device as it is sold, and the nodes that it is usually part of.
 
-    released: the year. words: what its name may hold in lists of machines, such as `sxm` and `80gb`, in lower case.
-    driver_name: a regular expression of what the driver calls it, without NVIDIA and brands. flops_per_s: dense peaks of matrix
-    products, without sparsity; float32 on CUDA cores or AMD's matrix cores. attainable_flops_per_s: what the vendor says that
-    its own library reaches of them. recipes: by which products in fewer bits are computed on it. memory_bytes: as sold;
-    visible_bytes: what programs see of it. kernel_ns: as of a DeviceKind.
+    released: the year. words: that its name may have in lists of machines, such as `sxm` and `80gb`, in lower case.
+    driver_name: a regular expression of the driver's name for it, without NVIDIA and brands. flops_per_s: dense peaks of matrix
+    products, without sparsity; float32 on CUDA cores or AMD's matrix cores. attainable_flops_per_s: of these peaks, the rate
+    that the vendor states for its own library. recipes: by which products in fewer bits are computed on it. memory_bytes: as
+    sold; visible_bytes: that programs can use. kernel_ns: as in DeviceKind.
     """
 
     noun: ClassVar[str] = "device sheet"
@@ -126,19 +126,19 @@ class DeviceSheet(Record):
 
     @property
     def joined(self) -> ScaleUp | None:
-        """The links between devices that its nodes have: none where they are sold apart."""
+        """The links between devices of its nodes; None if there are none or they are sold separately."""
         return None if self.scale_up is None or self.scale_up.optional else self.scale_up
 
 
-SOURCED = (  # fields that name where they are from
+SOURCED = (  # fields that must have a source
     *("flops_per_s", "attainable_flops_per_s", "recipes", "memory_bytes", "visible_bytes", "memory_bytes_per_s", "power_watts"),
     *("scale_up", "pcie", "host", "network"),
 )
 
 
-PASSED_OVER = {"nvidia", "amd", "instinct", "geforce", "tesla", "dgx", "hgx", "gpu", "gpus", "tensor", "core", "superchip"}
-OTHER_PARTS = {"laptop", "mobile", "mig", "max", "super", "d"}  # words of parts that are not the one that a sheet is of
-ALIKE = 0.1  # by which the memory that a name says may differ from a sheet's
+IGNORED_WORDS = {"nvidia", "amd", "instinct", "geforce", "tesla", "dgx", "hgx", "gpu", "gpus", "tensor", "core", "superchip"}
+OTHER_PARTS = {"laptop", "mobile", "mig", "max", "super", "d"}  # words of other parts than the one of a sheet
+ALIKE = 0.1  # relative difference allowed between the memory in a name and in a sheet
 
 
 @cache
@@ -154,16 +154,17 @@ def sheets() -> dict[str, DeviceSheet]:
 
 
 def kind_named(text: str, option: str = "--cluster") -> str:
-    """The name of the sheet that a text means: its name, or words of which only one sheet has all, such as
-    `A100-80GB-SXM` for `a100`, or of which that of the chip's own name does. Raises InputError where there is none, or several.
+    """The name of the data sheet that a text means: the text itself, or the only sheet that has all of its words, such as
+    `a100` for `A100-80GB-SXM`; among several, the sheet whose own name is one of the words. Raises InputError if there is none,
+    or several.
 
-    option: the command's option that the text came with.
+    option: the command's option that the text was given to.
     """
     folded = text.strip().lower()
     if folded in shipped("devices"):
         return folded
     words = _words(folded)
-    meant = [name for name, each in sheets().items() if words and words <= set(each.words)]
+    meant = [name for name, described in sheets().items() if words and words <= set(described.words)]
     own = [name for name in meant if name in words]
     if len(meant) == 1 or own:
         return (own or meant)[0]
@@ -175,33 +176,33 @@ def kind_named(text: str, option: str = "--cluster") -> str:
 
 
 def likely_kind(text: str) -> tuple[str, bool]:
-    """The sheet that a text in somebody's table most likely means, and whether that is a guess: of the sheets with its chip,
-    the one with most of its other words; of several the chip's own, then one of a node whose devices are joined. Words that no
-    sheet has are passed over, but for those of another memory or part. Raises InputError where no sheet has the chip, or none
-    with so much memory."""
+    """The data sheet that a text in a table of measured runs most likely means, and whether that is a guess. Among the
+    sheets with its chip, it is the one with most of its other words; then the chip's own, then one of a node whose devices
+    are joined. Words that no sheet has are ignored, unless they are of another memory size or part. Raises InputError if no
+    sheet has the chip, or none with this memory size."""
     words = _words(text.strip().lower())
-    with_chip = [(name, each) for name, each in sheets().items() if name in words or _names_chip(words, each)]
+    with_chip = [(name, described) for name, described in sheets().items() if name in words or _names_chip(words, described)]
     if not with_chip:
         raise InputError(
             "gpu", "gpu", f"is {shown(text)}, of which there is no data sheet", one_of(text.lower(), sheets(), LISTING)
         )
-    known = {word for _, each in with_chip for word in each.words}
+    known = {word for _, described in with_chip for word in described.words}
 
     def likelihood(pair: tuple[str, DeviceSheet]) -> tuple[int, int, bool, int]:
-        name, each = pair
-        missing = len((words & known) - set(each.words))
-        return missing, -len(words & set(name.split("-"))), each.joined is None, len(name)
+        name, described = pair
+        missing = len((words & known) - set(described.words))
+        return missing, -len(words & set(name.split("-"))), described.joined is None, len(name)
 
     name, chosen = min(with_chip, key=likelihood)
-    said = [int(word[:-2]) for word in words if re.fullmatch(r"\d{1,4}gb", word) and word not in chosen.words]
-    if words & OTHER_PARTS or any(abs(gib * 2**30 / chosen.memory_bytes - 1) > ALIKE for gib in said):
+    sizes_gib = [int(word[:-2]) for word in words if re.fullmatch(r"\d{1,4}gb", word) and word not in chosen.words]
+    if words & OTHER_PARTS or any(abs(gib * 2**30 / chosen.memory_bytes - 1) > ALIKE for gib in sizes_gib):
         fix = f"write {name!r} to have it predicted as that, with {chosen.memory_bytes / 2**30:g} GiB"
         raise InputError("gpu", "gpu", f"is {shown(text)}, of which there is no data sheet", fix)
     return name, not words <= {*chosen.words, name}
 
 
 def _chip(described: DeviceSheet) -> list[str]:
-    """The words of a sheet that name its chip: of the RTX, which many are, the next one, too."""
+    """The words of a sheet that name its chip: the first one, for RTX and Titan the first two."""
     return described.words[: 1 + (described.words[0] in ("rtx", "titan"))]
 
 
@@ -212,9 +213,9 @@ def _names_chip(words: set[str], described: DeviceSheet) -> bool:
 
 
 def _words(text: str) -> set[str]:
-    """The words of a device's name, amounts of memory as one, without vendors, brands and how many there are."""
+    """The words of a device's name, amounts of memory as one word (80gb), without vendors, brands and numbers of devices."""
     counted = re.sub(r"^\d+ *x *|(?<=\w)(?<!rt)x\d+$| x *\d+$", "", text)
     apart = re.sub(r"(?<=\d)(sxm|pcie|nvl(?!\d))|(?<=rtx)(?=\d)", r" \1", counted)
     joined = re.sub(r"(\d+) *(?:gb|gib)\b|(?<![a-z\d])(\d+) *g\b", lambda match: f"{match[1] or match[2]}gb", apart)
     better = (f"{number}ti" for number in re.findall(r"(\d{4})[ -]ti\b", joined))
-    return {*re.findall(r"[a-z0-9.]+", joined), *better} - PASSED_OVER
+    return {*re.findall(r"[a-z0-9.]+", joined), *better} - IGNORED_WORDS

@@ -146,13 +146,15 @@ def _run(job: dict[str, Any], tasks: list[Task], world: int, keeper: Journal, pr
                 if progress:
                     progress({"shape": event["shape"], "done": event["started"], "of": event["of"]})
 
-        def place(rank: int, position: tuple[int, ...]) -> str:
+        def position_text(rank: int, position: tuple[int, ...]) -> str:
             return f"measuring {tasks[position[2] - 1]['title']}" if position[2] else ""
 
         try:
             backend = "cpu:gloo,cuda:nccl" if job["device"] == "cuda" else "gloo"
             target = "trainplan.profiling.measure.tasks:measure_rank"
-            run_workers(target, world, {**job, "tasks": waiting}, progress=follow, place=place, backend=backend)
+            run_workers(
+                target, world, {**job, "tasks": waiting}, progress=follow, describe_position=position_text, backend=backend
+            )
         except WorkerError as error:
             task = tasks[running[0]] if running else {}
             if error.code != -signal.SIGKILL or task.get("kind") != "sublayer":

@@ -131,5 +131,11 @@ def test_a_fault_of_a_process_ends_all_with_its_place_and_cause(
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where the processes find `tests`
     limits = {"stall_timeout": 3.0 if fault == "waits" else 1.0}
     with pytest.raises(WorkerError, match=line) as raised:
-        run_workers("tests.helpers.halting:meet", 2, {"fault": fault}, place=lambda rank, place: f"at {place}", **limits)
+        run_workers(
+            "tests.helpers.halting:meet",
+            2,
+            {"fault": fault},
+            describe_position=lambda rank, position: f"at {position}",
+            **limits,
+        )
     assert raised.value.code == code

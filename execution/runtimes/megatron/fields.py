@@ -109,7 +109,7 @@ class PrecisionValues:
     @property
     def gathered(self) -> bool:
         """Whether parameters are gathered in 8 bits."""
-        return self.sharded and self.recipe is not None and not self.recipe.beside
+        return self.sharded and self.recipe is not None and not self.recipe.keeps_weights
 
 
 MODEL = (

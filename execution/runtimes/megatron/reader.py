@@ -214,7 +214,7 @@ def _recipe(keys: KeyReader, dtype: str, shared: bool, notes: list[str]) -> Reci
     if ends:
         text = f"first and last layers in {dtype} (--first-last-layers-bf16): the plan has all layers alike; less time"
         notes.append(text)
-    if eight is not None and shared and not gathered and not RECIPES[scaling].beside:
+    if eight is not None and shared and not gathered and not RECIPES[scaling].keeps_weights:
         notes.append(f"weights in {dtype}, too, without --fp8-param-gather: the plan has those in 8 bits alone; less memory")
     return "nvfp4" if four is not None else scaling
 

@@ -1,4 +1,5 @@
-"""The machine's own processor: its RAM, what its cores do together, and a cluster whose devices are processes on it."""
+"""The machine's own processor: its RAM, the rates of all its cores together, and a cluster whose devices are processes on
+it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ COPIED_BYTES = 2**28  # more than caches hold
 
 @dataclass(frozen=True)
 class Rates:
-    """What all cores of this machine do together."""
+    """Rates of all cores of this machine together. flops_per_s: of matrix products by dtype. origin: in words."""
 
     flops_per_s: Mapping[str, float]
     memory_bytes_per_s: float
@@ -28,7 +29,7 @@ class Rates:
 
 
 def available_bytes(read: Read) -> int:
-    """RAM of this machine, or what its control group may use of it."""
+    """RAM of this machine in bytes, or the limit of its control group (cgroup) if that is less."""
     if match := re.search(r"^MemTotal:\s*(\d+) kB", read("/proc/meminfo") or "", re.MULTILINE):
         ram_bytes = int(match[1]) * 1024
     else:
@@ -38,12 +39,12 @@ def available_bytes(read: Read) -> int:
 
 
 def cpu_cores() -> int:
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def measure_rates(seconds: float = 0.5) -> Rates:
-    """Matrix products and copies of large arrays by numpy on all cores, best of some repeats within the time given."""
+    """Measure matrix products and copies of large arrays by numpy on all cores: the best of some repeats within `seconds`."""
     from concurrent.futures import ThreadPoolExecutor
 
     import numpy as np
@@ -73,7 +74,10 @@ def measure_rates(seconds: float = 0.5) -> Rates:
 def cpu_cluster(
     nodes: int, processes: int, network_bytes_per_s: float | None, name: str | None, ram_bytes: int, rates: Rates
 ) -> Cluster:
-    """A cluster whose devices are processes that share cores, RAM and its bandwidth evenly."""
+    """A cluster whose devices are processes that share a machine's cores, RAM and memory bandwidth evenly.
+
+    processes: on one node. network_bytes_per_s: of a ring between nodes. ram_bytes: of one node.
+    """
     memory_bytes_per_s = round(rates.memory_bytes_per_s / processes)
     kind = DeviceKind.model_validate(
         {

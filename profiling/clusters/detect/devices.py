@@ -1,4 +1,4 @@
-"""GPUs: what the driver tells of one, and what data sheets say of those that are known."""
+"""One GPU: the driver's information on it, and its data sheet if there is one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
 from trainplan.profiling.clusters.kinds import device_kind
 from trainplan.profiling.clusters.sheets import sheets
 
-# One part in so many of a GPU's memory: what context, buffers and fragmentation take of an H100, see its data sheet.
+# A sixteenth of a GPU's memory is kept from plans, as context, buffers and fragmentation take on an H100.
 RESERVED = 16
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU as the driver tells it; None where it does not."""
+    """One GPU by the driver's information; None for fields that the driver does not report."""
 
     name: str
     memory_bytes: int
@@ -27,12 +27,14 @@ class Gpu:
     memory_bytes_per_s: float | None = None
 
     def sheet(self) -> str | None:
-        """The name of the data sheet of this GPU; None where there is none."""
+        """The name of the data sheet of this GPU; None if there is none."""
         name = re.sub(r"\b(NVIDIA|GeForce|Tesla)\b", "", self.name).strip()
-        return next((key for key, each in sheets().items() if each.driver_name and re.fullmatch(each.driver_name, name)), None)
+        patterns = {key: sheet.driver_name for key, sheet in sheets().items()}
+        return next((key for key, pattern in patterns.items() if pattern and re.fullmatch(pattern, name)), None)
 
     def kind(self) -> DeviceKind:
-        """Rates from the data sheet, else float32's from cores and clock. Raises InputError."""
+        """The kind of device: by the data sheet, else with the rate of float32 by cores and clock. Raises InputError if
+        these are unknown."""
         reserve_bytes = self.memory_bytes // RESERVED
         if name := self.sheet():
             kind = device_kind(name, shipped_efficiencies())

@@ -1,4 +1,4 @@
-"""The GPUs of a machine as its driver lists them: by NVML, or by `nvidia-smi` without the package for it."""
+"""The GPUs of a machine as its driver lists them: by NVML, or by `nvidia-smi` if the package nvidia-ml-py is not installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def nvml_gpus() -> list[Gpu] | None:
     try:
         nvml = import_module("pynvml")
         nvml.nvmlInit()
-    except Exception:  # the package's own error class is not there when it is not
+    except Exception:  # without the package its error class is missing, too
         return None
     try:
         return [_nvml_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(nvml.nvmlDeviceGetCount())]
@@ -28,6 +28,7 @@ def nvml_gpus() -> list[Gpu] | None:
 
 
 def _nvml_gpu(nvml: Any, handle: Any) -> Gpu:
+    """One GPU by its NVML handle. nvml: the module pynvml."""
     name = nvml.nvmlDeviceGetName(handle)
     clock_mhz = _ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM)
     memory_clock_mhz = _ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_MEM)
@@ -45,7 +46,7 @@ def _nvml_gpu(nvml: Any, handle: Any) -> Gpu:
 
 
 def _ask(nvml: Any, question: str, *arguments: Any) -> Any:
-    """None where this driver or device cannot tell."""
+    """The result of a function of NVML; None if this driver or device does not support it."""
     try:
         return getattr(nvml, question)(*arguments)
     except (nvml.NVMLError, AttributeError):
@@ -53,7 +54,7 @@ def _ask(nvml: Any, question: str, *arguments: Any) -> Any:
 
 
 def parse_query(text: str) -> list[Gpu]:
-    """GPUs in the answer to `QUERY`: name, MiB, PCIe generation and lanes, one GPU a line. Raises InputError."""
+    """The GPUs in the output of `QUERY`: name, MiB, PCIe generation and lanes, one GPU per line. Raises InputError."""
     gpus = []
     for i, line in enumerate(filter(str.strip, text.splitlines()), start=1):
         name, *cells = (cell.strip() for cell in line.rsplit(",", 3))

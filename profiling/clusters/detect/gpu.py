@@ -1,4 +1,4 @@
-"""GPUs and the ways between them as a cluster: nested islands where the links form a tree, else a matrix of all pairs."""
+"""GPUs and the links between them as a cluster: nested islands if the links form a tree, else a matrix of all pairs."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ PairTable = list[list[float]]  # bytes a second from each device to each other
 
 
 def pair_table(gpus: Sequence[Gpu], pairs: Sequence[Sequence[str]], pcie_bytes_per_s: float) -> PairTable:
-    """Bandwidth of each pair by how it is joined (NV4, PIX, ...); 0 of a device with itself."""
+    """The (N, N) table of bandwidths in bytes per second between N GPUs, by how each pair is joined (NV4, PIX, ...); 0 on
+    the diagonal."""
 
     def bytes_per_s(i: int, j: int) -> float:
         if i == j:
             return 0.0
-        if (way := pairs[i][j]) in PCIE_SHARES:
-            return round(PCIE_SHARES[way] * pcie_bytes_per_s)
+        if (path := pairs[i][j]) in PCIE_SHARES:
+            return round(PCIE_SHARES[path] * pcie_bytes_per_s)
         links = [sheet(name).scale_up for gpu in (gpus[i], gpus[j]) if (name := gpu.sheet())]
         rate = min((link.link_bytes_per_s for link in links if link), default=NVLINK_BYTES_PER_S)
-        return round(NVLINK_SHARE * int(way.removeprefix("NV")) * rate)
+        return round(NVLINK_SHARE * int(path.removeprefix("NV")) * rate)
 
     return [[bytes_per_s(i, j) for j in range(len(gpus))] for i in range(len(gpus))]
 
 
 def nested_islands(table: PairTable) -> list[tuple[int, float]] | None:
-    """Sizes and bandwidths of equal islands of consecutive devices, smallest first; None where the links are no such tree."""
+    """Sizes and bandwidths of equal islands of consecutive devices, smallest first; None if the links do not form such a
+    tree."""
     count = len(table)
     both = [[min(table[i][j], table[j][i]) for j in range(count)] for i in range(count)]
     levels = []
@@ -54,7 +56,8 @@ def nested_islands(table: PairTable) -> list[tuple[int, float]] | None:
 def gpu_cluster(
     gpus: Sequence[Gpu], table: PairTable, nodes: int, network_bytes_per_s: float, host: Host, name: str | None, source: str
 ) -> Cluster:
-    """`nodes` machines of these GPUs and this host. Raises InputError."""
+    """A cluster of `nodes` machines with these GPUs and this host. table: bandwidths of pairs in bytes per second.
+    network_bytes_per_s: of a ring between nodes. Raises InputError."""
     slug = re.sub(r"[^a-z0-9]+", "-", gpus[0].name.lower().removeprefix("nvidia ")).strip("-")
     name = name or f"{slug}-{nodes * len(gpus)}"
     kinds = list({gpu.name: gpu.kind() for gpu in gpus}.values())
@@ -73,7 +76,7 @@ def gpu_cluster(
 
 
 def _parts(gpus: Sequence[Gpu], host: Host) -> list[Nodes]:
-    """A machine in parts of one kind, each with its share of the RAM."""
+    """A machine as consecutive groups of GPUs of one kind, with their shares of the RAM."""
     parts = []
     for kind, group in groupby(gpu.name for gpu in gpus):
         devices = len(list(group))
@@ -83,6 +86,6 @@ def _parts(gpus: Sequence[Gpu], host: Host) -> list[Nodes]:
 
 
 def _repeated(table: PairTable, nodes: int, network_bytes_per_s: float) -> PairTable:
-    """The table over several machines."""
+    """The table of bandwidths over several machines, with the network's bandwidth between machines."""
     indices = [(node, i) for node in range(nodes) for i in range(len(table))]
     return [[table[i][j] if node == other else network_bytes_per_s for other, j in indices] for node, i in indices]

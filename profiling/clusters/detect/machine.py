@@ -1,4 +1,4 @@
-"""The machine as a whole: GPUs with their links and host, or the processes of its CPU, as a cluster."""
+"""The whole machine as a cluster: its GPUs with their links and host, or else the processes of its CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainplan.profiling.clusters.network import Link
 
 MOST = 2**20  # nodes, or processes
 MOST_BYTES_PER_S = 1e18
-LEAST_BYTES = 2**26  # of a process that is to stand for a device
+LEAST_BYTES = 2**26  # memory of a process that acts as a device
 
 
 def detect(
@@ -36,24 +36,24 @@ def detect(
     gpus: Callable[[], list[Gpu] | None] = nvml_gpus,
     rates: Callable[[], Rates] = measure_rates,
 ) -> Cluster:
-    """This machine as a cluster, or several machines like it. All GPUs count, whatever CUDA_VISIBLE_DEVICES says.
+    """Describe this machine as a cluster, or several machines like it. All GPUs count, whatever CUDA_VISIBLE_DEVICES is.
 
     Args:
-        nodes: how many machines.
-        processes: on a machine without GPUs, how many share it (default: as many as cores).
+        nodes: number of machines.
+        processes: on a machine without GPUs, the number of processes that share it (default: one per core).
         network_bytes_per_s: of one ring between nodes (default: from the fastest network card in NCCL's file).
         topology_file: NCCL's XML (default: the one that NCCL_TOPO_FILE names).
         name: of the cluster.
-        run: what runs a command; for tests.
-        read: what reads a file; for tests.
-        gpus: what lists the GPUs; for tests.
-        rates: what measures the processor; for tests.
+        run: runs a command and returns its output; for tests.
+        read: reads a file; for tests.
+        gpus: lists the GPUs; for tests.
+        rates: measures the processor; for tests.
 
     Returns:
         The cluster.
 
     Raises:
-        InputError: where the machine does not say what is needed.
+        InputError: if needed information is missing.
     """
     for field, value in (("nodes", nodes), ("processes", processes)):
         if value is not None and not 1 <= value <= MOST:
@@ -66,9 +66,9 @@ def detect(
         if (text := read(path := os.fspath(file))) is None:
             raise InputError("detect", "topology_file", f"is {shown(path)}, which cannot be read", "name a readable file")
         described = parse_nccl(text, path)
-    devices, asked = gpus(), "NVML"
+    devices, lister = gpus(), "NVML"
     if devices is None and (text := run(QUERY)):
-        devices, asked = parse_query(text), "nvidia-smi"
+        devices, lister = parse_query(text), "nvidia-smi"
     network_bytes_per_s = network_bytes_per_s or (described.network_bytes_per_s if described else None)
     if nodes > 1 and not network_bytes_per_s:
         raise InputError("command line", "--network", "is missing", "give what one ring between nodes gets, such as 12.5GB")
@@ -86,11 +86,11 @@ def detect(
         memory_bytes=available_bytes(read),
         memory_bytes_per_s=round(measured.memory_bytes_per_s),
         link=Link(bandwidth_bytes_per_s=round(pcie_bytes_per_s * PCIE_SHARES["PIX"]), latency_ns=PCIE_LATENCY_NS),
-        shares_bus=not all(way.startswith(("NV", "X")) for row in topology.pairs for way in row),
+        shares_bus=not all(path.startswith(("NV", "X")) for row in topology.pairs for path in row),
     )
     sheets = "data sheets" if all(gpu.sheet() for gpu in devices) else "data sheets, or clocks and cores where none is known"
     source = (
-        f"Devices by {asked}, links by {topology.origin}, rates by {sheets}, RAM's {measured.origin}; "
+        f"Devices by {lister}, links by {topology.origin}, rates by {sheets}, RAM's {measured.origin}; "
         "what is reached of peak rates, of NVLink and of PCIe, and the reserve of a sixteenth of the memory, are assumptions."
     )
     table = pair_table(devices, topology.pairs, pcie_bytes_per_s)
@@ -98,12 +98,13 @@ def detect(
 
 
 def to_yaml(cluster: Cluster) -> str:
-    """A cluster file without what is left at its default."""
+    """The text of a cluster file, without fields that have their default."""
     return yaml_text(cluster.model_dump(mode="json", exclude_defaults=True, exclude_none=True))
 
 
 def _topology(gpus: Sequence[Gpu], described: Topology | None, run: Run) -> Topology:
-    """NCCL's file, else what the driver shows with the file's PCIe rate, else the slowest way."""
+    """The links between the GPUs: from NCCL's file, else from `nvidia-smi` with the file's PCIe rate, else the slowest kind
+    of link for every pair. Raises InputError if the number of GPUs differs."""
     topology = described if described and described.pairs else None
     if topology is None and len(gpus) > 1 and (text := run(TOPOLOGY)):
         topology = parse_topology(text)

@@ -14,33 +14,35 @@ DEEPEST = 100  # elements within each other
 SWITCH_CLASS = "0x068000"  # PCI's class of bridges that NVSwitch has
 FIX = "give a file that NCCL_TOPO_DUMP_FILE made"
 
-Way = tuple[ElementTree.Element, ...]  # elements from the root to one of them
+LinkPath = tuple[ElementTree.Element, ...]  # elements of the tree from the root to one of them
 
 
 def parse_nccl(text: str, where: str) -> Topology:
-    """`gpu`, `nvlink`, `pci` and `net` elements. A file without `gpu` elements has no pairs. Raises InputError."""
-    gpus: dict[int, Way] = {}
+    """The links between GPUs by the `gpu`, `nvlink`, `pci` and `net` elements of NCCL's XML. A file without `gpu` elements
+    gives no pairs. where: the file's name, for errors. Raises InputError."""
+    gpus: dict[int, LinkPath] = {}
     speeds_mb_per_s = [0]
-    waiting: list[Way] = [(_root(text, where),)]
+    waiting: list[LinkPath] = [(_root(text, where),)]
     while waiting:
-        *_, element = way = waiting.pop()
-        if len(way) > DEEPEST:
+        *_, element = path = waiting.pop()
+        if len(path) > DEEPEST:
             raise InputError(where, "", "is nested too deeply", FIX)
         if element.tag == "gpu":
             dev = _count(element, "dev", where)
             if dev in gpus:
                 raise InputError(where, "gpu", f"has dev {dev} twice", "give the file of one node")
-            gpus[dev] = way
+            gpus[dev] = path
         elif element.tag == "net":
             speeds_mb_per_s.append(_count(element, "speed", where))
-        waiting += [(*way, child) for child in element]
-    ways = [gpus[dev] for dev in sorted(gpus)]
-    rates = [rate for way in ways if (rate := _slowest_pcie(way)) is not None]
-    pairs = [["X" if a is b else _joined(a, b, where) for b in ways] for a in ways]
+        waiting += [(*path, child) for child in element]
+    paths = [gpus[dev] for dev in sorted(gpus)]
+    rates = [rate for path in paths if (rate := _slowest_pcie(path)) is not None]
+    pairs = [["X" if a is b else _joined(a, b, where) for b in paths] for a in paths]
     return Topology(pairs, "NCCL's topology file", min(rates, default=None), max(speeds_mb_per_s) * 1e6 / 8 or None)
 
 
 def _root(text: str, where: str) -> ElementTree.Element:
+    """The root element `system`. Raises InputError if the text is too large, is not plain XML or has another root."""
     if len(text) > LARGEST_XML_CHARACTERS:
         raise InputError(where, "", f"has {len(text):,} characters", FIX)
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
@@ -56,15 +58,17 @@ def _root(text: str, where: str) -> ElementTree.Element:
 
 
 def _count(element: ElementTree.Element, attribute: str, where: str) -> int:
+    """A whole number in an element's attribute. Raises InputError if it is none."""
     text = element.get(attribute, "")
     if not re.fullmatch(r"\d{1,9}", text):
         raise InputError(where, f"{element.tag}.{attribute}", f"is {shown(text)}", "give a whole number")
     return int(text)
 
 
-def _slowest_pcie(way: Way) -> float | None:
+def _slowest_pcie(path: LinkPath) -> float | None:
+    """The least peak in bytes per second of the PCIe links on a path; None if no element states a speed."""
     rates = []
-    for element in way:
+    for element in path:
         speed = re.match(r"(\d{1,3}(?:\.\d)?) ?GT/s", element.get("link_speed", ""))
         lanes = element.get("link_width", "")
         if element.tag == "pci" and speed and re.fullmatch(r"[1-9]\d?", lanes):
@@ -72,8 +76,9 @@ def _slowest_pcie(way: Way) -> float | None:
     return min(rates, default=None)
 
 
-def _joined(a: Way, b: Way, where: str) -> str:
-    """How two GPUs are joined: by NVLink direct or through switches, else through PCIe."""
+def _joined(a: LinkPath, b: LinkPath, where: str) -> str:
+    """How two GPUs are joined, as in `nvidia-smi topo -m`: NVLinks, direct or through switches (NV4), else PCIe (PIX, PXB,
+    PHB, SYS)."""
     if links := min(_nvlinks(a, b, where), _nvlinks(b, a, where)):
         return f"NV{links}"
     shared = [element for element, twin in zip(a, b, strict=False) if element is twin]
@@ -82,8 +87,8 @@ def _joined(a: Way, b: Way, where: str) -> str:
     return "PHB" if shared[-1].tag == "cpu" else "SYS"
 
 
-def _nvlinks(this: Way, other: Way, where: str) -> int:
-    """Links that one GPU has to another or to switches."""
+def _nvlinks(this: LinkPath, other: LinkPath, where: str) -> int:
+    """The number of NVLinks that one GPU has to another directly, or to switches, whichever is more."""
     links, bus = this[-1].findall("nvlink"), other[-2].get("busid")
     direct = sum(_count(link, "count", where) for link in links if bus and link.get("target") == bus)
     switched = sum(_count(link, "count", where) for link in links if link.get("tclass") == SWITCH_CLASS)

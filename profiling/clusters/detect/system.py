@@ -1,4 +1,4 @@
-"""What the system tells: the output of a command and the text of a file, or None."""
+"""Information from the system: the output of a command and the text of a file, or None."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ LARGEST_OUTPUT_BYTES = 2**20
 
 
 def run_command(command: Sequence[str]) -> str | None:
-    """What a command prints; None where it is missing, fails or hangs."""
+    """The output of a command, cut at LARGEST_OUTPUT_BYTES; None if the command is missing, fails, or takes longer than
+    TIMEOUT_S."""
     with tempfile.TemporaryFile() as output:  # a pipe would stay open as long as a child of the command lives
         try:
             subprocess.run(
@@ -29,7 +30,7 @@ def run_command(command: Sequence[str]) -> str | None:
 
 
 def read_text(path: str) -> str | None:
-    """The text of a regular file in UTF-8; None where it cannot be read."""
+    """The text of a regular file in UTF-8; None if it cannot be read."""
     try:
         if not os.path.isfile(path):  # a pipe would wait, a device never end
             return None

@@ -13,7 +13,8 @@ TOPOLOGY = ("nvidia-smi", "topo", "-m")
 
 @dataclass(frozen=True)
 class Topology:
-    """How each pair of GPUs is joined (NV4, PIX, ...), and rates in bytes a second where the source tells them."""
+    """The links between the N GPUs of a machine. pairs: (N, N) names of links (NV4, PIX, ...; X on the diagonal). origin:
+    the source in words. Rates are None if the source does not state them."""
 
     pairs: list[list[str]]
     origin: str
@@ -22,7 +23,8 @@ class Topology:
 
 
 def parse_topology(text: str) -> Topology:
-    """The matrix that `nvidia-smi topo -m` prints. Raises InputError where it is cut short or has a link of no known kind."""
+    """The links in the matrix that `nvidia-smi topo -m` prints. Raises InputError if it is cut short or has a link of an
+    unknown kind."""
     where, fix = " ".join(TOPOLOGY), "give NCCL's topology as an XML file (NCCL_TOPO_DUMP_FILE writes it)"
     lines = [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()]
     head = next((line for line in lines if "GPU0" in line), [])
