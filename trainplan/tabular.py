@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from itertools import islice
 from typing import Any, ClassVar
 
-from trainplan.profiling.base.display import LEFT
+from trainplan.profiling.base.display import LEFT_ALIGNED
 from trainplan.profiling.base.errors import InputError, MissingExtra, printable
 from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.base.quantities import format_bytes, format_count, format_gap, format_time, plural
@@ -82,8 +82,8 @@ class Tabular:
         return f"<{name} of {plural(every, 'row')}{': ' * bool(first)}{', '.join(first)}{', ...' * (every > len(first))}>"
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th{LEFT}>{escape(heading)}</th>" for heading in self.headings.values())
-        lines = ("".join(f"<td{LEFT}>{escape(printable(cell))}</td>" for cell in row) for row in self.cells())
+        head = "".join(f"<th{LEFT_ALIGNED}>{escape(heading)}</th>" for heading in self.headings.values())
+        lines = ("".join(f"<td{LEFT_ALIGNED}>{escape(printable(cell))}</td>" for cell in row) for row in self.cells())
         body = "".join(f"<tr>{line}</tr>" for line in lines)
         below = "".join(f"<p>{escape(printable(note))}</p>" for note in self.notes())
         return f"<table><tr>{head}</tr>{body}</table>{below}"

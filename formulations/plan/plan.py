@@ -21,7 +21,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, as_input_error, name_of_source, only, parse
 from trainplan.profiling.base.quantities import plural
 from trainplan.profiling.clusters.network import Network
-from trainplan.profiling.models.model import Model, model_from_shape
+from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.optimizers import OptimizerName
 from trainplan.profiling.models.precision import PLAIN, Precision
 
@@ -262,7 +262,8 @@ class Plan(Record):
     @model_validator(mode="after")
     def _consistent(self) -> Plan:
         """Raise InputError where fields contradict each other."""
-        check_plan(self)
+        self._described = model_from_shape(self.model, "")
+        check_plan(self, self._described)
         return self
 
     @property
@@ -312,8 +313,8 @@ class Plan(Record):
         return self.regular and self.placement is None and alike_over(network, self.world, *self.strategies())
 
     def planned_model(self) -> Model:
-        """The model that the plan is for. Raises InputError where its fields are not those of a model."""
-        return model_from_shape(self.model, "")
+        """The model that the plan is for, as it was read when the plan was checked."""
+        return self._described
 
     @property
     def content(self) -> dict[str, Any]:

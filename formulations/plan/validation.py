@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from trainplan.profiling.models.model import Model
 
 
-def check_plan(plan: Plan) -> None:
-    """Raise InputError naming the first field of a plan that does not fit the others."""
-    model = plan.planned_model()
+def check_plan(plan: Plan, model: Model) -> None:
+    """Raise InputError naming the first field of a plan that does not fit the others, or the model that the plan describes."""
     if model.digest != plan.model_digest:
         fix = f"the model given here is {model.digest!r}: plan for it"
         raise InputError("", "model_digest", f"is {plan.model_digest!r}", fix)

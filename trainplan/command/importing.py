@@ -62,7 +62,8 @@ def command(name: str, words: Sequence[str]) -> Command:
             flag(
                 "settings",
                 list[str] | None,
-                "NAME=VALUE, a variable of a script; 1=VALUE, a parameter by number; section.key=VALUE, a key of a file; may be repeated.",
+                "NAME=VALUE, a variable of a script; 1=VALUE, a parameter by number; section.key=VALUE, a key of a file; "
+                "may be repeated.",
                 names=("--set",),
             ),
             flag(

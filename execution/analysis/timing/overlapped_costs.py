@@ -16,7 +16,7 @@ from trainplan.execution.analysis.timing.profiled_costs import is_backward, step
 from trainplan.execution.instructions import Op
 from trainplan.execution.program import Instruction, Program
 from trainplan.formulations.costs.overlapped.analytic_step import exposed_gather_ns
-from trainplan.formulations.costs.overlapped.instruction_costs import SublayerTimes
+from trainplan.formulations.costs.overlapped.instruction_costs import InstructionCosts, SublayerTimes
 from trainplan.formulations.costs.overlapped.layout import RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.profiling.clusters.cluster import DeviceKind
@@ -28,7 +28,7 @@ class StreamsCosts:
     device has no rate for a precision."""
 
     def __init__(self, model: Model, layout: RunLayout, kind: DeviceKind, links: Links) -> None:
-        self._prices = Prices(SublayerTimes(model, kind, links), layout)
+        self._prices = InstructionCosts(SublayerTimes(model, kind, links), layout)
         self._shown: dict[int, float] = {}  # by rank, see `_part_shown`
 
     def __call__(self, program: Program, instruction: Instruction) -> int:

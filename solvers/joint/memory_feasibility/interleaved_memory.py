@@ -1,4 +1,4 @@
-"""The least memory of configurations with interleaved stages: a lower bound of all solutions, and one solution of little memory.
+"""The least memory of interleaved configurations: a lower bound of all solutions, and one solution of little memory.
 
 The bytes that a device group holds at a moment of its order, while one of its units runs, are a sum over its units and their
 messages (see `fixed_cuts.device_group_memory`), and no less than the sum of each unit's and message's least. So no solution's
