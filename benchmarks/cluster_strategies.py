@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from trainplan.formulations.cluster_strategy.problem import Instance
+from trainplan.formulations.cluster_strategy.instance import Instance
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.solvers.core.solve import solve
 

@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from trainplan.formulations.pipeline.batches import BatchInstances
-from trainplan.formulations.pipeline.problem import Instance
+from trainplan.formulations.pipeline.instance import Instance
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.solvers.core.solve import solve

@@ -30,7 +30,8 @@ from typing import Any
 
 import numpy as np
 from trainplan.formulations.cluster_strategy import costs
-from trainplan.formulations.cluster_strategy.problem import Degrees, Evaluation, Instance, LayerTable, Shard, Solution, evaluate
+from trainplan.formulations.cluster_strategy.instance import Degrees, Instance, LayerTable, Shard
+from trainplan.formulations.cluster_strategy.problem import Evaluation, Solution, evaluate
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.models.model import Model, load_model

@@ -26,7 +26,9 @@ from typing import Any
 import numpy as np
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, BatchInstances
 from trainplan.formulations.pipeline.costs import PipelineCosts
-from trainplan.formulations.pipeline.problem import SCHEDULES, Evaluation, Instance, PassOrder, Solution, evaluate
+from trainplan.formulations.pipeline.instance import SCHEDULES, Instance
+from trainplan.formulations.pipeline.problem import Evaluation, Solution, evaluate
+from trainplan.formulations.schedule.orders import PassOrder
 from trainplan.formulations.strategy_spaces import SPACES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster

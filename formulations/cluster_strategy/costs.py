@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.problem import NAME, Instance, Kind, LayerTable, Shard
+from trainplan.formulations.cluster_strategy.instance import NAME, Instance, Kind, LayerTable, Shard
 from trainplan.formulations.costs.sequential.communication import moved_bytes
 from trainplan.formulations.costs.sequential.cost_models import COST_MODELS, layer_costs, unit_costs
 from trainplan.formulations.costs.sequential.sublayer_memory import LOSS_BYTES

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainplan.formulations.cluster_strategy import costs, enumeration, problem, rows
-from trainplan.formulations.cluster_strategy.problem import NAME, Instance, InstanceRecord, Solution, SolutionRecord, shares_of
+from trainplan.formulations.cluster_strategy import costs, enumeration, instance_file, problem, rows
+from trainplan.formulations.cluster_strategy.instance import NAME, Instance
+from trainplan.formulations.cluster_strategy.instance_file import InstanceRecord
+from trainplan.formulations.cluster_strategy.problem import Solution, SolutionRecord, shares_of
 from trainplan.formulations.parameters import BY_UNIT, IGNORE_MEMORY, RECOMPUTE, Parameter
 from trainplan.formulations.plan.plan import Batch, Plan, staged_plan
 from trainplan.formulations.plan.request import Request
@@ -32,7 +34,7 @@ class ClusterStrategy(Problem):
     parameters = (UNEVEN_SHARES, RECOMPUTE, IGNORE_MEMORY, BY_UNIT, TIED)
     enumeration = Enumeration(enumeration.count, enumeration.solutions)
     models = Models(lambda *arguments: attribute("trainplan.solvers.cluster.exact:subproblems")(*arguments))
-    load = staticmethod(problem.load)
+    load = staticmethod(instance_file.load)
     load_solution = staticmethod(problem.load_solution)
     solution_dict = staticmethod(problem.solution_dict)
     evaluate = staticmethod(problem.evaluate)

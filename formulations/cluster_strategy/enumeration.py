@@ -11,7 +11,8 @@ from itertools import combinations, pairwise
 from math import comb, factorial, prod
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.problem import Degrees, Instance, Solution
+from trainplan.formulations.cluster_strategy.instance import Degrees, Instance
+from trainplan.formulations.cluster_strategy.problem import Solution
 
 
 def count(instance: Instance) -> int:

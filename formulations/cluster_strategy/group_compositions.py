@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 from trainplan.formulations.cluster_strategy.classes import first_alike, matrix_tables, unchanged
+from trainplan.formulations.cluster_strategy.instance import NAME, Degrees, Instance
 from trainplan.formulations.cluster_strategy.placement_costs import end_ranks, group_layer_ns, group_sync_ns, pair_transfer_ns
-from trainplan.formulations.cluster_strategy.problem import NAME, Degrees, Instance, Solution
+from trainplan.formulations.cluster_strategy.problem import Solution
 from trainplan.formulations.numbers import Integers
 from trainplan.formulations.schedule.orders import most_in_flight
 from trainplan.formulations.schedule.stage_memory import Memory

@@ -19,7 +19,7 @@ from trainplan.formulations.schedule.orders import most_in_flight
 from trainplan.profiling.costs import collective_ns
 
 if TYPE_CHECKING:
-    from trainplan.formulations.cluster_strategy.problem import Degrees, Instance
+    from trainplan.formulations.cluster_strategy.instance import Degrees, Instance
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from trainplan.formulations.cluster_strategy.problem import Instance, Solution, describe
+from trainplan.formulations.cluster_strategy.instance import Instance
+from trainplan.formulations.cluster_strategy.problem import Solution, describe
 from trainplan.formulations.problem import Table
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural, span
 

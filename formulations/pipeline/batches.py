@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainplan.formulations.pipeline.costs import PipelineCosts
-from trainplan.formulations.pipeline.problem import Instance, PassOrder
+from trainplan.formulations.pipeline.instance import Instance
+from trainplan.formulations.schedule.orders import PassOrder
 from trainplan.formulations.strategy_spaces import space, stage_sizes
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.clusters.cluster import Cluster

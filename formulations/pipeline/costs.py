@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from trainplan.formulations.pipeline.problem import Configuration, Instance, PassOrder
+from trainplan.formulations.pipeline.instance import Configuration, Instance
+from trainplan.formulations.schedule.orders import PassOrder
 from trainplan.formulations.strategy_spaces import stage_depths
 from trainplan.formulations.strategy_tables import StrategyCosts
 from trainplan.profiling.base.errors import InputError

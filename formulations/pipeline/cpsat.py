@@ -27,8 +27,9 @@ import numpy as np
 from ortools.sat.python import cp_model
 from trainplan.formulations.cpsat import Terms, weighted_sum
 from trainplan.formulations.numbers import Integers
+from trainplan.formulations.pipeline.instance import Instance
 from trainplan.formulations.pipeline.layouts import boundaries, most_ns, only, solution, stages_of
-from trainplan.formulations.pipeline.problem import Instance, Solution
+from trainplan.formulations.pipeline.problem import Solution
 
 Nodes = dict[tuple[int, int, int], cp_model.IntVar]
 

@@ -8,11 +8,13 @@ from dataclasses import replace
 from trainplan.formulations.costs.sequential.cost_models import COST_MODELS
 from trainplan.formulations.layer_strategies.definition import COST_MODEL, TAKEAWAY3, strategy_runs
 from trainplan.formulations.parameters import BY_UNIT, MICRO_BATCHES, PIPELINE, Parameter
-from trainplan.formulations.pipeline import problem
+from trainplan.formulations.pipeline import instance_file, problem
 from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.enumeration import plan_count, plans
+from trainplan.formulations.pipeline.instance import NAME, SCHEDULES, Instance
+from trainplan.formulations.pipeline.instance_file import InstanceRecord
 from trainplan.formulations.pipeline.layouts import least_ns, parts
-from trainplan.formulations.pipeline.problem import SCHEDULES, Instance, InstanceRecord, Solution
+from trainplan.formulations.pipeline.problem import Solution
 from trainplan.formulations.plan.plan import Batch, Plan, staged_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import Enumeration, Models, Problem, SingleStrategy, Subproblem, Table
@@ -88,12 +90,12 @@ def improving(instance: Instance) -> Iterator[Solution | None]:
 class Pipeline(StagedProblem):
     """The problem of choosing stages, micro-batches and the strategy of every layer together, for one batch."""
 
-    name = problem.NAME
+    name = NAME
     record, solution_record = InstanceRecord, Solution
     solved_by = "trainplan.solvers.pipeline"
     parameters = (COST_MODEL, PIPELINE, MICRO_BATCHES, SCHEDULE, SPACE, BY_UNIT, TAKEAWAY3)
     enumeration = Enumeration(plan_count, improving)
-    load = staticmethod(problem.load)
+    load = staticmethod(instance_file.load)
     evaluate = staticmethod(problem.evaluate)
     violations = staticmethod(problem.violations)
     describe = staticmethod(problem.describe)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import combinations, pairwise, product
 from math import comb
 
-from trainplan.formulations.pipeline.problem import Configuration, Instance, Solution, evaluate_stage
+from trainplan.formulations.pipeline.instance import Configuration, Instance
+from trainplan.formulations.pipeline.problem import Solution, evaluate_stage
 
 EVERY = 4096  # plans between two moments to look at the clock
 

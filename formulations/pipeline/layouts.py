@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 from trainplan.formulations.layer_strategies.layout_classes import LayoutBoundary, layout_boundary
-from trainplan.formulations.pipeline.problem import Configuration, Instance, Solution
+from trainplan.formulations.pipeline.instance import Configuration, Instance
+from trainplan.formulations.pipeline.problem import Solution
 
 
 def only(instance: Instance) -> Configuration:

@@ -39,8 +39,9 @@ from typing import Any
 
 import pyomo.environ as pyo
 from trainplan.formulations.milp import unit
+from trainplan.formulations.pipeline.instance import Instance
 from trainplan.formulations.pipeline.layouts import boundaries, most_ns, only, solution, stages_of
-from trainplan.formulations.pipeline.problem import Instance, Solution
+from trainplan.formulations.pipeline.problem import Solution
 
 
 def units(instance: Instance) -> tuple[int, int]:

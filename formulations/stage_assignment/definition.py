@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from trainplan.formulations.chain_problem import Cutting, cut_enumeration
 from trainplan.formulations.cluster_strategy.definition import layout, strategy_instance
-from trainplan.formulations.cluster_strategy.problem import Degrees
-from trainplan.formulations.cluster_strategy.problem import Instance as StrategyInstance
+from trainplan.formulations.cluster_strategy.instance import Degrees
+from trainplan.formulations.cluster_strategy.instance import Instance as StrategyInstance
 from trainplan.formulations.cluster_strategy.problem import Solution as Strategy
 from trainplan.formulations.parameters import BY_UNIT, IGNORE_MEMORY, MICRO_BATCHES, PIPELINE, RECOMPUTE, TP
 from trainplan.formulations.plan.plan import Plan

@@ -18,15 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.problem import (
-    Degrees,
-    Instance,
-    Solution,
-    SolutionRecord,
-    evaluate,
-    load_solution,
-    solution_dict,
-)
+from trainplan.formulations.cluster_strategy.instance import Degrees, Instance
+from trainplan.formulations.cluster_strategy.problem import Solution, SolutionRecord, evaluate, load_solution, solution_dict
 from trainplan.solvers.assignment.amp_dp import amp_cuts
 from trainplan.solvers.assignment.even_stages import balanced_cuts
 from trainplan.solvers.assignment.sweep import assign

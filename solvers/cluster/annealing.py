@@ -20,7 +20,7 @@ from __future__ import annotations
 from math import exp
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.problem import Degrees, Instance
+from trainplan.formulations.cluster_strategy.instance import Degrees, Instance
 from trainplan.solvers.cluster.amp import TOP, Candidate, assigned, by_time, estimated, outcome, report
 from trainplan.solvers.cluster.placements import Tilings, mesh_shape
 from trainplan.solvers.core.search import Outcome, Search

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import groupby
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.problem import Degrees, Instance, Solution
+from trainplan.formulations.cluster_strategy.instance import Degrees, Instance
+from trainplan.formulations.cluster_strategy.problem import Solution
 from trainplan.solvers.cluster.amp import TOP, assigned, estimated, outcome, report
 from trainplan.solvers.cluster.placements import node_order, smallest_node
 from trainplan.solvers.core.search import Outcome, Search

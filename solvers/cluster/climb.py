@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 import numpy as np
 from trainplan.formulations.cluster_strategy.group_compositions import DegreeCase
-from trainplan.formulations.cluster_strategy.problem import Instance, Solution
+from trainplan.formulations.cluster_strategy.instance import Instance
+from trainplan.formulations.cluster_strategy.problem import Solution
 from trainplan.solvers.cluster.placements import node_order
 from trainplan.solvers.cluster.starts import best_cuts, shared
 from trainplan.solvers.core.search import Search

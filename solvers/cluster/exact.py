@@ -23,7 +23,7 @@ from math import inf
 from typing import Any
 
 from trainplan.formulations.cluster_strategy.group_compositions import DegreeCase, cases
-from trainplan.formulations.cluster_strategy.problem import Instance
+from trainplan.formulations.cluster_strategy.instance import Instance
 from trainplan.profiling.base.errors import TooLarge
 from trainplan.solvers.adapters.cpsat import solve_one
 from trainplan.solvers.adapters.subproblems import Subproblem, by_parts

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 from trainplan.formulations.cluster_strategy.group_compositions import DegreeCase, on_one_link
+from trainplan.formulations.cluster_strategy.instance import Degrees, Instance
 from trainplan.formulations.cluster_strategy.placement_costs import end_ranks, group_sync_ns
-from trainplan.formulations.cluster_strategy.problem import Degrees, Instance, Solution
+from trainplan.formulations.cluster_strategy.problem import Solution
 from trainplan.solvers.assignment.even_stages import balanced_cuts
 from trainplan.solvers.cluster.bounds import even_stages_ns
 from trainplan.solvers.cluster.placements import node_order

@@ -18,7 +18,8 @@ from functools import cache
 
 import numpy as np
 from trainplan.formulations.cluster_strategy.group_compositions import DegreeCase
-from trainplan.formulations.cluster_strategy.problem import Instance, Solution, evaluate
+from trainplan.formulations.cluster_strategy.instance import Instance
+from trainplan.formulations.cluster_strategy.problem import Solution, evaluate
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import enough_bytes, plural
 from trainplan.solvers.core.result import Infeasibility

@@ -10,7 +10,7 @@ from itertools import product
 from math import gcd, isqrt, lcm
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.problem import Instance
+from trainplan.formulations.cluster_strategy.instance import Instance
 
 MOST_STEPS = 1000
 

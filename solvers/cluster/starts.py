@@ -9,8 +9,9 @@ from itertools import chain, islice, permutations
 
 import numpy as np
 from trainplan.formulations.cluster_strategy.group_compositions import DegreeCase, orbits
+from trainplan.formulations.cluster_strategy.instance import Instance
 from trainplan.formulations.cluster_strategy.placement_costs import Integers, Placed
-from trainplan.formulations.cluster_strategy.problem import Instance, Solution
+from trainplan.formulations.cluster_strategy.problem import Solution
 from trainplan.solvers.assignment.sweep import assign
 from trainplan.solvers.cluster.one_pipeline import Path
 

@@ -21,8 +21,9 @@ from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
+from trainplan.formulations.pipeline.instance import Instance
 from trainplan.formulations.pipeline.layouts import least_ns, most_ns, parts
-from trainplan.formulations.pipeline.problem import Instance, Solution
+from trainplan.formulations.pipeline.problem import Solution
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.pipeline.span_costs import SolvedSpan, SpanCosts, Weight
 from trainplan.solvers.pipeline.spans import Floats, Path

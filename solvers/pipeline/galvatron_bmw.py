@@ -24,7 +24,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainplan.formulations.pipeline.batches import ruled_micro_batches
-from trainplan.formulations.pipeline.problem import Evaluation, Instance, Solution, evaluate
+from trainplan.formulations.pipeline.instance import Instance
+from trainplan.formulations.pipeline.problem import Evaluation, Solution, evaluate
 from trainplan.solvers.chain.galvatron_dp import LayerOptions, LayoutMoves, PrefixTable, granularity
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.pipeline.partitions import BALANCES, Balance, Partition, blocks, initial_partition, uniform_choice

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.pipeline.instance import Configuration, Instance
 from trainplan.formulations.pipeline.layouts import least_ns, parts
-from trainplan.formulations.pipeline.problem import Configuration, Instance, Solution
+from trainplan.formulations.pipeline.problem import Solution
 
 SOURCE = "every layer at its fastest, stages as even as they can be"
 PRICES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 1e9)  # of memory, in proportion to what it costs in the mean

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from trainplan.formulations.pipeline.problem import Evaluation, Instance, Solution, evaluate
+from trainplan.formulations.pipeline.instance import Instance
+from trainplan.formulations.pipeline.problem import Evaluation, Solution, evaluate
 from trainplan.solvers.chain.least_memory import least_memory
 from trainplan.solvers.core.result import Infeasibility, short_of_memory
 from trainplan.solvers.pipeline.span_costs import SpanCosts

@@ -14,7 +14,8 @@ from typing import Literal, get_args
 
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
-from trainplan.formulations.pipeline.problem import Instance, Solution, evaluate
+from trainplan.formulations.pipeline.instance import Instance
+from trainplan.formulations.pipeline.problem import Solution, evaluate
 
 Balance = Literal["layers", "parameters", "memory", "time"]
 BALANCES: tuple[Balance, ...] = get_args(Balance)

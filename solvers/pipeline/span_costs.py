@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.layer_strategies.problem import evaluate as evaluate_stage
-from trainplan.formulations.pipeline.problem import Configuration, Instance
+from trainplan.formulations.pipeline.instance import Configuration, Instance
 from trainplan.formulations.schedule.stage_memory import stage_peak
 from trainplan.formulations.strategy_tables import Tables
 from trainplan.solvers.chain.bounds import Cap

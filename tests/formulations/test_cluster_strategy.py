@@ -12,7 +12,8 @@ from trainplan.execution.analysis.memory.peak import memory_walk
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.formulations.cluster_strategy.definition import PROBLEM, layout
 from trainplan.formulations.cluster_strategy.group_compositions import compositions
-from trainplan.formulations.cluster_strategy.problem import Instance, Solution, evaluate, shares_of, violations
+from trainplan.formulations.cluster_strategy.instance import Instance
+from trainplan.formulations.cluster_strategy.problem import Solution, evaluate, shares_of, violations
 from trainplan.formulations.parameters import chosen
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.stage_assignment.definition import PROBLEM as ASSIGNMENT

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trainplan.formulations.cluster_strategy.problem import load as load_cluster
+from trainplan.formulations.cluster_strategy.instance_file import load as load_cluster
 from trainplan.formulations.joint.enumeration import solutions
 from trainplan.formulations.joint.evaluation import evaluate, violations
 from trainplan.formulations.memory_switches.problem import Solution as SwitchSolution

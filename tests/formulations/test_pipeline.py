@@ -12,16 +12,10 @@ from hypothesis import strategies as st
 from pyomo.contrib.solver.common.factory import SolverFactory
 from trainplan.formulations.layer_strategies import problem as stage_problem
 from trainplan.formulations.pipeline import milp
+from trainplan.formulations.pipeline.instance import Instance
+from trainplan.formulations.pipeline.instance_file import load
 from trainplan.formulations.pipeline.layouts import boundaries, least_ns, most_ns, parts
-from trainplan.formulations.pipeline.problem import (
-    Instance,
-    Solution,
-    evaluate,
-    load,
-    load_solution,
-    solution_dict,
-    violations,
-)
+from trainplan.formulations.pipeline.problem import Solution, evaluate, load_solution, solution_dict, violations
 from trainplan.profiling.base.errors import InputError
 
 from tests.helpers.instances import random_pipeline, random_pipeline_dict

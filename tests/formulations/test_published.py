@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from trainplan.formulations.pipeline import instance_file
 from trainplan.formulations.pipeline import problem as pipeline
 from trainplan.formulations.pipeline.problem import Solution
 from trainplan.formulations.plan.strategy import parse_strategy
@@ -85,7 +86,7 @@ def test_file_format_keeps_everything() -> None:
     assert evaluate(again, solution) == evaluate(instance, solution)
     record = instance.to_dict()
     with pytest.raises(InputError, match="ends_ns"):
-        pipeline.load(record | {"problem": "pipeline"})
+        instance_file.load(record | {"problem": "pipeline"})
 
 
 def test_transitions_count_in_no_final_cost() -> None:

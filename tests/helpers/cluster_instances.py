@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from trainplan.formulations.cluster_strategy.problem import Instance, load
+from trainplan.formulations.cluster_strategy.instance import Instance
+from trainplan.formulations.cluster_strategy.instance_file import load
 
 
 def random_cluster_dict(rng: random.Random, devices: int | None = None, layers: int = 6) -> dict[str, Any]:

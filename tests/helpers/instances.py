@@ -6,8 +6,8 @@ import random
 from typing import Any
 
 from trainplan.formulations.layer_strategies.problem import Instance, load
-from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
-from trainplan.formulations.pipeline.problem import load as load_pipeline
+from trainplan.formulations.pipeline.instance import Instance as PipelineInstance
+from trainplan.formulations.pipeline.instance_file import load as load_pipeline
 
 import trainplan as tp
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
+from trainplan.formulations.pipeline.instance import Instance as PipelineInstance
 from trainplan.profiling.imports.galvatron_memory import Ends
 
 from trainplan.papers.galvatron_engine.costs import EngineOptions

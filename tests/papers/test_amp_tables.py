@@ -25,7 +25,8 @@ from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
-from trainplan.formulations.cluster_strategy.problem import Degrees, Solution, evaluate, load_solution, violations
+from trainplan.formulations.cluster_strategy.instance import Degrees
+from trainplan.formulations.cluster_strategy.problem import Solution, evaluate, load_solution, violations
 from trainplan.solvers.cluster.amp import assigned
 from trainplan.solvers.cluster.placements import node_order
 from trainplan.solvers.core.solve import solve

@@ -8,16 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-from trainplan.formulations.cluster_strategy.problem import (
-    Degrees,
-    Instance,
-    Kind,
-    LayerTable,
-    Shard,
-    Solution,
-    evaluate,
-    solution_dict,
-)
+from trainplan.formulations.cluster_strategy.instance import Degrees, Instance, Kind, LayerTable, Shard
+from trainplan.formulations.cluster_strategy.problem import Solution, evaluate, solution_dict
 from trainplan.profiling.base.errors import InputError, MissingExtra
 from trainplan.profiling.base.quantities import format_time
 from trainplan.profiling.clusters.network import Network

@@ -11,14 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainplan.formulations.cluster_strategy.problem import (
-    Degrees,
-    Instance,
-    Solution,
-    evaluate,
-    load_solution,
-    violations,
-)
+from trainplan.formulations.cluster_strategy.instance import Degrees, Instance
+from trainplan.formulations.cluster_strategy.problem import Solution, evaluate, load_solution, violations
 from trainplan.solvers.cluster.amp import TOP, Candidate, amp, assigned, by_time, estimated
 from trainplan.solvers.cluster.annealing import Walk
 from trainplan.solvers.cluster.heuristic import SOURCE

@@ -12,14 +12,9 @@ import numpy as np
 import pytest
 from trainplan.formulations.cluster_strategy.definition import PROBLEM
 from trainplan.formulations.cluster_strategy.group_compositions import DegreeCase, orbits
-from trainplan.formulations.cluster_strategy.problem import (
-    Degrees,
-    Instance,
-    Solution,
-    evaluate,
-    load,
-    violations,
-)
+from trainplan.formulations.cluster_strategy.instance import Degrees, Instance
+from trainplan.formulations.cluster_strategy.instance_file import load
+from trainplan.formulations.cluster_strategy.problem import Solution, evaluate, violations
 from trainplan.formulations.plan.request import Request
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from trainplan.formulations.layer_strategies import problem as layers
 from trainplan.formulations.pipeline.batches import micro_batch_rule
 from trainplan.formulations.pipeline.costs import PipelineCosts
-from trainplan.formulations.pipeline.problem import Instance, Solution, evaluate, load, violations
+from trainplan.formulations.pipeline.instance import Instance
+from trainplan.formulations.pipeline.instance_file import load
+from trainplan.formulations.pipeline.problem import Solution, evaluate, violations
 from trainplan.formulations.plan.strategy import decision_tree
 from trainplan.formulations.strategy_spaces import SPACES
 from trainplan.profiling.base.errors import InputError

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from trainplan.formulations.pipeline.costs import PipelineCosts
-from trainplan.formulations.pipeline.problem import Instance, evaluate, evaluate_stage, load, load_solution
+from trainplan.formulations.pipeline.instance import Instance
+from trainplan.formulations.pipeline.instance_file import load
+from trainplan.formulations.pipeline.problem import evaluate, evaluate_stage, load_solution
 from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.formulations.strategy_spaces import SPACES
 from trainplan.profiling.base.quantities import format_bytes

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainplan.formulations.pipeline.costs import PipelineCosts
-from trainplan.formulations.pipeline.problem import Instance, evaluate, load, violations
+from trainplan.formulations.pipeline.instance import Instance
+from trainplan.formulations.pipeline.instance_file import load
+from trainplan.formulations.pipeline.problem import evaluate, violations
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes

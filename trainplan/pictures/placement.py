@@ -12,15 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from trainplan.formulations.cluster_strategy.instance import Instance
 from trainplan.formulations.cluster_strategy.placement_costs import Placed
-from trainplan.formulations.cluster_strategy.problem import (
-    Evaluation,
-    Instance,
-    Solution,
-    evaluate,
-    load_solution,
-    shares_of,
-)
+from trainplan.formulations.cluster_strategy.problem import Evaluation, Solution, evaluate, load_solution, shares_of
 from trainplan.pictures.palette import VERMILION
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time

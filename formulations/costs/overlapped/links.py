@@ -12,6 +12,7 @@ from trainplan.profiling.clusters.sheets import DeviceSheet
 
 PCIE_LEVELS = {3: "pcie-3", 4: "pcie-4", 5: "pcie-5"}
 # Assumed latency of a ring's step within a node, in addition to the time of its bytes; sheets and cluster files have those of
+# Latency of a ring's step within a node, in addition to the time of its bytes, assumed; sheets and cluster files have that of
 # whole kernels.
 STEP_NS, LAUNCH_NS = 1_500, 15_000
 LONE_BYTES_PER_S = 1e12  # of a node of one device, which has nobody to send to

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.problem import Degrees
-from trainplan.formulations.cluster_strategy.problem import Instance as ClusterInstance
+from trainplan.formulations.cluster_strategy.instance import Degrees
+from trainplan.formulations.cluster_strategy.instance import Instance as ClusterInstance
 from trainplan.formulations.cluster_strategy.problem import Solution as ClusterSolution
 from trainplan.formulations.joint.problem import (
     Configuration,

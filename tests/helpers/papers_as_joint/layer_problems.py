@@ -15,8 +15,8 @@ from trainplan.formulations.layer_strategies.problem import Instance as LayerIns
 from trainplan.formulations.memory_switches.problem import Instance as SwitchInstance
 from trainplan.formulations.memory_switches.problem import Solution as SwitchSolution
 from trainplan.formulations.memory_switches.segments import segments
-from trainplan.formulations.pipeline.problem import Configuration as PipelineConfiguration
-from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
+from trainplan.formulations.pipeline.instance import Configuration as PipelineConfiguration
+from trainplan.formulations.pipeline.instance import Instance as PipelineInstance
 from trainplan.formulations.pipeline.problem import Solution as PipelineSolution
 
 from tests.helpers.papers_as_joint.base import Restriction, constant, free_boundary, joint_instance, one_stage

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trainplan.formulations.cluster_strategy.problem import Instance as ClusterInstance
+from trainplan.formulations.cluster_strategy.instance import Instance as ClusterInstance
 from trainplan.formulations.layer_strategies.problem import Instance as LayerInstance
 from trainplan.formulations.memory_switches.problem import Instance as SwitchInstance
-from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
+from trainplan.formulations.pipeline.instance import Instance as PipelineInstance
 from trainplan.formulations.pipeline_partition.problem import Instance as PartitionInstance
 from trainplan.formulations.stage_assignment.problem import Instance as AssignmentInstance
 

@@ -22,6 +22,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from trainplan.formulations.layer_strategies.problem import TimeNs
+from trainplan.formulations.pipeline import instance as pipeline_instance
+from trainplan.formulations.pipeline import instance_file
 from trainplan.formulations.pipeline import problem as pipeline
 from trainplan.formulations.pipeline.problem import Evaluation, Solution, evaluate_stages
 from trainplan.profiling.base.files import Source, name_of_source, parse
@@ -29,7 +31,7 @@ from trainplan.profiling.base.files import Source, name_of_source, parse
 NAME = "galvatron-engine"
 
 
-class ConfigurationRecord(pipeline.ConfigurationRecord):
+class ConfigurationRecord(instance_file.ConfigurationRecord):
     """Tables of one pass of the engine's loops."""
 
     schedule: Literal["1f1b"] = "1f1b"
@@ -39,7 +41,7 @@ class ConfigurationRecord(pipeline.ConfigurationRecord):
     )
 
 
-class InstanceRecord(pipeline.InstanceRecord):
+class InstanceRecord(instance_file.InstanceRecord):
     """The file format of a galvatron-engine instance, version 1."""
 
     problem: Literal["galvatron-engine"]  # type: ignore[assignment]
@@ -47,7 +49,7 @@ class InstanceRecord(pipeline.InstanceRecord):
 
 
 @dataclass(frozen=True, eq=False)
-class Configuration(pipeline.Configuration):
+class Configuration(pipeline_instance.Configuration):
     """One pass of the engine's loops. ends_ns: nanoseconds of embedding and head."""
 
     ends_ns: tuple[int, int] = (0, 0)
@@ -58,10 +60,10 @@ class Configuration(pipeline.Configuration):
         return *super().key, self.ends_ns
 
     @cached_property
-    def counted(self) -> pipeline.Configuration:
+    def counted(self) -> pipeline_instance.Configuration:
         """The configuration as its final cost counts it: without R and entry."""
         tables = replace(self.tables, transitions_ns=0 * self.tables.transitions_ns, entries_ns=0 * self.tables.entries_ns)
-        return pipeline.Configuration(self.stages, self.micro_batches, tables, self.schedule)
+        return pipeline_instance.Configuration(self.stages, self.micro_batches, tables, self.schedule)
 
     def to_dict(self) -> dict[str, Any]:
         """The configuration in the file format of its instance."""
@@ -69,7 +71,7 @@ class Configuration(pipeline.Configuration):
 
 
 @dataclass(frozen=True, eq=False)
-class Instance(pipeline.Instance):
+class Instance(pipeline_instance.Instance):
     """The engine's problem in arrays."""
 
     configurations: tuple[Configuration, ...]
@@ -81,10 +83,10 @@ def load(source: Source, where: str = "instance") -> Instance:
     """An instance from a file or a dict (which errors then call `where`). Raises InputError naming file, field and fix."""
     record = parse(source, InstanceRecord, name_of_source(source, where))
     configurations = [
-        Configuration(entry.stages, entry.micro_batches, pipeline.tables_of(entry), entry.schedule, entry.ends_ns)
+        Configuration(entry.stages, entry.micro_batches, instance_file.tables_of(entry), entry.schedule, entry.ends_ns)
         for entry in record.configurations
     ]
-    return Instance(configurations=tuple(configurations), **pipeline.common_fields(record))
+    return Instance(configurations=tuple(configurations), **instance_file.common_fields(record))
 
 
 def even_partition(layers: int, stages: int) -> tuple[int, ...]:

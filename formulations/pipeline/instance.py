@@ -1,0 +1,127 @@
+"""Instances of pipeline in arrays: configurations with tables of what layers cost; symbols as in `problem`."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, get_args
+
+from trainplan.formulations.instance import ProblemInstance
+from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
+from trainplan.formulations.layer_strategies.spans import span_instance
+from trainplan.formulations.pair_tables import tables_in_file
+from trainplan.formulations.schedule.orders import PassOrder, most_in_flight
+from trainplan.formulations.strategy_tables import COLUMNS, Tables
+
+NAME = "pipeline"
+SCHEDULES: tuple[PassOrder, ...] = get_args(PassOrder)
+COMMON = ("devices", "memory_bytes", "batch", "layer_names", "layer_kinds", "boundary_kinds")
+
+
+@dataclass(frozen=True, eq=False)
+class Configuration:
+    """A number of stages and micro-batches, a schedule, and the tables that hold for them."""
+
+    stages: int
+    micro_batches: int
+    tables: Tables
+    schedule: PassOrder = "1f1b"
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """All that the answer depends on apart from the tables."""
+        return self.stages, self.micro_batches, self.schedule
+
+    def in_flight(self, stage: int) -> int:
+        """The most micro-batches whose activations a stage, given by its index, holds at once."""
+        return most_in_flight(self.schedule, self.stages, self.micro_batches, stage)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration in the file format of its instance."""
+        tables = self.tables
+        options = [
+            [
+                {"strategy": name, **{column: int(getattr(tables, column)[kind, s]) for column in COLUMNS}}
+                for s, name in enumerate(tables.strategies)
+            ]
+            for kind in range(len(tables.time_ns))
+        ]
+        return {
+            "stages": self.stages,
+            "micro_batches": self.micro_batches,
+            "schedule": self.schedule,
+            "options": options,
+            "transitions_ns": tables_in_file(list(tables.transitions_ns)),
+            "entries_ns": tables.entries_ns.tolist(),
+        }
+
+    def __str__(self) -> str:
+        return f"{self.stages} stages, {self.micro_batches} micro-batches, {self.schedule}"
+
+
+@dataclass(frozen=True, eq=False)
+class Instance(ProblemInstance):
+    """The problem in arrays.
+
+    Attributes:
+        devices: the number of devices; memory_bytes: the memory of each.
+        batch: samples of a step.
+        layer_names: the name of each of the L layers.
+        layer_kinds: the kind of each layer, its row in the tables; boundary_kinds: the kind of each of the L - 1 boundaries.
+        configurations: the configurations to choose from.
+    """
+
+    devices: int
+    memory_bytes: int
+    batch: int
+    layer_names: tuple[str, ...]
+    layer_kinds: tuple[int, ...]
+    boundary_kinds: tuple[int, ...]
+    configurations: tuple[Configuration, ...]
+
+    problem: ClassVar[str] = NAME
+
+    @property
+    def layers(self) -> int:
+        """The number of layers, L."""
+        return len(self.layer_kinds)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of layers, the largest number of options of any configuration, and the memory of one device in bytes."""
+        options = max(len(configuration.tables.strategies) for configuration in self.configurations)
+        return {"layers": self.layers, "options": options, "memory_bytes": self.memory_bytes}
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of all that the answer depends on, in hexadecimal digits; names and provenance are left out."""
+        digest = hashlib.sha256()
+        digest.update(repr((self.memory_bytes, self.layer_kinds, self.boundary_kinds)).encode())
+        for configuration in self.configurations:
+            digest.update(repr(configuration.key).encode())
+            digest.update(configuration.tables.digest)
+        return digest.hexdigest()
+
+    def span(self, tables: Tables, first: int, last: int, in_flight: int, weights: tuple[int, int]) -> StageInstance:
+        """The layers `first` to `last` under some tables, as a layer-strategies instance that minimises p (T - G) + q G, with T
+        and G as at the head of this file. in_flight: micro-batches that the stage holds at once; weights: (p, q)."""
+        return span_instance(
+            self,
+            tables,
+            first,
+            last,
+            memory_bytes=self.memory_bytes,
+            in_flight=in_flight,
+            weights=weights,
+            name=f"layers {first} to {last} of {self.name}",
+            provenance={"batch": self.batch},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The instance in its file format."""
+        return {
+            **self.header,
+            **self.lists(COMMON),
+            "configurations": [configuration.to_dict() for configuration in self.configurations],
+        }
