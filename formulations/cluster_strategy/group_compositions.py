@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from trainplan.formulations.cluster_strategy.classes import first_alike, matrix_tables, unchanged
+from trainplan.formulations.cluster_strategy.compositions import Composition, compositions
 from trainplan.formulations.cluster_strategy.instance import NAME, Degrees, Instance
 from trainplan.formulations.cluster_strategy.placement_costs import end_ranks, group_layer_ns, group_sync_ns, pair_transfer_ns
 from trainplan.formulations.cluster_strategy.problem import Solution
@@ -25,7 +26,6 @@ from trainplan.formulations.schedule.orders import most_in_flight
 from trainplan.formulations.schedule.stage_memory import Memory
 from trainplan.profiling.clusters.network import Island, Network, Operation
 
-Composition = tuple[int, ...]
 MOST_COMPOSITIONS = 20_000
 MOST_VARIABLES = 200_000
 
@@ -320,69 +320,6 @@ class DegreeCase:
 def cases(instance: Instance) -> list[DegreeCase]:
     """A case for each `Degrees` of an instance."""
     return [DegreeCase(instance, degrees) for degrees in instance.degrees()]
-
-
-@lru_cache(maxsize=256)
-def compositions(counts: Composition, alike: Composition, size: int, most: int) -> tuple[Composition, ...] | None:
-    """All compositions of `size` devices, as tuples by class; None where there are more than `most`, which are counted before
-    any is listed.
-
-        counts: the number of devices of each class.
-        alike: for each class the first class that it may be exchanged with (see `orbits`). Of classes that may be exchanged, a
-            later one never gives more devices than an earlier one.
-    """
-    members = [[c for c, other in enumerate(alike) if other == orbit] for orbit in dict.fromkeys(alike)]
-    alone = [(len(those), counts[those[0]]) for those in members]  # classes of one orbit have equally many devices
-    if _count(alone, size, most + 1) > most:
-        return None
-    available = [sum(parts * devices for parts, devices in alone[number:]) for number in range(len(alone) + 1)]
-
-    rank_of_class = np.argsort([c for those in members for c in those]).tolist()
-    listed: list[Composition] = []
-    waiting = (
-        [(0, (), size)] if size <= available[0] else list[tuple[int, Composition, int]]()
-    )  # orbits, what is taken of them, and left
-    while waiting:
-        number, taken, left = waiting.pop()
-        if number == len(alone) or not left:
-            shares = taken + (0,) * (len(counts) - len(taken))
-            listed.append(tuple(shares[rank] for rank in rank_of_class))
-            continue
-        parts, devices = alone[number]
-        for whole in range(max(0, left - available[number + 1]), min(left, parts * devices) + 1):
-            waiting += [(number + 1, taken + shares, left - whole) for shares in _partitions(whole, parts, devices)]
-    return tuple(sorted(listed, reverse=True))
-
-
-def _count(alone: Sequence[tuple[int, int]], size: int, enough: int) -> int:
-    """The number of compositions of `size` devices, at most `enough`.
-
-    alone: for each set of classes that may be exchanged, their number and the number of devices of each.
-    """
-    counts = np.eye(1, size + 1, dtype=np.int64)[0]  # by devices taken
-    for parts, devices in alone:
-        most = min(size, parts * devices)
-        of_orbit = np.zeros((parts + 1, most + 1), np.int64)  # by classes that something is taken of, too
-        of_orbit[0, 0] = 1
-        for share in range(1, min(devices, most) + 1):
-            for taken in range(parts):
-                of_orbit[taken + 1, share:] += of_orbit[taken, : most + 1 - share]
-            np.minimum(of_orbit, enough, out=of_orbit)
-        counts = np.minimum(np.convolve(counts, np.minimum(of_orbit.sum(axis=0), enough))[: size + 1], enough)
-    return int(counts[size])
-
-
-def _partitions(whole: int, parts: int, most: int) -> Iterator[tuple[int, ...]]:
-    """All partitions of `whole` into `parts` numbers from 0 to `most`, none larger than the one before it."""
-    waiting: list[tuple[tuple[int, ...], int]] = [((), whole)]
-    while waiting:
-        begun, left = waiting.pop()
-        more = parts - len(begun)
-        if not left:
-            yield begun + (0,) * more
-            continue
-        largest = min(left, begun[-1] if begun else most)
-        waiting += [((*begun, share), left - share) for share in range(-(-left // more), largest + 1)]
 
 
 @lru_cache(maxsize=16)

@@ -44,7 +44,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyomo.environ as pyo
-from trainplan.formulations.cluster_strategy.group_compositions import Composition, DegreeCase
+from trainplan.formulations.cluster_strategy.compositions import Composition
+from trainplan.formulations.cluster_strategy.group_compositions import DegreeCase
 from trainplan.formulations.cluster_strategy.problem import Solution
 from trainplan.formulations.milp import unit
 

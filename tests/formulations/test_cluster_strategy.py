@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from trainplan.execution.analysis.memory.peak import memory_walk
 from trainplan.execution.compile.compiler import compile_plan
+from trainplan.formulations.cluster_strategy.compositions import compositions
 from trainplan.formulations.cluster_strategy.definition import PROBLEM, layout
-from trainplan.formulations.cluster_strategy.group_compositions import compositions
 from trainplan.formulations.cluster_strategy.instance import Instance
 from trainplan.formulations.cluster_strategy.problem import Solution, evaluate, shares_of, violations
 from trainplan.formulations.parameters import chosen

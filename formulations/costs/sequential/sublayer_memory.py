@@ -11,6 +11,8 @@ strategy of the other one is still open, O_ms counts the table for both, and the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from trainplan.formulations.costs.sequential.communication import moved_bytes
 from trainplan.formulations.costs.sequential.sublayer_time import (
     computed_cost,
@@ -70,56 +72,109 @@ def unit_bytes(
     sharing = sharing_of(profile, sublayer, strategy, optimizer)
     usual = 4 * element if least and precision.master is None else profile.state_bytes_per_parameter
     state = _state_bytes(profile, strategy, shard.parameters - left_out, precision, sharing, by_muon, usual)
-    # O_b of trainplan's programs, with the forward pass's peak beyond what it keeps, so that Eq. 2 covers it too.
-    degree, workspace = strategy.degree("sdp"), entry.forward_workspace_bytes.value
-    output = rows * shard.output_bytes // (1 if shape.kind == "head" else parts)
+    degree, is_head = strategy.degree("sdp"), shape.kind == "head"
     parameters = shard.parameters
-    if shape.kind == "head" and profile.tied_parameters:  # it may gather all of the embedding's, for the table
+    if is_head and profile.tied_parameters:  # it may gather all of the embedding's, for the table
         parameters += profile.shapes[profile.units[0].sublayer].shard(tp).parameters - table_part(profile, tp) + degree
-    part, of_gradient = -(-parameters // degree), precision.gradient_bytes(element)
-    gathered = part * degree * element * strategy.shares_parameters
-    gradient = part * degree * of_gradient * strategy.shares_gradients
-    # A re-layout holds the blocks it gathered in addition to its result; which neighbour needs one is not known here.
-    moved = 0 if strategy.group == 1 or not relaid or least else 2 * samples * max(moved_bytes(profile, sublayer))
-    first = gathered + output + max(workspace, moved) + rebuilt
-    gradients = (0 if shape.kind == "embedding" else incoming) + gradient
-    recomputed = rebuilt + output + workspace if strategy.ckpt else 0
+    padded, of_gradient = -(-parameters // degree) * degree, precision.gradient_bytes(element)
+    gradient = padded * of_gradient * strategy.shares_gradients
+    held = _Held(
+        forward=forward,
+        checkpoint=checkpoint,
+        incoming=incoming,
+        rebuilt=rebuilt,
+        output=rows * shard.output_bytes // (1 if is_head else parts),
+        workspace=entry.forward_workspace_bytes.value,
+        gathered=padded * element * strategy.shares_parameters,
+        gradient=gradient,
+        gradients=(0 if shape.kind == "embedding" else incoming) + gradient,
+        loss=_loss_bytes(profile, rows * shape.tokens, tp),
+    )
     if least:
-        begun, returned = (
-            gathered + output + (rebuilt + workspace if strategy.ckpt else workspace),
-            gathered + gradients + output,
-        )
-        if strategy.modules:  # some of this is freed, and computed again, between these moments
-            begun, returned = gathered + output, gathered + gradient + output
-        returned += rebuilt
-        if shape.kind == "head" and strategy.ckpt and not pieces:
-            # Logits are computed again while those of the forward pass wait; the input may be on the host still.
-            returned = max(returned, gathered + 2 * output + rebuilt - incoming)
-        waiting = _loss_bytes(profile, rows * shape.tokens, tp) if "loss" in strategy.modules else output
-        waiting *= shape.kind == "head"
-        work, inputs = max(waiting, begun, returned), min(forward, checkpoint)
-        if shape.kind == "head":  # what the loss keeps of other micro-batches may be gone, or not be there yet
-            return inputs, work + forward - inputs, state
-        return forward, work, state
-    at_loss = _loss_bytes(profile, rows * shape.tokens, tp)
-    if shape.kind == "head":
-        # In addition to the logits at the loss: targets, this shard's three statistics, and those of all shards.
-        first = max(first, output + at_loss)
-    backward = gathered + gradients + output + recomputed + max(entry.backward_workspace_bytes.value, moved)
-    if shape.kind == "embedding" and profile.tied_parameters:
-        backward = max(backward, profile.tied_parameters * of_gradient - incoming)
-    backward = max(first, backward, gradients + gradient // degree)  # at last its shard, to be added to the sum
-    stepping = part * degree // sharing * precision.widened_bytes(element)  # at the optimizer's step
+        return *_least_held(held, strategy, is_head, pieces), state
+    stepping = padded // sharing * precision.widened_bytes(element)  # at the optimizer's step
     if by_muon:
         described, stepped = profile.sublayer(sublayer), precision.stepped_bytes(element)
         stepping += step_workspace_bytes(optimizer, described, stepped, tp, tp - 1)
+    # A re-layout holds the blocks it gathered in addition to its result; which neighbour needs one is not known here.
+    moved = 2 * samples * max(moved_bytes(profile, sublayer)) if relaid and strategy.group > 1 else 0
+    backward_workspace, table_gradient = entry.backward_workspace_bytes.value, profile.tied_parameters * of_gradient
+    most = _most_held(held, strategy, shape.kind, moved, max(backward_workspace, moved), stepping, table_gradient)
+    return *most, state + LOSS_BYTES  # the loss of any unit: that unit may be all that a stage has
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Bytes on one device that programs hold for one micro-batch of a sub-layer.
+
+    Attributes:
+        forward: what the forward pass keeps; checkpoint: what it keeps where the sub-layer is recomputed.
+        incoming: the input; output: the output, or the logits.
+        rebuilt: what a recomputation computes again.
+        workspace: temporaries of the forward pass.
+        gathered: gathered parameters.
+        gradient: whole gradients of parameters that ranks share; gradients: these and the gradient of the input.
+        loss: what stands with the logits at the loss.
+    """
+
+    forward: int
+    checkpoint: int
+    incoming: int
+    rebuilt: int
+    output: int
+    workspace: int
+    gathered: int
+    gradient: int
+    gradients: int
+    loss: int
+
+
+def _least_held(held: _Held, strategy: Strategy, is_head: bool, pieces: bool) -> tuple[int, int]:
+    """O_f and O_b that programs surely hold (see `least` of `unit_bytes`)."""
+    begun = held.gathered + held.output + held.workspace + (held.rebuilt if strategy.ckpt else 0)
+    returned = held.gathered + held.gradients + held.output
+    if strategy.modules:  # some of this is freed, and computed again, between these moments
+        begun, returned = held.gathered + held.output, held.gathered + held.gradient + held.output
+    returned += held.rebuilt
+    if not is_head:
+        return held.forward, max(begun, returned)
+    if strategy.ckpt and not pieces:
+        # Logits are computed again while those of the forward pass wait; the input may be on the host still.
+        returned = max(returned, held.gathered + 2 * held.output + held.rebuilt - held.incoming)
+    waiting = held.loss if "loss" in strategy.modules else held.output
+    # What the loss keeps of other micro-batches may be gone, or not be there yet.
+    inputs = min(held.forward, held.checkpoint)
+    return inputs, max(waiting, begun, returned) + held.forward - inputs
+
+
+def _most_held(
+    held: _Held, strategy: Strategy, kind: str, moved: int, backward_workspace: int, stepping: int, table_gradient: int
+) -> tuple[int, int]:
+    """The most O_f and O_b that programs may hold, with the forward pass's peak beyond what it keeps, so that Eq. 2 covers it.
+
+    Args:
+        kind: of the sub-layer.
+        moved: bytes of a re-layout next to it.
+        backward_workspace: temporaries of the backward pass, or those of a re-layout in it.
+        stepping: bytes that the optimizer's step adds.
+        table_gradient: gradients of a table that embedding and head share.
+    """
+    first = held.gathered + held.output + max(held.workspace, moved) + held.rebuilt
+    recomputed = held.rebuilt + held.output + held.workspace if strategy.ckpt else 0
+    if kind == "head":
+        first = max(first, held.output + held.loss)
+    backward = held.gathered + held.gradients + held.output + recomputed + backward_workspace
+    if kind == "embedding":
+        backward = max(backward, table_gradient - held.incoming)
+    shard = held.gradient // strategy.degree("sdp")  # of the gradients, to be added to their sum at the end
+    forward, backward = held.forward, max(first, backward, held.gradients + shard)
     backward = max(backward, stepping - forward)
-    if shape.kind == "head":
-        # Logits wait for their backward pass, also those of other micro-batches in flight; or what makes them anew.
-        waiting = at_loss if "loss" in strategy.modules else output
-        forward, backward = forward + waiting, backward - waiting
-        backward = max(backward, profile.tied_parameters * of_gradient - forward)
-    return forward, backward, state + LOSS_BYTES  # the loss of any unit: each may be all that a stage has
+    if kind != "head":
+        return forward, backward
+    # Logits wait for their backward pass, also those of other micro-batches in flight; or what they are computed from.
+    waiting = held.loss if "loss" in strategy.modules else held.output
+    forward, backward = forward + waiting, backward - waiting
+    return forward, max(backward, table_gradient - forward)
 
 
 def _loss_bytes(profile: Profile, tokens: int, tp: int) -> int:
