@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
-from trainplan.formulations.cluster_strategy import costs, enumeration, instance_file, problem, rows
+from trainplan.formulations.cluster_strategy import costs, enumeration, instance_file, problem
 from trainplan.formulations.cluster_strategy.instance import NAME, Instance
 from trainplan.formulations.cluster_strategy.instance_file import InstanceRecord
-from trainplan.formulations.cluster_strategy.problem import Solution, SolutionRecord, shares_of
+from trainplan.formulations.cluster_strategy.problem import Solution, SolutionRecord, describe, shares_of
 from trainplan.formulations.parameters import BY_UNIT, IGNORE_MEMORY, RECOMPUTE, Parameter
 from trainplan.formulations.plan.plan import Batch, Plan, staged_plan
 from trainplan.formulations.plan.request import Request
@@ -16,11 +18,12 @@ from trainplan.formulations.problem import Enumeration, Models, Problem, Table
 from trainplan.formulations.strategy_spaces import stage_sizes
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.plugins import attribute
-from trainplan.profiling.base.quantities import divisors
+from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural, span
 
 UNEVEN_SHARES = Parameter("uneven_shares", bool, "let pipelines take different numbers of micro-batches", False)
 
 TIED = Parameter("tied", bool, "count the reduction of a table that embedding and head share, which AMP's model lacks", True)
+MOST_RUNS = 8  # of device numbers that a cell shows
 
 
 class ClusterStrategy(Problem):
@@ -59,7 +62,49 @@ class ClusterStrategy(Problem):
 
     def tables(self, instance: Instance, solution: Solution) -> list[Table]:
         """Two tables: the strategy, and the stages."""
-        return [rows.strategy_table(instance, solution), rows.stage_table(instance, solution)]
+        return [strategy_table(instance, solution), stage_table(instance, solution)]
+
+
+def strategy_table(instance: Instance, solution: Solution) -> Table:
+    """A table of one row: the degrees of a strategy, and the micro-batches of each pipeline."""
+    costs = describe(instance, solution)
+    columns = ("pp", "dp", "tmp", "devices", "samples of a step", "a pipeline", "samples each")
+    numbers = (costs["pp"], costs["dp"], costs["tmp"], instance.devices, instance.batch, _shares(costs["shares"]), costs["mbs"])
+    return Table("strategy", columns, (tuple(map(str, numbers)),))
+
+
+def stage_table(instance: Instance, solution: Solution) -> Table:
+    """A table of the stages: devices, layers, times, and need and limit of the fullest device's memory."""
+    columns = ("stage", "devices", "kinds", "layers", "count", "time", "transfer", "sync", "memory", "of")
+    size, rows = solution.degrees.dp * solution.degrees.tmp, []
+    for number, stage in enumerate(describe(instance, solution)["stages"]):
+        rows.append(
+            (
+                str(number),
+                _runs(sorted(solution.placement[number * size : (number + 1) * size])),
+                ", ".join(f"{count} x {name}" for name, count in stage["kinds"]),
+                span(instance.layer_names[stage["first"]], instance.layer_names[stage["last"]]),
+                str(stage["last"] - stage["first"] + 1),
+                *(format_time(stage[name]) for name in ("time_ns", "transfer_ns", "sync_ns")),
+                *(format_bytes(stage[name]) for name in ("peak_bytes", "limit_bytes")),
+            )
+        )
+    return Table("stages", columns, tuple(rows))
+
+
+def _shares(shares: Sequence[int]) -> str:
+    """The micro-batches of each pipeline as a text."""
+    if len(set(shares)) == 1:
+        return plural(shares[0], "micro-batch")
+    return f"{', '.join(map(str, shares))} micro-batches"
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """Ascending numbers as a text, with consecutive ones as a range."""
+    indices = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in run] for _, run in indices]
+    shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return ", ".join(shown if len(shown) <= MOST_RUNS else [*shown[:MOST_RUNS], "..."])
 
 
 PROBLEM = ClusterStrategy()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from trainplan.formulations import parameters
 from trainplan.formulations.chain_problem import Cutting, cut_enumeration
@@ -12,12 +13,12 @@ from trainplan.formulations.pipeline_partition import problem
 from trainplan.formulations.pipeline_partition.costs import build
 from trainplan.formulations.pipeline_partition.degrees import PipelineDegrees, degrees_of, possible_degrees
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
-from trainplan.formulations.pipeline_partition.tables import stage_tables
 from trainplan.formulations.plan.plan import Batch, Plan, staged_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import Table
 from trainplan.formulations.schedule.orders import most_sliced
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.quantities import format_bytes, format_time, plural, span
 
 BY_UNIT = replace(parameters.BY_UNIT, about="cut between any two sub-layers, not between layers only", default=True)
 SLICED = Parameter("sliced", int, "micro-batches to begin in two halves (default: the fewest that do; 0: none)", least=0)
@@ -121,6 +122,26 @@ def _that_slice(possible: Sequence[PipelineDegrees], batch: int, sliced: int) ->
         fix = f"give at most {most}" if most else "give more than one stage, and an even number of samples a micro-batch"
         raise InputError("command line", "--sliced", f"is {sliced}", fix)
     return [depth for depth, count in zip(possible, counts, strict=True) if count >= sliced]
+
+
+def stage_tables(instance: Instance, described: Mapping[str, Any]) -> list[Table]:
+    """Two tables: the stages of a partition with the master stage marked, and start-up time and bubble. described: what
+    `describe` returns for the solution."""
+    memory, master = instance.memory, described["master_stage"]
+    columns = ["stage", "sub-layers", "count", "forward", "backward", "transfer", *(["peak", "of"] if memory else []), ""]
+    rows = []
+    for x, stage in enumerate(described["stages"]):
+        first, last = stage["first"], stage["last"]
+        row = [str(x), span(instance.name_of(first), instance.name_of(last)), str(last - first + 1)]
+        row += [format_time(stage[name]) for name in ("forward_ns", "backward_ns", "transfer_ns")]
+        if memory is not None:
+            row += [format_bytes(stage["peak_bytes"]), format_bytes(int(memory.limit_bytes[x]))]
+        rows.append((*row, "<- master stage" if x == master else ""))
+    step = (format_time(described["startup_ns"]), f"{described['bubble']:.1%}")
+    pipelines = plural(instance.provenance.get("dp", 1), "pipeline")
+    title = f"{pipelines} of {plural(instance.stages, 'stage')}, {instance.sublayers} sub-layers; "
+    title += plural(instance.micro_batches, "micro-batch")
+    return [Table(title, tuple(columns), tuple(rows)), Table("", ("start-up", "bubble"), (step,))]
 
 
 PROBLEM = PipelinePartition()
