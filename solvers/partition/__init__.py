@@ -1,1 +1,2 @@
-"""Pipelines cut at sub-layers: exact search, AutoPipe, its slicer, Piper and DAPPLE."""
+"""Solvers for pipelines cut at sub-layers: exact search, AutoPipe and its slicer, and the planners of Megatron-LM, Piper and
+DAPPLE."""

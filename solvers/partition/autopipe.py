@@ -1,6 +1,7 @@
 """AutoPipe's planner for pipeline-partition (Section III-B): Algorithm 1, and the heuristic that moves the master stage.
 
-Algorithm 1 makes the largest stage as small as it can be; with P the sums of f + b of the first blocks (sub-layers),
+f and b are the forward and backward times of blocks (sub-layers) or stages, p the number of stages, n that of blocks. Algorithm
+1 makes the largest stage as small as it can be; with P the sums of f + b of the first blocks,
 
     time[i][j] = min over k of max(time[k][j-1], P_i - P_k)                            the first i blocks in j stages
 
@@ -18,19 +19,19 @@ The heuristic simulates partitions and follows the master stage i, on which the 
 
 The option `reading` chooses between the paper and the authors' program, where they differ or the paper is open:
 
-- Step 2 names no moves. `paper`: from s = i + 1 on, the last block of s goes to s + 1 while Eq. 1 does not hold for s. (For
-  s = p - 1 no move changes the left side.) `published`: Eq. 1 may be missed by a gap, and where it is missed by more, the first
+- Step 2 names no moves. `paper`: from s = i + 1 on, the last block of s goes to s + 1 while Eq. 1 does not hold for s. (For s =
+  p - 1 no move changes the left side.) `published`: Eq. 1 may be missed by a gap, and where it is missed by more, the first
   stage after i that can take the first block of the next and stay below the master's load takes it; the gap then grows by what
   the stages lacked.
 - "If the master stage changes, stop": the adjusted partition is the last one whose master stage is still i. All that are
   simulated on the way may be the answer.
 - Step 3 starts from the adjusted partition (`paper`), or from the one before (`published`).
-- Partitions are followed where the master stage is at most i (`paper`); after the first move whatever it is (`published`).
-  This one matters: benchmarks/pipeline_partition.py and the paper's models show the program's nearer the optimum.
+- Partitions are followed where the master stage is at most i (`paper`); after the first move whatever it is (`published`). This
+  one matters: benchmarks/pipeline_partition.py and the paper's models show the program's nearer the optimum.
 - No stage is left without a block, and no partition is simulated twice.
 
 Times are simulated pass by pass, with the warm-up, for any number of micro-batches; the program estimates them by the length of
-one path. The paper knows no memory: of the partitions tried, the best that fits is the answer here.
+one path. The paper does not consider memory: of the partitions tried, the best that fits is the answer here.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ NEVER = 2**62
 
 
 def algorithm_1(instance: Instance, search: Search) -> Outcome:
-    """The partition with the least largest f + b of a stage."""
+    """The partition with the least largest f + b of a stage, if it fits the memory."""
     weights = (instance.forward_ns + instance.backward_ns).tolist()
     return first_fitting(instance, search, [Solution(partitioned(weights, instance.stages))], "Algorithm 1")
 
 
 def autopipe(instance: Instance, search: Search) -> Outcome:
-    """The best of the heuristic's partitions that fits. Option reading: paper or published."""
+    """The best of the heuristic's partitions that fits the memory. Option reading: paper or published."""
     planner = Planner(instance, search.options.get("reading") or READINGS[0])
     planner.run(search.out_of_time)
     outcome = first_fitting(instance, search, map(Solution, planner.by_time()), "the paper's search")
@@ -66,12 +67,17 @@ def autopipe(instance: Instance, search: Search) -> Outcome:
 
 
 def partitioned(weights: Sequence[int], stages: int) -> Cuts:
-    """Algorithm 1 for blocks of these weights. (`even_stages.balanced_cuts` has the same largest stage, and other ties.)"""
+    """The cuts of Algorithm 1 for blocks of these weights. (`even_stages.balanced_cuts` has the same largest stage, and breaks
+    ties otherwise.)"""
     return BalanceTable(weights, stages).bounds(len(weights), stages)[1:-1]
 
 
 class BalanceTable:
-    """Algorithm 1's table for all first parts of a chain of blocks, and all numbers of stages up to `stages`."""
+    """Algorithm 1's table for all first parts of a chain of blocks, and all numbers of stages up to `stages`.
+
+    before: the sum of weights before each block, and of all. least[j][i]: the least largest stage of the first i blocks in j
+    stages.
+    """
 
     def __init__(self, weights: Sequence[int], stages: int) -> None:
         before = self.before = [0, *accumulate(weights)]
@@ -86,7 +92,8 @@ class BalanceTable:
             self.least.append(row)
 
     def bounds(self, blocks: int, stages: int) -> Cuts:
-        """The first block of every stage, and the end of the last: the first blocks in so many stages."""
+        """The best partition of the first blocks into this number of stages: the first block of every stage, and the end of the
+        last."""
         ends = [blocks]
         for j in range(stages, 1, -1):
             end = ends[-1]
@@ -95,8 +102,11 @@ class BalanceTable:
 
 
 class Planner:
-    """The heuristic on one instance. simulations: time and master stage of every partition simulated, by its bounds: the first
-    sub-layer of each stage, and the end of the last."""
+    """The heuristic on one instance.
+
+    simulations: the time in ns and the master stage of every partition simulated, by its bounds: the first sub-layer of each
+    stage, and the end of the last. reading: "paper" or "published", see the module's head.
+    """
 
     def __init__(self, instance: Instance, reading: str = READINGS[0]) -> None:
         self.stages, self.micro_batches = instance.stages, instance.micro_batches
@@ -110,7 +120,7 @@ class Planner:
         self.simulations: dict[Cuts, tuple[int, int]] = {}
 
     def run(self, out_of_time: Callable[[], bool] = lambda: False) -> None:
-        """Steps 1 to 3, until nothing is left to follow or time runs out."""
+        """Steps 1 to 3, until no partition is left to follow or time runs out."""
         start = self.table.bounds(len(self.before) - 1, self.stages)
         self.simulated(start)
         waiting, met = deque([start]), {start}
@@ -129,11 +139,11 @@ class Planner:
                     waiting.append(moved)
 
     def by_time(self) -> list[Cuts]:
-        """Cuts of all partitions simulated, the best first; of equal ones that found first."""
+        """The cuts of all partitions simulated, the fastest first; of equal ones that found first."""
         return [bounds[1:-1] for bounds in sorted(self.simulations, key=lambda bounds: self.simulations[bounds][0])]
 
     def simulated(self, bounds: Cuts) -> tuple[int, int]:
-        """Time of the step, in ns, and master stage."""
+        """The simulated time of the step in ns, and the master stage, of a partition given by its bounds."""
         if bounds not in self.simulations:
             f, b = ([sums[end] - sums[first] for first, end in pairwise(bounds)] for sums in (self.forward, self.backward))
             moves = tuple(self.transfer[first] for first in bounds[1:-1])
@@ -142,10 +152,12 @@ class Planner:
         return self.simulations[bounds]
 
     def _adjusted(self, bounds: Cuts, master: int) -> Cuts:
-        """Step 2, Eq. 1 to the letter: the adjusted partition."""
-        room, start = self._backward(bounds, master), bounds[master + 1]
+        """Step 2, Eq. 1 to the letter: the bounds of the adjusted partition. master: its master stage."""
+        master_ns, start = self._backward(bounds, master), bounds[master + 1]
         for s in range(master + 1, self.stages - 1):
-            while self.before[bounds[s + 1]] - self.before[start] > (s - master) * room and bounds[s + 1] - bounds[s] > 1:
+            while (
+                self.before[bounds[s + 1]] - self.before[start] > (s - master) * master_ns and bounds[s + 1] - bounds[s] > 1
+            ):
                 moved = (*bounds[: s + 1], bounds[s + 1] - 1, *bounds[s + 2 :])
                 if self.simulated(moved)[1] != master:
                     return bounds
@@ -153,12 +165,12 @@ class Planner:
         return bounds
 
     def _adjusted_as_published(self, bounds: Cuts, master: int) -> None:
-        """Step 2 of the authors' program, for the partitions that it simulates."""
-        room, start, before = self._backward(bounds, master), bounds[master + 1], self.before
+        """Step 2 of the authors' program: simulates the partitions that it goes through."""
+        master_ns, start, before = self._backward(bounds, master), bounds[master + 1], self.before
         heaviest = before[start] - before[bounds[master]] + self.transfer[bounds[master]]
         gap, s = 0, master + 1
         while s < self.stages:
-            if before[bounds[s + 1]] - before[start] <= (s - master) * room + gap:
+            if before[bounds[s + 1]] - before[start] <= (s - master) * master_ns + gap:
                 s += 1
                 continue
             for t in range(master + 1, s):
@@ -171,14 +183,16 @@ class Planner:
             moved = (*bounds[: t + 1], end + 1, *bounds[t + 2 :])
             if self.simulated(moved)[1] != master:
                 return
-            gap += max(0, before[end] - before[start] - ((t - master) * room + gap))
+            gap += max(0, before[end] - before[start] - ((t - master) * master_ns + gap))
             bounds, s = moved, t + 1
 
     def _backward(self, bounds: Cuts, stage: int) -> int:
+        """The backward time in ns of a stage."""
         return self.backward[bounds[stage + 1]] - self.backward[bounds[stage]]
 
     def _moved(self, bounds: Cuts, master: int) -> Iterator[tuple[bool, Cuts]]:
-        """Step 3: both ways to make the master stage lighter, and whether it is the first, which moves a block forward."""
+        """Step 3: yields the two partitions with a lighter master stage, and with each whether its block moved to the stage
+        before."""
         if master == 0:
             return
         first, end = bounds[master], bounds[master + 1]

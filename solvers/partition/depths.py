@@ -1,15 +1,16 @@
-"""Planning by pipeline-partition: the depth, the cuts and the slicing with the shortest whole step, and a bound on all of them.
+"""Planning by pipeline-partition: the depth, the cuts and the slicing with the shortest whole step, and a lower bound over all
+of them.
 
-Each instance is a depth with a number of micro-batches. Of each, a method finds cuts for a short iteration; with the exact one,
-cuts are then moved for a short step (`whole_step`), and as few micro-batches are sliced as help (`slicer`). No cuts of an
-instance have a step below the larger of
+Each instance is a depth (number of stages) with a number of micro-batches. For each, a method finds cuts for a short iteration;
+with the exact one, cuts are then moved for a short step (`whole_step`), and as few micro-batches are sliced as help (`slicer`).
+No cuts of an instance have a step below the larger of
 
     least_step_ns                                    the bound of `step_bound`, for whole or sliced micro-batches;
     the method's bound + what the first stage adds   where nothing may be sliced: the first stage ends last, and the least that
-                                                     it adds is its first sub-layer's part (all of one stage's).
+        it adds is its first sub-layer's part (with one stage, that of all sub-layers).
 
-The least of these bounds over all instances bounds every plan that they stand for. An instance whose bound is not below a step
-that is known already is not worked on any further.
+The least of these bounds over all instances is a bound on every plan that they stand for. An instance whose bound is not below
+a step that is known already is not worked on any further.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ FAR = 2**62
 
 @dataclass(frozen=True)
 class DepthCandidate:
-    """One instance, and what was found for it.
+    """One instance, and the best solution found for it.
 
-    result: of the method, for the iteration of whole micro-batches. solution: cuts and slicing, None where nothing was found.
-    iteration_ns, step_ns: of the solution, sliced as it says. bound_ns: no cuts of this instance have a shorter step.
+    result: the method's, for the iteration of whole micro-batches. solution: cuts and slicing, None where none was found.
+    iteration_ns, step_ns: of the solution, sliced as it states. bound_ns: no cuts of this instance have a shorter step.
     """
 
     instance: Instance
@@ -79,15 +80,15 @@ def search(
     progress: Progress | None = None,
     **options: Any,
 ) -> Answer:
-    """The solution with the shortest whole step of some instances, which share the time.
+    """The solution with the shortest whole step over several instances, which share the time.
 
-    sliced: micro-batches to slice, where an instance has as many (None: the fewest that do). objective: `step`, or `iteration`,
-    with which the exact method's proven cuts are taken as they are, as those of other methods always are. options: the method's
-    own.
+    sliced: micro-batches to slice, at most as many as an instance allows (None: the fewest that give all of the gain).
+    objective: `step`, or `iteration`, with which the exact method's proven cuts are kept as they are; those of other methods
+    always are. options: the method's own.
 
     The answer's objective and bound are those of the whole step; its result is the method's, of the iteration of whole
     micro-batches; its alternatives are the candidates' rows, the best first. Raises InputError, and Unsuited where the method
-    takes the only instance not.
+    does not support the only instance.
     """
     check_arguments(time_limit, gap, seed)
     OBJECTIVE.check(objective)
@@ -116,14 +117,18 @@ def search(
 
 
 def _late(clock: Clock, deadline: float) -> bool:
+    """Whether the deadline, in the clock's seconds, has passed."""
     return clock() > deadline
 
 
 def _candidate(
     instance: Instance, result: Result, sliced: int | None, exact_step: bool, shortest_ns: int, out_of_time: Callable[[], bool]
 ) -> DepthCandidate:
-    """What a method's result leads to. exact_step: whether to move its cuts, until it is out of time, for a short step.
-    shortest_ns: a step that is known; cuts that cannot be better are not worked on."""
+    """The candidate that a method's result leads to.
+
+    sliced: as for `search`. exact_step: whether to move the result's cuts, until `out_of_time`, for a short step. shortest_ns:
+    the shortest step known; cuts that cannot be better are not worked on.
+    """
     if result.solution is None:
         return DepthCandidate(instance, result)
     slices = sliced != 0 and instance.most_sliced > 0
@@ -141,10 +146,13 @@ def _candidate(
 
 
 def step_bound_ns(instance: Instance, iteration_bound_ns: int | None, slices: bool) -> int:
-    """No cuts have a shorter whole step. iteration_bound_ns: a bound on the iteration of whole micro-batches, where there is
-    one; it holds for the step where nothing may be sliced.
+    """A lower bound in ns on the whole step of any cuts.
 
-    Proof: T is the end of the first stage, whose step ends with what its sub-layers add, at least the first one's part.
+    iteration_bound_ns: a lower bound on the iteration of whole micro-batches, where there is one; it holds for the step where
+    no micro-batch may be sliced (slices is false).
+
+    Proof: the iteration is the end of the first stage, whose step ends with what its sub-layers add, at least the first one's
+    part.
     """
     bound = least_step_ns(instance, slices)
     if slices or iteration_bound_ns is None:

@@ -2,16 +2,16 @@
 
     bound        the least that any partition needs by the paths of `spans`
     beam         the suffixes of least bounds, a stage more at a time, simulated when they are whole; at first none whose bound
-                 is above the least
+        is above the least
     paths        all suffixes that may be part of a partition better than the best so far; of two that begin at one sub-layer,
-                 one is enough if neither its S nor its K is larger
+        one is enough if neither its S nor its K is larger
     moves        cuts moved by a few sub-layers, as long as that helps
-    turns        as `paths`, by those with a turn, too, and by the fronts of `prefixes`: few suffixes at first, with
-                 rough fronts, then more with finer ones
-    search       the suffixes that are left, by depth, those of least bounds first; many at once are simulated before
+    turns        as `paths`, by paths with a turn, too, and by the fronts of `prefixes`: few suffixes at first, with rough
+        fronts, then more with finer ones
+    search       the suffixes that are left, by depth, those of least bounds first; large groups are simulated before
 
-What suffixes are, and what they tell, see `suffixes`. Where a step leaves nothing, the best partition so far is proven; else
-the suffixes that it leaves have the least bound of all.
+Suffixes, S, K and turns are explained in `suffixes`. Where a step leaves no suffix open, the best partition so far is proven;
+else the least bound of the open suffixes bounds all partitions.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ MEMORY = "least memory over all partitions"
 SOURCE = "micro-batches followed through one stage"
 SEARCHED = "micro-batches followed through one stage, the rest simulated"
 SPANS_TIME = 0.5  # of the time limit, by which the tables of spans have to be there
-BEAM, CHUNK = 64, 2048  # suffixes kept in the beam; suffixes branched on, or simulated, at once
+BEAM, CHUNK = 64, 2048  # suffixes kept in the beam; suffixes branched on, or simulated, together
 MOST = 20_000  # suffixes kept by S and K
-STEPS = ((256, 4, 7), (1024, 8, 2), (10_000, 32, 2), (60_000, 48, 2))  # suffixes with turns kept; classes, every: of prefixes
+STEPS = ((256, 4, 7), (1024, 8, 2), (10_000, 32, 2), (60_000, 48, 2))  # suffixes kept; `classes` and `every` of Prefixes
 SIMULATED = 256  # suffixes that are worth simulating
-LARGEST, MOST_WORK = 2**22, 10**8  # spans in tables; passes to simulate for cuts moved once
+LARGEST, MOST_WORK = 2**22, 10**8  # spans in tables; passes to simulate in one round of moved cuts
 
 
 def branch_and_bound(instance: Instance, search: Search) -> Outcome:
@@ -57,6 +57,7 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
     steps: dict[str, int] = {}
 
     def ended(source: str) -> Outcome:
+        """The outcome with the best bound so far."""
         return Outcome(bound=search.bound, bound_source=source, statistics=steps)
 
     search.report(bound=spans.bound)
@@ -82,8 +83,8 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
 
 
 def _coarse(instance: Instance, search: Search) -> Outcome:
-    """For chains too long to look at all spans: the best by the closed formula of stage-assignment, or of AutoPipe's
-    partitions, its cuts moved."""
+    """The answer for chains too long for tables of all spans: the best cuts by stage-assignment's closed formula or of
+    AutoPipe's partitions, then moved."""
     chain, row = SublayerChain(instance), instance.forward_ns + instance.backward_ns
     times, moves = np.tile(row, (instance.stages, 1)), np.tile(2 * instance.transfer_ns, (instance.stages - 1, 1))
     bound, source = cheap_bound(instance)
@@ -102,7 +103,7 @@ def _coarse(instance: Instance, search: Search) -> Outcome:
 
 
 def _limit(search: Search) -> int:
-    """The largest bound that is worth looking at."""
+    """The largest bound in ns that is worth looking at: below the best partition by more than the gap."""
     if search.objective is None:
         return FAR - 1
     return search.objective - floor(search.gap * search.objective) - 1
@@ -111,15 +112,16 @@ def _limit(search: Search) -> int:
 def _by_stage(
     spans: Spans, search: Search, limit: int, width: int, slowest: Sequence[int] | None = None, prefixes: Prefixes | None = None
 ) -> int:
-    """The number of suffixes looked at: up to a limit of their bounds, a stage more at a time, the `width` of least bounds.
+    """Extend suffixes by one stage at a time, keeping the `width` of least bounds; return the number of suffixes looked at.
 
-    Reports the best partition and the least bound of all. slowest: by stage, as of `Spans.slowest`, to leave out suffixes that
-    others do for; prefixes: to bound suffixes by, with turns.
+    Reports the best partition and the least bound of all. limit: suffixes with a larger bound are dropped. slowest: by stage,
+    as `Spans.slowest` returns it, to drop suffixes that others dominate. prefixes: to bound suffixes by, including paths with
+    turns.
     """
-    suffixes, count, left = no_suffix(spans), 0, []
+    suffixes, count, open_bounds = no_suffix(spans), 0, []
     while suffixes.stage and suffixes.count:
         if search.out_of_time():
-            left.append(suffixes.bound.min())
+            open_bounds.append(suffixes.bound.min())
             suffixes = suffixes.at(slice(0))
             break
         suffixes = longer(spans, suffixes, limit, turning=prefixes is not None)
@@ -129,24 +131,24 @@ def _by_stage(
             suffixes = undominated(suffixes, slowest[suffixes.stage], search.out_of_time)
         if suffixes.count > width:
             order = in_order(spans, suffixes)
-            left.append(suffixes.bound[order[width:]].min())
+            open_bounds.append(suffixes.bound[order[width:]].min())
             suffixes = suffixes.at(order[:width])
         count += suffixes.count
     if suffixes.count:
         suffixes = suffixes.at(in_order(spans, suffixes))
-        left.append(suffixes.bound[0])
+        open_bounds.append(suffixes.bound[0])
         _simulated(spans, suffixes, search)
-    _report_bound(int(min([limit + 1, *left])), search)
+    _report_bound(int(min([limit + 1, *open_bounds])), search)
     return count
 
 
 def _report_bound(bound: int, search: Search) -> None:
-    """Reports the least bound of what is open; what is not is above the limit that the best partition sets."""
+    """Report the least bound in ns of the open suffixes; all others are above the limit that the best partition sets."""
     search.report(bound=min(bound, _limit(search) + 1))
 
 
 def _simulated(chain: SublayerChain, suffixes: Suffixes, search: Search) -> None:
-    """Reports the best of whole partitions, those of least bounds first, as far as time allows."""
+    """Simulate whole partitions, those of least bounds first, as far as time allows, and report the best."""
     for start in range(0, suffixes.count, CHUNK):
         part = suffixes.at(slice(start, start + CHUNK))
         part = part.at(part.bound <= _limit(search))
@@ -155,7 +157,10 @@ def _simulated(chain: SublayerChain, suffixes: Suffixes, search: Search) -> None
 
 
 def _report_best(chain: SublayerChain, firsts: Integers, search: Search) -> bool:
-    """Report the best of some partitions, by their first places, if it is better than the best so far; whether it is."""
+    """Report the best of several partitions if it is better than the best so far; return whether it is.
+
+    firsts: (N, stages), the first sub-layer of every stage.
+    """
     times = chain.times_ns(firsts)
     best = int(times.argmin())
     if search.objective is not None and times[best] >= search.objective:
@@ -165,7 +170,7 @@ def _report_best(chain: SublayerChain, firsts: Integers, search: Search) -> bool
 
 
 def _moved(chain: SublayerChain, search: Search) -> int:
-    """Move one cut of the best partition a little, the one that helps most, until none does: the number of rounds."""
+    """Move one cut of the best partition a little, the one that helps most, until none does; return the number of rounds."""
     stages, rounds = chain.stages, 0
     if stages == 1 or stages**2 * (stages + chain.micro_batches) > MOST_WORK:
         return 0
@@ -178,7 +183,7 @@ def _moved(chain: SublayerChain, search: Search) -> int:
 
 
 def _searched(spans: Spans, search: Search, prefixes: Prefixes) -> int:
-    """Branch on every suffix that may be part of a partition better than the best so far: their number."""
+    """Branch on every suffix that may be part of a partition better than the best so far; return their number."""
     waiting, count = [no_suffix(spans)], 0
     while waiting and not search.out_of_time():
         suffixes, limit = waiting.pop(), _limit(search)
@@ -196,7 +201,7 @@ def _searched(spans: Spans, search: Search, prefixes: Prefixes) -> int:
 
 
 def _bounded(spans: Spans, suffixes: Suffixes, search: Search) -> Suffixes:
-    """Suffixes in order of their bounds; where there are many, with bounds by the simulation of each alone, too."""
+    """Suffixes in order of their bounds; a large group also with bounds by the simulation of each suffix alone."""
     if suffixes.stage and suffixes.count >= SIMULATED:
         bound = suffixes.bound.copy()
         for start in range(0, suffixes.count, CHUNK):

@@ -1,4 +1,4 @@
-"""The methods of pipeline-partition."""
+"""The registered methods of pipeline-partition."""
 
 from __future__ import annotations
 

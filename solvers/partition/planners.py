@@ -1,21 +1,22 @@
 """pipeline-partition by the planners that AutoPipe is compared with: Megatron-LM's, Piper's and DAPPLE's (Section IV).
 
-They cut between layers only, as `Instance.layers` tells; here all have p stages of one device each, and their answers are
-simulated. `trainplan.papers.replicated` has the same planners for stages that several devices share.
+They cut between layers only (`Instance.layers` gives each sub-layer's layer); here all have p stages of one device each, and
+their answers are simulated. `trainplan.papers.replicated` has the same planners for stages that several devices share. f and b
+are the passes of a layer, F_s and B_s those of a stage, c_x the message between stages x - 1 and x.
 
     Megatron   even numbers of Transformer layers (those of two sub-layers or more; all where there are none). It refuses where
-               p does not divide them; here the first stages then have one more. What lies before the first Transformer layer
-               of a stage is with the stage before, what lies before the first of all with the first stage.
+        p does not divide them; here the first stages then have one more. Layers between two Transformer layers belong to the
+        stage of the one before, those before the first of all to the first stage.
     Piper      the least largest time per sample (Tarnawski et al., NeurIPS 2021, and their program, msr-fiddle/piper),
                    TPS_x = sum (f + b) + 2 (c_x + c_{x+1}),     the messages in and out, forward and back,
                with the memory of p - x micro-batches in flight on stage x. The number of stages costs nothing.
     DAPPLE     the least latency L = T_w + T_s + T_e of M micro-batches (Fan et al., PPoPP 2021); messages are stages of their
-               own; for the pivot stage Q, without gradients to reduce (HPGO, the authors' first program, states the same),
+        own; for the pivot stage Q, without gradients to reduce (HPGO, the authors' first program, states the same),
                    L(Q) = sum_{s<=Q} F_s + (M - 1) (F_Q + B_Q) + sum_{s<=Q} B_s.
 
 DAPPLE's pivot is the stage with the fewest bubbles. L(Q) is the length of a path through its step, so the stage is meant whose
 path is longest, and L = max_Q L(Q). (The paper finds it from the last stage on, by a comparison that leaves out F_Q + B_Q.)
-DAPPLE and Megatron know no memory.
+DAPPLE and Megatron do not consider memory.
 
 Both objectives are least by a dynamic program from the last layer on: with t and c of a stage i .. e-1 and its message,
 
@@ -37,21 +38,23 @@ FAR = np.int64(2**60)  # more than any time
 
 
 def megatron(instance: Instance, search: Search) -> Outcome:
-    """Even numbers of Transformer layers."""
+    """Cuts with even numbers of Transformer layers, Megatron-LM's rule, if they fit the memory."""
     starts, sizes = np.unique(instance.layers, return_index=True, return_counts=True)[1:]
     blocks = starts[sizes > 1] if (sizes > 1).any() else starts
     _check_layers(instance, len(blocks))
-    each, more = divmod(len(blocks), instance.stages)
-    firsts = [x * each + min(x, more) for x in range(1, instance.stages)]
+    share, more = divmod(len(blocks), instance.stages)
+    firsts = [x * share + min(x, more) for x in range(1, instance.stages)]
     return first_fitting(instance, search, [Solution(tuple(int(blocks[first]) for first in firsts))], "Megatron's rule")
 
 
 def piper(instance: Instance, search: Search) -> Outcome:
-    """The least largest time per sample of p stages within memory."""
+    """Piper's cuts: the least largest time per sample of p stages within the memory."""
     layers, _ = instance.between_layers()
     before, moves, windows = passes_before(layers), messages(layers), layers.windows
 
     def extended(first: int, later: Integers) -> Integers:
+        """max(TPS, V of the later stages) of stages that begin at layer `first`, FAR where the memory forbids them; see
+        `_planned`."""
         tps = before[first + 1 :] - before[first] + 2 * (moves[first] + moves[first + 1 :])
         largest = np.maximum(tps, later)
         return largest if windows is None else np.where(windows[:, first:] <= first, largest, FAR)
@@ -60,11 +63,12 @@ def piper(instance: Instance, search: Search) -> Outcome:
 
 
 def dapple(instance: Instance, search: Search) -> Outcome:
-    """The least latency by the pivot stage, of p stages."""
+    """DAPPLE's cuts into p stages, of the least latency by its pivot stage, if they fit the memory."""
     layers, _ = instance.between_layers()
     before, moves, rounds = passes_before(layers), 2 * messages(layers), instance.micro_batches
 
     def extended(first: int, later: Integers) -> Integers:
+        """The latency L of chains whose first stage begins at layer `first`; see `_planned`."""
         stage, message = before[first + 1 :] - before[first], moves[first + 1 :]
         alone = np.maximum(rounds * stage, stage + rounds * message)
         return np.maximum(alone, stage + message + later)
@@ -73,20 +77,20 @@ def dapple(instance: Instance, search: Search) -> Outcome:
 
 
 def passes_before(layers: Instance) -> Integers:
-    """(n+1,): forward and backward passes of all layers before each place."""
+    """(n+1,): the sum of forward and backward times in ns before each of n layers, and of all."""
     return np.concatenate([[0], np.cumsum(layers.forward_ns + layers.backward_ns)])
 
 
 def messages(layers: Instance) -> Integers:
-    """(n+1,): the message at each place, one way; 0 at both ends."""
+    """(n+1,): the time in ns of the message, one way, before each of n layers and after the last; 0 at both ends."""
     return np.concatenate([[0], layers.transfer_ns, [0]])
 
 
 def _planned(instance: Instance, extended: Callable[[int, Integers], Integers], search: Search, who: str) -> Outcome:
-    """The cuts between layers with the least V_0(0).
+    """The cuts between layers with the least V_0(0) of the dynamic program at the module's head.
 
     extended(first, later): the value of each stage that begins at layer `first`, by stage x and end e = first + 1 .., from
-    later[x] = V_{x+1}(e).
+    later[x] = V_{x+1}(e). who: the planner, for messages. Raises Unsuited for too many layers or stages.
     """
     starts, stages = instance.layer_starts, instance.stages
     layers = len(starts)
@@ -113,6 +117,7 @@ def _planned(instance: Instance, extended: Callable[[int, Integers], Integers], 
 
 
 def _check_layers(instance: Instance, layers: int) -> None:
+    """Raise Unsuited where there are fewer layers than stages."""
     if layers < instance.stages:
         problem = f"has {layers} layers to cut between, for {instance.stages} stages"
         raise Unsuited("instance", "layers", problem, "give fewer stages, or take a method that cuts between sub-layers")

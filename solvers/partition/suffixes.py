@@ -1,9 +1,10 @@
-"""Suffixes, the last stages of partitions: the labels of the exact search, their bounds, and when one does for another.
+"""Suffixes, the last stages of partitions: the labels of the exact search, their lower bounds, and dominance between them.
 
-A suffix is the stages x .. p-1, each with its first place. To the paths of `spans`, which follow a micro-batch to the last
-stage and back, it adds two numbers, whatever the stages before it are: S, the sum of t over its stages, and K, its longest
-path, from the first forward to the last backward pass of stage x. No partition with it has an iteration below H + K, with the
-least H of stages before it, nor below what these need with its S, nor below H and the suffix simulated on its own.
+The symbols are those of `spans`. A suffix is the stages x .. p-1, given by the first boundary of each. To the paths of `spans`,
+which follow a micro-batch to the last stage and back, it adds two numbers, whatever the stages before it are: S, the sum of t
+over its stages, and K, its longest path, from the first forward to the last backward pass of stage x. No partition with it has
+an iteration below H + K, with the least H of stages before it, nor below what these need with its S, nor below H and the suffix
+simulated on its own.
 
 Paths with a turn follow the first or the last micro-batch from stage x to any stage z only, in place of the last stage, and
 have as many passes more to stay for as there are stages after z: forward ones on x at first, backward ones at last, on x or on
@@ -14,17 +15,17 @@ a stage y < x on the way back to the first stage.
 with S_z the sum of t over the stages x+1 .. z. So the label of a suffix has, by the number k of passes that are left for a
 stage before it,
 
-    ways[k]      S_z, the sum of t over its stages x .. z = p-1-k; 0 for z = x-1, where the micro-batch does not enter it
-    longest[k]   L_k, its longest path from its first forward pass to the backward pass of x behind which k more follow
+    routes[k]    S_z, the sum of t over its stages x .. z = p-1-k; 0 for z = x-1, where the micro-batch does not enter it
+    longest[k]   L_k, its longest path from its first forward pass to the backward pass of x after which k more follow
 
 of which k = 0 are S and K. Without turns, there is k = 0 alone.
 
 Dominance. A stage before that stays for the k passes left gains at most k c, c its longest pass, and a partition's paths are as
-long as max_k (ways[k] + k c) and max_k (longest[k] + k c) make them. Let no stage before have a pass above `slowest`. Then
-`raised`[k] = max_{j <= k} (ways[j] - (k - j) slowest) changes neither maximum, as ways[j] - (k - j) slowest + k c is at most
-ways[j] + j c. So of two suffixes that begin at one place, one does for the other if none of its raised values is larger.
-Example: slowest = 5, A has the ways (20, 10), B (18, 12). B's 12 is above A's 10, but raised they are (20, 15) and (18, 13):
-with c <= 5, A's largest is 20 and B's 18. B does for A, if that holds for `longest`, too.
+long as max_k (routes[k] + k c) and max_k (longest[k] + k c) make them. Let no stage before have a pass above `slowest`. Then
+`raised`[k] = max_{j <= k} (routes[j] - (k - j) slowest) changes neither maximum, as routes[j] - (k - j) slowest + k c is at
+most routes[j] + j c. So of two suffixes that begin at one boundary, one dominates the other if none of its raised values is
+larger. Example: slowest = 5, A has the routes (20, 10), B (18, 12). B's 12 is above A's 10, but raised they are (20, 15) and
+(18, 13): with c <= 5, A's largest is 20 and B's 18. B dominates A, if that holds for `longest`, too.
 """
 
 from __future__ import annotations
@@ -35,130 +36,135 @@ from dataclasses import dataclass
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.solvers.partition.spans import Spans
-from trainplan.solvers.partition.times import Truths
+from trainplan.solvers.partition.times import Booleans
 
-COMPARED = 64  # suffixes that others of the same first place are compared to
+COMPARED = 64  # the most suffixes that the others of their first boundary are compared to
 
 
 @dataclass(frozen=True)
 class Suffixes:
-    """N labels, all of the stages from `stage` on.
+    """N suffixes, all of the stages from `stage` to the last, in parallel arrays.
 
-    firsts: (N, p - stage), the first place of each stage. ways, longest: (N, k+1), see the head of this file. bound: (N,), no
-    partition with the suffix has a shorter iteration.
+    firsts: (N, p - stage), the first boundary of each stage. routes, longest: (N, k+1), in ns, see the head of this file.
+    bound: (N,), a lower bound in ns on the iteration of any partition with the suffix.
     """
 
     stage: int
     firsts: Integers
-    ways: Integers
+    routes: Integers
     longest: Integers
     bound: Integers
 
     @property
     def count(self) -> int:
-        """Their number, N."""
+        """The number of suffixes, N."""
         return len(self.bound)
 
-    def at(self, chosen: Integers | Truths | slice) -> Suffixes:
-        """Some of them, by places, truths or a slice."""
-        columns = (self.firsts, self.ways, self.longest, self.bound)
+    def at(self, chosen: Integers | Booleans | slice) -> Suffixes:
+        """Some of the suffixes, by indices, flags or a slice."""
+        columns = (self.firsts, self.routes, self.longest, self.bound)
         return Suffixes(self.stage, *(column[chosen] for column in columns))
 
 
 def no_suffix(spans: Spans) -> Suffixes:
-    """The suffix without a stage."""
+    """The single suffix without a stage."""
     zero = np.zeros(1, np.int64)
     return Suffixes(spans.stages, np.zeros((1, 0), np.int64), zero[:, None], zero[:, None], zero)
 
 
-def way_bound_ns(spans: Spans, x: int, first: Integers, way: Integers) -> Integers:
-    """(N,): no partition has a shorter iteration whose stages from x on begin at `first` and have `way` for their S.
+def route_bound_ns(spans: Spans, x: int, first: Integers, route: Integers) -> Integers:
+    """(N,): a lower bound in ns on partitions whose stages from x on begin at the boundary `first` and take `route` ns for
+    their S.
 
-    Proof: some stage before x has a path of `Spans.even_ns` as long as `even_before` with the least S after it, and the way is
-    in it `rounds` times at least; nor is any partition below what the stages before need with the least S.
+    Proof: some stage before x has a path of `Spans.even_ns` as long as `even_before` with the least S after it, and the route
+    is in it `rounds` times at least; nor is any partition below what the stages before need with the least S.
     """
-    more = spans.rounds * (way - spans.least_after[x][first])
+    more = spans.rounds * (route - spans.least_after[x][first])
     return np.maximum(spans.even_before[x][first] + more, spans.best_before[x][first])
 
 
 def longest_bound_ns(spans: Spans, x: int, first: Integers, longest: Integers) -> Integers:
-    """(N,): no partition has a shorter iteration whose stages from x on begin at `first` and have a path of `longest` ns.
+    """(N,): a lower bound in ns on partitions whose stages from x on begin at the boundary `first` and have a path of `longest`
+    ns.
 
-    Proof: the path begins behind the first micro-batch's forward passes through the stages before x, and ends before the last
-    one's backward passes through them, H at least in all.
+    Proof: the path begins after the first micro-batch's forward passes through the stages before x, and ends before the last
+    one's backward passes through them, which take H at least in all.
     """
     return spans.least_before[x][first] + longest
 
 
 def longer(spans: Spans, suffixes: Suffixes, limit: int, turning: bool) -> Suffixes:
-    """All suffixes with a stage more whose bound is at most the limit. turning: by paths with a turn, too."""
+    """All suffixes with one stage more whose bound is at most the limit in ns. turning: also use paths with a turn."""
     x = suffixes.stage - 1
-    ends = suffixes.firsts[:, 0] if suffixes.firsts.shape[1] else np.full(suffixes.count, spans.places - 1)
+    ends = suffixes.firsts[:, 0] if suffixes.firsts.shape[1] else np.full(suffixes.count, spans.boundaries - 1)
     columns, column = np.unique(ends, return_inverse=True)
     possible = (spans.need(x)[:, columns] <= limit) & (spans.best_before[x] <= limit)[:, None]
     row, first = np.nonzero(possible.T[column])  # the suffix that is made longer, and where the new stage begins
     f, b = spans.f[first, ends[row]], spans.b[first, ends[row]]
-    after = suffixes.ways[row, 0]
+    after = suffixes.routes[row, 0]
     longest = np.maximum(suffixes.longest[row, 0] + f + b, spans.through_ns(x, f, b, after))
-    bound = np.maximum(way_bound_ns(spans, x, first, after + f + b), suffixes.bound[row])
-    left = np.flatnonzero(np.maximum(bound, longest_bound_ns(spans, x, first, longest)) <= limit)
-    row, first, f, b, longest, bound = (array[left] for array in (row, first, f, b, longest, bound))
+    bound = np.maximum(route_bound_ns(spans, x, first, after + f + b), suffixes.bound[row])
+    kept = np.flatnonzero(np.maximum(bound, longest_bound_ns(spans, x, first, longest)) <= limit)
+    row, first, f, b, longest, bound = (array[kept] for array in (row, first, f, b, longest, bound))
 
-    ways, all_longest = suffixes.ways[row] + (f + b)[:, None], longest[:, None]
+    routes, all_longest = suffixes.routes[row] + (f + b)[:, None], longest[:, None]
     if turning:
-        all_longest = _with_turns(spans, x, suffixes.ways[row], suffixes.longest[row], f, b)
+        all_longest = _with_turns(spans, x, suffixes.routes[row], suffixes.longest[row], f, b)
         all_longest[:, 0] = np.maximum(all_longest[:, 0], longest)
-        staying = np.arange(all_longest.shape[1]) * b[:, None]  # x itself may run what is left to stay for
+        staying = np.arange(all_longest.shape[1]) * b[:, None]  # x itself may run the passes left
         all_longest = np.maximum.accumulate((all_longest + staying)[:, ::-1], axis=1)[:, ::-1] - staying
         if spans.stages - 1 - x < spans.micro_batches:
-            ways = np.concatenate([ways, np.zeros((len(row), 1), np.int64)], axis=1)
+            routes = np.concatenate([routes, np.zeros((len(row), 1), np.int64)], axis=1)
     bound = np.maximum(bound, longest_bound_ns(spans, x, first, all_longest[:, 0]))
     firsts = np.concatenate([first[:, None], suffixes.firsts[row]], axis=1)
-    return Suffixes(x, firsts, ways, all_longest, bound).at(bound <= limit)
+    return Suffixes(x, firsts, routes, all_longest, bound).at(bound <= limit)
 
 
-def _with_turns(spans: Spans, x: int, ways: Integers, longest: Integers, f: Integers, b: Integers) -> Integers:
-    """L_k of the stages from x on, by `ways` and `longest` of those after x: through the longest path of these, or along stage
-    x and then back from any stage z."""
+def _with_turns(spans: Spans, x: int, routes: Integers, longest: Integers, f: Integers, b: Integers) -> Integers:
+    """(N, k+1): L_k of the stages from x on: through the longest path of the later stages, or along stage x and then back from
+    any stage z.
+
+    routes, longest: of the stages after x. f, b: passes of stage x.
+    """
     warm_up = spans.stages - 1 - x
     through_later = longest + (f + b)[:, None]
     if warm_up >= spans.micro_batches:
         return through_later
     nothing = np.zeros((len(f), 1), np.int64)
     through_later = np.concatenate([through_later, nothing], axis=1)[:, : warm_up + 1]
-    there = (ways + np.arange(warm_up + 1) * f[:, None]).max(axis=1)
+    there = (routes + np.arange(warm_up + 1) * f[:, None]).max(axis=1)
     along_x = (spans.micro_batches - warm_up) * (f + b) + there
-    return np.maximum(through_later, along_x[:, None] + ways)
+    return np.maximum(through_later, along_x[:, None] + routes)
 
 
 def undominated(suffixes: Suffixes, slowest: int, out_of_time: Callable[[], bool]) -> Suffixes:
-    """The suffixes that no other one, which begins at the same place, does for; where time runs out, some others, too.
+    """The suffixes that no other one with the same first boundary dominates; where time runs out, some others, too.
 
-    slowest: no stage before has a longer pass. Each place's suffixes are compared to COMPARED of them at most, those of the
-    least sums first.
+    slowest: no stage before has a longer pass in ns. Suffixes are compared to COMPARED others of their boundary at most, those
+    of the least sums first.
     """
     first, chosen = suffixes.firsts[:, 0], []
-    values = np.concatenate([raised(suffixes.longest, slowest), raised(suffixes.ways, slowest)], axis=1)
+    values = np.concatenate([raised(suffixes.longest, slowest), raised(suffixes.routes, slowest)], axis=1)
     order = np.lexsort((values.sum(axis=1, dtype=float), first))
     for group in np.split(order, np.flatnonzero(np.diff(first[order])) + 1):
-        left = group
+        rest = group
         for _ in range(COMPARED):
-            if not len(left) or out_of_time():
+            if not len(rest) or out_of_time():
                 break
-            best, left = left[:1], left[1:]
+            best, rest = rest[:1], rest[1:]
             chosen.append(best)
-            left = left[(values[left] < values[best]).any(axis=1)]
-        chosen.append(left)
+            rest = rest[(values[rest] < values[best]).any(axis=1)]
+        chosen.append(rest)
     return suffixes.at(np.concatenate(chosen))
 
 
-def raised(ways: Integers, slowest: int) -> Integers:
-    """(N, k+1): each way as large as those with fewer passes left make it, see Dominance at the head of this file."""
-    staying = np.arange(ways.shape[1]) * slowest
-    return np.maximum.accumulate(ways + staying, axis=1) - staying
+def raised(routes: Integers, slowest: int) -> Integers:
+    """(N, k+1): the routes, each raised to what those with fewer passes left imply; see Dominance at the head of this file."""
+    staying = np.arange(routes.shape[1]) * slowest
+    return np.maximum.accumulate(routes + staying, axis=1) - staying
 
 
 def in_order(spans: Spans, suffixes: Suffixes) -> Integers:
-    """The order of suffixes by their bounds, and among equal ones by the longest path through the suffix."""
+    """The indices that sort suffixes by their bounds, and equal ones by the longest path through the suffix."""
     longest = longest_bound_ns(spans, suffixes.stage, suffixes.firsts[:, 0], suffixes.longest[:, 0])
     return np.lexsort((longest, suffixes.bound))

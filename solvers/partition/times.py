@@ -1,4 +1,4 @@
-"""A chain of sub-layers, and the simulated 1F1B iterations of many partitions of it at once."""
+"""A chain of sub-layers, and the simulated 1F1B iterations of many partitions of it at the same time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from trainplan.formulations.schedule.vectorised import one_f_one_b_ends_ns
 
 SHIFTS = (-3, -2, -1, 1, 2, 3)
 
-Truths = NDArray[np.bool_]
+Booleans = NDArray[np.bool_]
 
 
 class SublayerChain:
-    """The sub-layers of an instance by the places 0 .. n between them; a span is what lies between two."""
+    """The n sub-layers of an instance, with the boundaries 0 .. n before, between and after them. A span is the sub-layers
+    between two boundaries."""
 
     def __init__(self, instance: Instance) -> None:
-        self.stages, self.micro_batches, self.places = instance.stages, instance.micro_batches, instance.sublayers + 1
+        self.stages, self.micro_batches, self.boundaries = instance.stages, instance.micro_batches, instance.sublayers + 1
         moves = np.concatenate([[0], instance.transfer_ns, [0]])
         forward, backward = (np.concatenate([[0], np.cumsum(times)]) for times in (instance.forward_ns, instance.backward_ns))
         self._forward_from, self._forward_to = forward - moves, forward
@@ -27,37 +28,42 @@ class SublayerChain:
         self.windows = instance.windows
 
     def passes_ns(self, first: Integers, end: Integers) -> tuple[Integers, Integers]:
-        """The passes f and b of spans between these places, each with the message that it receives."""
+        """The passes f and b in ns of spans between these boundaries, each with the message that it receives."""
         return self._forward_to[end] - self._forward_from[first], self._backward_to[end] - self._backward_from[first]
 
     def ends(self, firsts: Integers) -> Integers:
-        """(N, stages): where the last stages of N pipelines end, which begin at these places."""
-        return np.concatenate([firsts[:, 1:], np.full((len(firsts), 1), self.places - 1)], axis=1)
+        """(N, stages): the boundaries where the stages of N pipelines end. firsts: (N, stages), where they begin; the last ends
+        with the chain."""
+        return np.concatenate([firsts[:, 1:], np.full((len(firsts), 1), self.boundaries - 1)], axis=1)
 
-    def fits(self, stage: Integers | int, first: Integers, end: Integers) -> Truths:
-        """Whether spans between these places are neither empty nor too large for the memory of their stages."""
+    def fits(self, stage: Integers | int, first: Integers, end: Integers) -> Booleans:
+        """Whether each span between these boundaries is not empty and fits the memory of its stage."""
         if self.windows is None:
             return first < end
         return (first < end) & (first >= self.windows[stage, np.maximum(end - 1, 0)])
 
     def fitting(self, firsts: Integers) -> Integers:
-        """The partitions, of N by the first places (N, p) of their stages, whose stages are neither empty nor too large."""
+        """Those of N partitions whose stages are not empty and fit the memory. firsts: (N, p), the first boundary of every
+        stage."""
         ends = self.ends(firsts)
         inside = np.flatnonzero((firsts < ends).all(axis=1))
         return firsts[inside[self.fits(np.arange(self.stages), firsts[inside], ends[inside]).all(axis=1)]]
 
     def neighbours(self, firsts: Integers) -> Integers:
-        """(N, p): the partitions with one cut of a partition (p,) moved a little, as far as their stages fit."""
+        """(N, p): the partitions that fit with one cut of a partition moved by up to three sub-layers. firsts: (p,), its first
+        boundaries."""
         moves = np.array(list(product(range(1, self.stages), SHIFTS)), np.int64).reshape(-1, 2)
         moved = np.tile(firsts, (len(moves), 1))
         moved[np.arange(len(moves)), moves[:, 0]] += moves[:, 1]
         return self.fitting(moved)
 
     def times_ns(self, firsts: Integers) -> Integers:
-        """(N,): the simulated iterations of pipelines of the last stages. firsts: (N, stages), the first place of each."""
+        """(N,): the simulated iterations in ns of N pipelines of the last stages. firsts: (N, stages), the first boundary of
+        each stage."""
         return self.ends_ns(firsts)[:, 0]
 
     def ends_ns(self, firsts: Integers) -> Integers:
-        """(N, stages): when each stage of N pipelines of the last stages ends. firsts: (N, stages), the first places."""
+        """(N, stages): when each stage of N pipelines of the last stages ends its last pass, in ns. firsts: (N, stages), the
+        first boundaries."""
         forward, backward = self.passes_ns(firsts.T, self.ends(firsts).T)
         return one_f_one_b_ends_ns(forward, backward, self.micro_batches).T

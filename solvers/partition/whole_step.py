@@ -1,10 +1,10 @@
-"""Cuts for the whole step of a pipeline: the iteration, and what every stage adds behind its last backward pass.
+"""Cuts for the whole step of a pipeline: the iteration, and the time that every stage adds after its last backward pass.
 
     step = max over x of  end_x + d_x,      d_x = the sum of `sync_ns` over the sub-layers of stage x
 
 The first stage ends last of all, so a partition with the least iteration may lose more to d than another loses to its
-iteration. Starts are that partition, and for every end of the first stage Algorithm 1 on the rest; of the best few, one cut
-after the other is moved a little, as long as that helps. Nothing is proven here: the bound is that of `step_bound`.
+iteration. Starts are that partition, and for every end of the first stage Algorithm 1 on the rest; in each of the best few, one
+cut after the other is moved a little, as long as that helps. Nothing is proven here: the bound is that of `step_bound`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Cuts = tuple[int, ...]
 
 
 def shortest_step(instance: Instance, cuts: Cuts, stop: Callable[[], bool] = lambda: False) -> Cuts:
-    """Cuts with a step no longer than these; stop: whether to end with the best so far."""
+    """Cuts whose step is no longer than that of the given cuts. stop: when it returns true, the best so far is returned."""
     if instance.stages == 1:
         return cuts
     chain, sums = SublayerChain(instance), np.concatenate([[0], np.cumsum(instance.sync_ns)])
 
     def steps_ns(firsts: Integers) -> Integers:
-        """(N,): the whole steps of N partitions by the first sub-layer of every stage (N, p)."""
+        """(N,): the whole steps in ns of N partitions. firsts: (N, p), the first sub-layer of every stage."""
         return (chain.ends_ns(firsts) + sums[chain.ends(firsts)] - sums[firsts]).max(axis=1)
 
     starts = chain.fitting(np.array([[0, *cuts], *_starts(instance)], np.int64))
     times = steps_ns(starts)
-    best = [(int(times[place]), starts[place]) for place in np.argsort(times, kind="stable")[:STARTS]]
+    best = [(int(times[index]), starts[index]) for index in np.argsort(times, kind="stable")[:STARTS]]
     for number, (time, firsts) in enumerate(best):
         while not stop():
             moved = chain.neighbours(firsts)
@@ -47,7 +47,8 @@ def shortest_step(instance: Instance, cuts: Cuts, stop: Callable[[], bool] = lam
 
 
 def _starts(instance: Instance) -> list[list[int]]:
-    """For every end of the first stage, the first sub-layers of all stages, Algorithm 1 for those behind it (from the end)."""
+    """For every end of the first stage, the first sub-layers of all stages, by Algorithm 1 for the later stages (from the
+    end)."""
     n, p = instance.sublayers, instance.stages
     table = BalanceTable((instance.forward_ns + instance.backward_ns)[::-1].tolist(), p)
     starts = []

@@ -19,8 +19,8 @@ from trainplan.solvers.partition.suffixes import (
     longest_bound_ns,
     no_suffix,
     raised,
+    route_bound_ns,
     undominated,
-    way_bound_ns,
 )
 
 from tests.helpers.partition_instances import random_partition
@@ -86,11 +86,11 @@ def test_slowest() -> None:
             assert max(one.f[:x] + one.b[:x], default=0) <= slowest
 
 
-def test_way_bound_ns() -> None:
+def test_route_bound_ns() -> None:
     for one in all_partitions():
         for x, (first, _) in enumerate(one.stages):
             way = one.after(x) + one.f[x] + one.b[x]
-            assert way_bound_ns(one.spans, x, np.array([first]), np.array([way]))[0] <= one.time_ns
+            assert route_bound_ns(one.spans, x, np.array([first]), np.array([way]))[0] <= one.time_ns
 
 
 def suffix_of(one: Partition, stage: int, turning: bool = True) -> Suffixes:
@@ -108,7 +108,7 @@ def test_longest_bound_ns() -> None:
         for x in range(len(one.stages)):
             suffix = suffix_of(one, x)
             assert longest_bound_ns(one.spans, x, suffix.firsts[:, 0], suffix.longest[:, 0])[0] <= one.time_ns
-            assert suffix.ways[0, 0] == one.after(x) + one.f[x] + one.b[x]
+            assert suffix.routes[0, 0] == one.after(x) + one.f[x] + one.b[x]
 
 
 def test_raised() -> None:
@@ -127,7 +127,7 @@ def test_undominated() -> None:
     """Of the two suffixes of the example, the one that does for the other is left; with other firsts both are."""
     ways = np.array([[20, 10], [18, 12]])
     suffixes = Suffixes(1, np.array([[3], [3]]), ways, ways, np.array([1, 2]))
-    assert undominated(suffixes, 5, lambda: False).ways.tolist() == [[18, 12]]
+    assert undominated(suffixes, 5, lambda: False).routes.tolist() == [[18, 12]]
     apart = Suffixes(1, np.array([[3], [4]]), ways, ways, np.array([1, 2]))
     assert undominated(apart, 5, lambda: False).count == 2
 
