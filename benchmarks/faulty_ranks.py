@@ -32,7 +32,7 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> An
     methods: dict[Op, Callable[[Any, Instruction], None]] = dict(executor._METHODS)
 
     def meeting(self: Any, instruction: Instruction) -> None:
-        here = (self.places[id(instruction)], report.position.get()[1])
+        here = (self.indices[id(instruction)], report.position.get()[1])
         if rank == fault["rank"] and here == (fault["place"], fault["step"]):
             Path(fault["note"]).write_text(str(time.monotonic()))
             _meet(fault["fault"])

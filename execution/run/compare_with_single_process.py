@@ -1,4 +1,4 @@
-"""How far the shards of all ranks are from those of one process that trains the whole model on the same samples."""
+"""Compares the shards of all ranks with one process that trains the whole model on the same samples."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from trainplan.profiling.models import torch_units
 
 
 class Outcome(NamedTuple):
-    """What a rank has after its steps. gradients: flat shards by unit, of the first step; parameters: flat, after the last
-    step, shards of those that are gathered for each pass, else the whole; losses: of the whole batch, of every step."""
+    """A rank's results after its steps. gradients: by unit, the flat shard of the first step's gradient. parameters: by unit,
+    flat, after the last step: the shard where parameters are gathered for each pass, else the whole. losses: of the whole
+    batch, per step."""
 
     gradients: dict[int, Tensor]
     parameters: dict[int, Tensor]
@@ -46,8 +47,9 @@ def compare(
 ) -> Differences | None:
     """Called on all ranks of a group: rank 0 runs the model alone and compares every rank's shards, one at a time.
 
-    programs: of all ranks. done: steps before those of the outcome. batches: samples of each step (None: made up of the seed);
-    settings: of AdamW; weights: a folder with the first values. The result is None on all ranks but 0.
+    programs: of all ranks. outcome: of this rank. seed: of the initial parameters. done: number of steps before those of the
+    outcome. batches: samples of each step (None: made up from the seed). settings: of AdamW. weights: a folder with the initial
+    values. The result is None on all ranks but 0.
     """
     rank = dist.get_rank(group)
     if rank:
@@ -81,8 +83,8 @@ def compare(
 def _apart(
     program: Program, unit: int, whole: dict[str, Tensor], flat_values: dict[int, Tensor], group: Any, shards: bool
 ) -> float:
-    """Largest difference of a rank's flat values, received unless they are rank 0's own, from the unit's whole values; shards:
-    from its slice of them."""
+    """Largest difference between a rank's flat values, received unless they are rank 0's own, and the unit's whole values.
+    shards: whether the rank has only its slice of them."""
     strategy, sublayer = program.strategies[unit], program.model.units[unit].sublayer
     shard = torch_units.Shard(strategy.degree("tp"), strategy.index(program.index_in_stage, "tp"))
     specification = {parameter.name: parameter for parameter in sublayer.parameters()}

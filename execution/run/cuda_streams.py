@@ -1,11 +1,11 @@
 """The back-end `streams`: a CUDA stream for each lane of a program, and an event where one lane waits for another.
 
-- The calling thread issues what the device does, in issue order. An instruction's stream is told to wait for the events of
+- The calling thread issues what the device does, in issue order. An instruction's stream is made to wait for the events of
   those that it waits for; the thread itself goes on.
-- The host lane has a thread of its own, which waits for these events itself, so that its optimizer holds up no issuing.
-  What waits for it on the device is issued once it is done. The processor's work on another lane (a sum of gradients that lie
-  on the host) is done in between by the calling thread, once that lane's stream has come so far.
-- Memory is given back as frees.py says. Collectives are told to wait on their lane's stream, and so keep their order there.
+- The host lane has a thread of its own, which waits for these events itself, so that its optimizer delays no issuing. What
+  waits for it on the device is issued after it is done. The processor's work on another lane (a sum of gradients that lie on
+  the host) is done in between by the calling thread, when that lane's stream has come so far.
+- Memory is given back as `deferred_frees` says. Collectives are waited for on their lane's stream, and so keep their order.
 
 A step ends with all lanes: afterwards the host may read whatever it has written.
 """
@@ -30,7 +30,7 @@ class CudaStreams:
     def __init__(self, program: Program, device: torch.device) -> None:
         self._instructions = program.instructions
         self._frees = deferred_frees(program)
-        self._waits = [(*i.waits, *late) for i, late in zip(program.instructions, self._frees.waits, strict=True)]
+        self._waits = [(*i.waits, *extra) for i, extra in zip(program.instructions, self._frees.waits, strict=True)]
         self._device = device
         self._streams = {lane: lane_stream(device, lane) for lane in sorted({i.stream for i in self._instructions} - {HOST})}
         waited = {index for waits in self._waits for index in waits if self._instructions[index].stream != HOST}
@@ -39,32 +39,31 @@ class CudaStreams:
         self._lanes = Lanes(self._waits, lanes, here=ISSUED)
 
     def step(self, run: Callable[[Instruction], None], free: Callable[[str], None]) -> None:
-        """Run every instruction with `run`, and give buffers back by name with `free`; all is done on return.
-
-        It comes after what the current stream was given before.
-        """
+        """Run every instruction with `run`, and give buffers back by name with `free`; all is done on return. The step comes
+        after the work that the current stream already has."""
         current = cuda.current_stream(self._device)
         for stream in self._streams.values():
             stream.wait_stream(current)
-        self._lanes.step(lambda place: self._instruction(place, run, free))
+        self._lanes.step(lambda index: self._instruction(index, run, free))
         for stream in self._streams.values():
             stream.synchronize()
         for name in self._frees.at_end:
             free(name)
 
-    def _instruction(self, place: int, run: Callable[[Instruction], None], free: Callable[[str], None]) -> None:
-        instruction = self._instructions[place]
+    def _instruction(self, index: int, run: Callable[[Instruction], None], free: Callable[[str], None]) -> None:
+        """Issue the instruction of this index, after its waits; on the host lane, run it."""
+        instruction = self._instructions[index]
         stream = self._streams.get(instruction.stream)
         if stream is None:
             cuda.set_device(self._device)  # of this thread
-        for index in self._waits[place]:
-            if (event := self._events.get(index)) is None:
+        for waited in self._waits[index]:
+            if (event := self._events.get(waited)) is None:
                 continue  # the host's: done before this is called
             if stream is None:
                 event.synchronize()
             else:
                 stream.wait_event(event)
-        for name in self._frees.before[place]:
+        for name in self._frees.before[index]:
             free(name)
         if stream is None:
             run(instruction)
@@ -73,13 +72,13 @@ class CudaStreams:
                 stream.synchronize()
             with cuda.stream(stream):
                 run(instruction)
-            if place in self._events:
-                self._events[place].record(stream)
-        for name in self._frees.after[place]:
+            if index in self._events:
+                self._events[index].record(stream)
+        for name in self._frees.after[index]:
             free(name)
 
 
 @cache
 def lane_stream(device: torch.device, lane: str) -> cuda.Stream:
-    """The stream of a lane, one for all programs: the memory that one leaves to the allocator on it serves the next."""
+    """The stream of a lane, one for all programs: the memory that one program leaves to the allocator on it serves the next."""
     return cuda.Stream(device)

@@ -3,7 +3,7 @@
 - serial: one thread; each instruction is done before the next begins.
 - fused: compute on the calling thread, everything else of the rank as one FIFO on a second one (NCCL's order), held together
   by the program's waits alone.
-- threads: a thread for each lane, and pauses at random, so that an order that the waits do not force is seen broken.
+- threads: a thread for each lane, and pauses at random, so that an order that the waits do not force will break in tests.
 - streams: on a GPU, a CUDA stream for each lane, and events for the waits.
 """
 
@@ -35,7 +35,7 @@ from trainplan.profiling.models import torch_units
 
 
 def make_groups(programs: list[Program], device: torch.device) -> Groups:
-    """Every process group that the programs use (a group pool), made and then warmed up in one order on all ranks.
+    """The process group of every set of ranks that the programs use, created and then warmed up in the same order on all ranks.
 
     A group's first collective sets up its connections. Here members come to the groups that they share in one order, so none
     waits for another in two groups crosswise, and no step pays for it.
@@ -54,26 +54,28 @@ def make_groups(programs: list[Program], device: torch.device) -> Groups:
     return groups
 
 
-def _nobody(place: int) -> None:
-    """Is told of nothing."""
+def _nobody(index: int) -> None:
+    """Ignores that an instruction begins."""
 
 
 @dataclass
 class Executor(Sharding, Copying, HeadSharing, TokenSharing):
-    """Runs a rank's program, step after step. Each operation has a method that is named as it is."""
+    """Runs a rank's program, step after step. Each operation has a method of its own name, which takes its instruction, reads
+    the tensors in `values` by the names of buffers, and stores there what it writes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.begins: Callable[[int], None] = _nobody  # called with the place of each instruction that begins
-        self.places = {id(instruction): index for index, instruction in enumerate(self.program.instructions)}
+        self.begins: Callable[[int], None] = _nobody  # called with the index of each instruction that begins
+        self.indices = {id(instruction): index for index, instruction in enumerate(self.program.instructions)}
         self.streams: CudaStreams | None = None
         self.lanes: dict[Backend, Lanes] = {}
         messages = [message for instruction in self.program.instructions for message in instruction.messages]
         self.receives = {message.writes[0]: message for message in messages if message.op is Op.RECEIVE}
-        self.posted: dict[str, list[Any]] = {}  # works of receives that have begun, by the buffer
+        self.posted: dict[str, list[Any]] = {}  # torch's handles of receives that have begun, by buffer
 
     def step(self, backend: Backend = "serial", spans: list[Span] | None = None) -> float:
-        """Run the program once; the loss of the whole batch. spans: of `serial`, gets when each instruction began and ended."""
+        """Run the program's step; returns the loss of the whole batch. spans: with `serial`, gets (begin, end) in ns of each
+        instruction."""
         self.loss.zero_()
         if backend == "serial":
             for instruction in self.program.instructions:
@@ -89,35 +91,36 @@ class Executor(Sharding, Copying, HeadSharing, TokenSharing):
         else:
             if backend not in self.lanes:
                 self.lanes[backend] = self._make_lanes(backend)
-            self.lanes[backend].step(lambda place: self.run(self.program.instructions[place]))
+            self.lanes[backend].step(lambda index: self.run(self.program.instructions[index]))
         assert not self.values, f"left over: {sorted(self.values)}"
         self.steps += 1
         return float(self.loss)
 
     def _make_lanes(self, backend: Backend) -> Lanes:
+        """The lanes of a back-end with threads."""
         if backend == "fused":
             return fused_lanes(self.program.instructions)
         return PausingLanes(self.program.instructions, random.Random(self.seed * 1009 + self.rank))
 
     def run(self, instruction: Instruction) -> None:
-        """An instruction, with what it frees."""
+        """Run an instruction, and free what it frees."""
         self.execute(instruction)
         for name in instruction.frees:
             self.free(name)
 
     def execute(self, instruction: Instruction) -> None:
-        """An instruction; what it frees stays for whoever runs the program to give back."""
-        place = self.places[id(instruction)]
-        self.begins(place)
+        """Run an instruction without freeing anything, which is left to whoever runs the program."""
+        index = self.indices[id(instruction)]
+        self.begins(index)
         try:
             _METHODS[instruction.op](self, instruction)
         except BaseException:
-            begins, self.begins = self.begins, _nobody  # other lanes may still begin something: this is where it went wrong
-            begins(place)
+            begins, self.begins = self.begins, _nobody  # other lanes may still begin something: report the one that failed
+            begins(index)
             raise
 
     def _point_to_point(self, instruction: Instruction) -> None:
-        """Everything at once, then wait for all of it: what is grouped never waits for its own other half."""
+        """Begin all sends and receives at once, then wait for all of them: grouped messages never wait for each other."""
         messages, works = list[Message](), list[Any]()
         for message in instruction.messages:
             name = (*message.writes, *message.reads)[0]
@@ -133,6 +136,7 @@ class Executor(Sharding, Copying, HeadSharing, TokenSharing):
         self.finish([*(self.transport.exchange(messages) if messages else ()), *works])
 
     def _post_receive(self, instruction: Instruction) -> None:
+        """Begin to receive a message before its receive, where the transport can."""
         (name,) = instruction.writes
         message = self.receives[name]
         self.values[name] = self._arriving(message)
@@ -140,11 +144,12 @@ class Executor(Sharding, Copying, HeadSharing, TokenSharing):
             self.posted[name] = works
 
     def _message(self, message: Instruction, tensor: Tensor) -> Message:
+        """The message of a send or receive, with the tensor that travels."""
         (peer,) = set(message.group) - {self.rank}
         return Message(message.op is Op.SEND, tensor, peer, self.groups[self.program.within(message)])
 
     def _arriving(self, message: Instruction) -> Tensor:
-        """Memory for what a receive gets."""
+        """Uninitialised memory for what a receive gets: (rows, tokens, hidden)."""
         rows, tokens, hidden = self.sublayer(message).input_shape(len(message.args["rows"]))
         first, end = message.args.get("tokens", (0, tokens))
         return torch.empty((rows, end - first, hidden), dtype=torch_units.DTYPES[self.model.dtype], device=self.device)
@@ -158,18 +163,19 @@ class Executor(Sharding, Copying, HeadSharing, TokenSharing):
         self.values[instruction.writes[0]] = self.rows.of(instruction, self.by_piece(self.tokens[:, 1:]))
 
     def _compute(self, instruction: Instruction) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Partial output of a unit, and its input as a leaf of the graph; so are keys and values of cut samples."""
+        """A unit's partial output, its input as a leaf of the graph, and keys and values of cut samples, also as a leaf (None
+        without)."""
         assert instruction.unit is not None
         unit = self.units[instruction.unit]
         x = self.values[instruction.reads[0]]
         if instruction.unit > 0:
             x = x.detach().requires_grad_()
         part, keys = self.sublayer(instruction), self.whole_keys(instruction)
-        beside: dict[str, Any] = {"draw": self.draw(instruction), "modules": self.program.selective(instruction.unit).modules}
+        options: dict[str, Any] = {"draw": self.draw(instruction), "modules": self.program.selective(instruction.unit).modules}
         if self.program.shares_tokens(instruction.unit):
-            y = torch_units.matrices(part, unit.views, x, unit.shard, keys=keys, **beside)
+            y = torch_units.matrices(part, unit.views, x, unit.shard, keys=keys, **options)
             return y.view(*x.shape[:2], -1), x, keys
-        return torch_units.forward(part, unit.views, x, unit.shard, keys=keys, **beside), x, keys
+        return torch_units.forward(part, unit.views, x, unit.shard, keys=keys, **options), x, keys
 
     def _forward(self, instruction: Instruction) -> None:
         y, *leaves = self._compute(instruction)
@@ -186,13 +192,14 @@ class Executor(Sharding, Copying, HeadSharing, TokenSharing):
         self.values[instruction.writes[0]] = (get_gradient_edge(y), *leaves)
 
     def _backward(self, instruction: Instruction) -> None:
+        """Gradients of a unit's input and parameters, from its graph and the gradient of its output."""
         graph, _, incoming = instruction.reads[:3]
         edge: GradientEdge
         edge, x, keys = self.values.pop(graph)
         of_leaves = ("input-gradient", "entry-gradient", "keys-gradient", "results-gradient")
-        made = [name for name in instruction.writes if not name.startswith(of_leaves)]
-        units = [self.units[int(name.split(".")[1])] for name in made]
-        for name, unit in zip(made, units, strict=True):
+        of_parameters = [name for name in instruction.writes if not name.startswith(of_leaves)]
+        units = [self.units[int(name.split(".")[1])] for name in of_parameters]
+        for name, unit in zip(of_parameters, units, strict=True):
             if name not in instruction.reads:
                 if name not in self.program.persistent:
                     self.values[name] = torch.empty_like(unit.whole, dtype=unit.summed.dtype)
@@ -205,11 +212,12 @@ class Executor(Sharding, Copying, HeadSharing, TokenSharing):
         for unit in units:
             unit.gradients.complete()
         for name, leaf in zip(instruction.writes, (x, keys), strict=False):
-            if name not in made:
+            if name not in of_parameters:
                 self.values[name] = _apart(leaf, gradient_of_output)
 
     def _gradient_of_logits(self, instruction: Instruction, x: Tensor) -> Tensor:
-        """Of logits that are made anew, of a head's input, or where ranks share the tokens of what its matrix works on."""
+        """The gradient of logits that are recomputed from x: a head's input or, with sequence parallelism, what its matrix
+        reads."""
         part, unit = self.sublayer(instruction), self.unit(instruction)
         function = torch_units.matrices if self.program.shares_tokens(self.program.units[-1]) else torch_units.forward
         with torch.no_grad():
@@ -272,13 +280,14 @@ class Executor(Sharding, Copying, HeadSharing, TokenSharing):
             self.collective(dist.all_reduce, instruction, self.loss)
 
     def _nothing(self, instruction: Instruction) -> None:
-        """Order alone, or what it frees."""
+        """Instructions for order alone, or for what they free."""
 
     _reshard = _drop_hidden = _synchronise = _mark = _nothing
 
 
 def _apart(leaf: Tensor, other: Tensor) -> Tensor:
-    """The gradient of a leaf, in memory of its own: that of what is merely added is the output's; none is zero."""
+    """The gradient of a leaf, in memory of its own: where the leaf is merely added, torch gives it the output's gradient
+    itself; a leaf without gradient has zeros."""
     if leaf.grad is None:
         return torch.zeros_like(leaf)
     shared = leaf.grad.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

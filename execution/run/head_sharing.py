@@ -1,4 +1,4 @@
-"""Heads of cut samples, as the executor exchanges them, and the cores that work on these (see `sublayers.head_pieces`)."""
+"""How the executor exchanges heads of cut samples, and runs the cores that work on these (see `sublayers.head_pieces`)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from trainplan.profiling.models.sublayers import HeadPieces
 
 
 class HeadSharing(KeySharing):
-    """What exchanges heads between the ranks that work on pieces of the same samples, and works on all tokens of its own."""
+    """Methods of the executor for the exchange of heads between ranks that work on pieces of the same samples, and for the core
+    of attention on all tokens of the rank's heads."""
 
     def _pieces(self, instruction: Instruction) -> HeadPieces:
+        """The bytes and heads of an instruction's unit."""
         assert instruction.unit is not None
         share = self.program.key_share(instruction.unit)
         assert isinstance(share, HeadPieces)
         return share
 
     def _heads_of(self, instruction: Instruction, name: str) -> list[list[int]]:
-        """The heads of each rank among those of all, in a buffer of all heads: those of results, or of queries, keys and
+        """For each rank, the indices of its heads among those of a buffer of all heads: of results, or of queries, keys and
         values."""
         share = self._pieces(instruction).share
         of_rank = share.queries_of if name.startswith("results") else share.entering_of
@@ -33,24 +35,24 @@ class HeadSharing(KeySharing):
         own, ranks = self.values[instruction.reads[0]], len(instruction.group)
         heads = torch.tensor(self._heads_of(instruction, instruction.reads[0]), device=self.device)
         sent = own[:, :, heads.flatten()].unflatten(2, heads.shape).movedim(2, 0).contiguous()
-        came = torch.empty_like(sent)
-        self.collective(dist.all_to_all_single, instruction, came.view(-1), sent.view(-1))
+        received = torch.empty_like(sent)
+        self.collective(dist.all_to_all_single, instruction, received.view(-1), sent.view(-1))
         del sent
-        rows, tokens, count, width = came.shape[1:]
-        whole = came.new_empty((rows, ranks * tokens, count, width))
-        put_together(came.transpose(0, 1), whole)
+        rows, tokens, count, width = received.shape[1:]
+        whole = received.new_empty((rows, ranks * tokens, count, width))
+        put_together(received.transpose(0, 1), whole)
         self.values[instruction.writes[0]] = whole
 
     def _exchange_tokens(self, instruction: Instruction) -> None:
         whole, ranks, name = self.values[instruction.reads[0]], len(instruction.group), instruction.writes[0]
         rows, tokens, _, width = whole.shape
         sent = _by_piece(whole, ranks)
-        came = torch.empty_like(sent)
-        self.collective(dist.all_to_all_single, instruction, came.view(-1), sent.view(-1))
+        received = torch.empty_like(sent)
+        self.collective(dist.all_to_all_single, instruction, received.view(-1), sent.view(-1))
         del sent
         heads = self._heads_of(instruction, name)
         own = whole.new_zeros((rows, tokens // ranks, 1 + max(map(max, heads)), width))
-        for indices, part in zip(heads, came, strict=True):  # what copies of keys have comes several times
+        for indices, part in zip(heads, received, strict=True):  # keys that several ranks have copies of come several times
             own.index_add_(2, torch.tensor(indices, device=self.device), part)
         self.values[name] = own
 
@@ -84,11 +86,11 @@ class HeadSharing(KeySharing):
 
 
 def _by_piece(whole: Tensor, pieces: int) -> Tensor:
-    """(rows, tokens, ...) as (pieces, rows, tokens / pieces, ...), a copy: of all rows their pieces, as `sublayers.halves` has
+    """(rows, tokens, ...) as (pieces, rows, tokens / pieces, ...), a copy: the pieces of all rows, as `sublayers.halves` cuts
     them."""
     rows, tokens, *others = whole.shape
-    made = whole.new_empty((pieces, rows, tokens // pieces, *others))
+    result = whole.new_empty((pieces, rows, tokens // pieces, *others))
     first, second = whole.unflatten(1, (2, pieces, -1)).unbind(1)
-    made[:, :, : tokens // pieces // 2].copy_(first.movedim(1, 0))
-    made[:, :, tokens // pieces // 2 :].copy_(second.flip(1).movedim(1, 0))
-    return made
+    result[:, :, : tokens // pieces // 2].copy_(first.movedim(1, 0))
+    result[:, :, tokens // pieces // 2 :].copy_(second.flip(1).movedim(1, 0))
+    return result

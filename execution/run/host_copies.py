@@ -1,7 +1,7 @@
 """Copies between device and host, as the executor runs them.
 
-On the host everything has its place from the start. On a GPU a copy is only issued here: whoever runs the instructions sees to
-it that what reads the copy comes after it.
+On the host every buffer has its memory from the start. On a GPU a copy is only issued here: whoever runs the instructions sees
+to it that what reads the copy comes after it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from trainplan.execution.run.unit_state import fill_storage
 
 
 class Copying(RankState):
-    """What copies, either way."""
+    """Methods of the executor for copies between device and host."""
 
     def _prefetch_shard(self, instruction: Instruction) -> None:
         unit = self.unit(instruction)

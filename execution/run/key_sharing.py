@@ -1,6 +1,6 @@
-"""Keys and values of cut samples, as the executor makes, gathers and scatters them (see `sublayers.pieces`).
+"""Keys and values of cut samples, as the executor computes, gathers and scatters them (see `sublayers.pieces`).
 
-What was gathered is let go of after the forward pass, and gathered again into the same memory, as in `token_sharing`.
+What was gathered is freed after the forward pass, and gathered again into the same memory, as in `token_sharing`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from trainplan.profiling.models import torch_units
 
 
 class KeySharing(TokenSharing):
-    """What exchanges keys and values between the ranks that work on pieces of the same samples."""
+    """Methods of the executor for keys and values of ranks that work on pieces of the same samples."""
 
     def by_piece(self, x: Tensor) -> Tensor:
         """Whole samples, (samples, tokens), as pieces: (samples x pieces, tokens / pieces)."""
         return x if self.model.pieces == 1 else cut(x, self.model.pieces).flatten(0, 1)
 
     def whole_keys(self, instruction: Instruction) -> Tensor | None:
-        """The keys and values that a computation reads, or the results of a core, as a leaf of its graph."""
+        """The keys and values that a computation reads, or the results of a core, as a leaf of its graph; None where it reads
+        none."""
         names = [name for name in instruction.reads if name.startswith(("keys-whole", "results."))]
         return self.values[names[0]].detach().requires_grad_() if names else None
 
@@ -37,10 +38,11 @@ class KeySharing(TokenSharing):
             self.values[instruction.writes[0]] = self._own_keys(instruction, self.values[instruction.reads[0]])
 
     def _own_keys(self, instruction: Instruction, x: Tensor) -> Tensor:
+        """Keys and values (with exchanged heads also queries) of x, the rank's own tokens."""
         part, unit = self.sublayer(instruction), self.unit(instruction)
         assert isinstance(part, torch_units.Attention)
-        made = torch_units.queries_keys_and_values if part.by_heads else torch_units.keys_and_values
-        return made(part, unit.views, x, unit.shard, self.program.shares_tokens(instruction.unit or 0))
+        compute = torch_units.queries_keys_and_values if part.by_heads else torch_units.keys_and_values
+        return compute(part, unit.views, x, unit.shard, self.program.shares_tokens(instruction.unit or 0))
 
     def _gather_keys(self, instruction: Instruction) -> None:
         own, pieces, name = self.values[instruction.reads[0]].contiguous(), len(instruction.group), instruction.writes[0]
@@ -63,14 +65,15 @@ class KeySharing(TokenSharing):
 
 
 def cut(x: Tensor, pieces: int) -> Tensor:
-    """(rows, tokens, ...) as (rows, pieces, tokens / pieces, ...), a copy: of each row its pieces, as `sublayers.halves` has
+    """(rows, tokens, ...) as (rows, pieces, tokens / pieces, ...), a copy: the pieces of each row, as `sublayers.halves` cuts
     them."""
     first, second = x.unflatten(1, (2, pieces, -1)).unbind(1)
     return torch.cat((first, second.flip(1)), 2)
 
 
 def put_together(pieces: Tensor, whole: Tensor) -> None:
-    """The pieces of each row, (rows, pieces, tokens / pieces, ...), to their places in (rows, tokens, ...)."""
+    """Copy the pieces of each row, (rows, pieces, tokens / pieces, ...), to where they belong in `whole`, (rows, tokens,
+    ...)."""
     first, second = whole.unflatten(1, (2, pieces.shape[1], -1)).unbind(1)
     half = pieces.shape[2] // 2
     first.copy_(pieces[:, :, :half])

@@ -1,4 +1,4 @@
-"""What a rank holds from step to step, and the collectives that it takes part in."""
+"""The tensors that a rank holds from step to step, and the collectives that it takes part in."""
 
 from __future__ import annotations
 
@@ -20,10 +20,15 @@ Groups = dict[tuple[int, ...], Any]
 
 @dataclass
 class RankState:
-    """One rank's state from step to step. `tokens`: the whole batch, (samples, sequence + 1).
+    """One rank's state from step to step.
 
-    `release_s`: how long a collective's work is still held once it is done, so that gloo's thread lets go of it first. What
-    that thread is the last to release, torch's profiler does not see go. `transport`: what carries tensors between ranks.
+    program: of the rank. groups: torch's process group of each set of ranks. seed: of initial parameters and dropout. device:
+    that the rank works on. tokens: the whole batch, (samples, sequence + 1). release_s: seconds for which a collective's handle
+    is still held after it is done, so that gloo's thread releases it first (torch's profiler does not see memory go that this
+    thread is the last to release). transport: moves tensors between ranks.
+
+    Derived: units: the state of each of the rank's units. host: memory of host buffers by name. values: what buffers hold, by
+    name. rows: which rows instructions select. loss: the rank's loss so far.
     """
 
     program: Program
@@ -38,7 +43,7 @@ class RankState:
         self.model = self.program.model
         self.rank, self.index_in_stage = self.program.rank, self.program.index_in_stage
         self.units = {unit: make_unit(self.program, unit, self.seed, self.device) for unit in self.program.units}
-        if self.program.shares_table:  # the same matrix: gradients of both uses go to its place in the embedding's buffer
+        if self.program.shares_table:  # one matrix: gradients of both uses go to the embedding's buffer
             self.units[self.program.units[-1]].views["logits.weight"] = self.units[0].views["tokens.weight"]
         slots = host_slots(self.program)
         memory = [host_tensor(size, torch.uint8, self.device) for size in slots.sizes]
@@ -50,29 +55,29 @@ class RankState:
         self.loss = torch.zeros(1, dtype=torch.float64, device=self.device)
 
     def unit(self, instruction: Instruction) -> UnitState:
-        """The parameters of an instruction's unit."""
+        """The state of an instruction's unit."""
         assert instruction.unit is not None
         return self.units[instruction.unit]
 
     def free(self, name: str) -> None:
-        """Let go of a buffer's memory."""
-        kind, place = name.split(".")[:2]
+        """Release a buffer's memory."""
+        kind, number = name.split(".")[:2]
         if kind == "gathered":
-            empty_storage(self.units[int(place)].whole)
+            empty_storage(self.units[int(number)].whole)
         elif kind == "parameter":
-            empty_storage(self.units[int(place)].flat_shard)
+            empty_storage(self.units[int(number)].flat_shard)
         elif kind == "whole-gradient":
-            self.units[int(place)].gradients.drop()
-        elif kind == "gradient" and not self.units[int(place)].partitioned:
-            self.units[int(place)].gradients.drop()  # which views of its buffer are, as above
+            self.units[int(number)].gradients.drop()
+        elif kind == "gradient" and not self.units[int(number)].partitioned:
+            self.units[int(number)].gradients.drop()  # views of its buffer, as above
         self.values.pop(name, None)
 
     def collective(self, function: Callable[..., Any], instruction: Instruction, *tensors: Tensor | list[Tensor]) -> None:
-        """A collective of torch.distributed over the instruction's group, until it is done."""
+        """Run a collective of torch.distributed over the instruction's group, and wait until it is done."""
         self.finish(self.transport.collective(function, self.groups[instruction.group], tensors))
 
     def finish(self, works: list[Any]) -> None:
-        """Wait for what torch.distributed has begun."""
+        """Wait for operations that torch.distributed has begun, by their handles."""
         for work in works:
             work.wait()
         if self.release_s:

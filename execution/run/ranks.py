@@ -1,4 +1,4 @@
-"""The body of a rank that runs plans by their programs: its steps, their losses and times, and what it allocates."""
+"""The body of a process that runs plans by their programs: one rank's steps, their losses and times, and what it allocates."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from trainplan.execution.run.settings import TransportName
 from trainplan.profiling.base.processes import Reporter
 from trainplan.profiling.base.watchdog import Position
 
-AFTER = 2**31  # the number of a step that is behind all others
-RELEASE_S = 0.004  # gloo's thread lets go of a collective's tensors well within it
+AFTER = 2**31  # number of the step that a rank reports after its last one
+RELEASE_S = 0.004  # gloo's thread releases a collective's tensors well within it
 
 
 def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> list[dict[str, Any]]:
-    """Body of one rank: all plans of the job, one after the other."""
+    """Body of one rank's process: all plans of the job, one after the other. Returns, by plan, losses and seconds per step,
+    peak bytes, spans of instructions and differences from one process."""
     from trainplan.execution.run.compare_with_single_process import Differences, Outcome, compare
 
     device, groups, everyone = start_rank(rank, world, job)
@@ -48,7 +49,8 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> li
 
 
 def start_rank(rank: int, world: int, job: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """The torch device that this process works on from now on, the groups of all programs of the job, and that of all ranks."""
+    """The torch device on which this process works from now on, the process groups of all programs of the job, and that of all
+    ranks."""
     import torch
     import torch.distributed as dist
     from trainplan.execution.run.executor import make_groups
@@ -77,8 +79,9 @@ def make_executor(program: Program, groups: Any, seed: int, device: Any, transpo
 def steps(
     executor: Any, job: dict[str, Any], number: int, everyone: Any, report: Reporter, recorded: list[list[Span]] | None = None
 ) -> Iterator[tuple[float, float]]:
-    """Loss and seconds of each step of a plan of the job, which all ranks begin together. (The loss comes off a GPU last, once
-    all is done.) number: the plan's. recorded: gets, for each step, when each instruction began and ended.
+    """Run the steps of a plan of the job, which all ranks begin together; yields loss and seconds of each. (The loss is read
+    off a GPU last, when all is done.) number: the plan's. recorded: gets, for each step, (begin, end) in ns of each
+    instruction.
 
     The rank's position is the plan's number, the step, from 1, and its latest instruction, from 1: see `position_in_step`.
     """
@@ -102,12 +105,13 @@ def steps(
     report.position.set(number, AFTER, 1)
 
 
-def _begins(position: Position, number: int, step: int, place: int) -> None:
-    position.set(number, step, place + 1)
+def _begins(position: Position, number: int, step: int, index: int) -> None:
+    """Report that the instruction of this index begins."""
+    position.set(number, step, index + 1)
 
 
 def _allocated(executor: Any, backend: Backend) -> int:
-    """Bytes that a step allocates beyond those that stay, at most at once."""
+    """Bytes that a step allocates at most at one time, in addition to those that live from step to step."""
     import torch
     from trainplan.profiling.measure.allocations import PeakMemory
 

@@ -1,7 +1,7 @@
-"""Which rows of a batch, or of what lies on a rank, the instructions of its program take: made once, before the first step.
+"""Which rows of a batch, or of a buffer, the instructions of a program take: prepared before the first step.
 
-An index tensor that is made of numbers in the midst of a step would be copied to a GPU from memory that is not pinned, which
-halts the thread that issues the step until all before is done.
+An index tensor that is built from numbers within a step would be copied to a GPU from memory that is not pinned, which halts
+the thread that issues the step until all earlier work is done.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ class RowSelections:
     """The rows that each instruction of a program takes: a slice where they are consecutive, else an index tensor."""
 
     def __init__(self, program: Program, device: torch.device) -> None:
-        self._instructions = program.instructions  # so that their ids stay theirs
-        each = [message for instruction in program.instructions for message in instruction.messages]
-        selecting = [i for i in each if i.op.spec.selects_rows and "rows" in i.args]
-        self._rows = {id(i): _as_index(_places(i), device) for i in selecting}
+        self._instructions = program.instructions  # kept alive, so that their ids stay theirs
+        messages = [message for instruction in program.instructions for message in instruction.messages]
+        selecting = [i for i in messages if i.op.spec.selects_rows and "rows" in i.args]
+        self._rows = {id(i): _as_index(_row_indices(i), device) for i in selecting}
 
     def of(self, instruction: Instruction, source: Tensor) -> Tensor:
         """A copy of the rows that an instruction of the program takes of its source."""
@@ -30,17 +30,19 @@ class RowSelections:
         return source.index_select(0, rows)
 
 
-def _places(instruction: Instruction) -> list[int]:
-    """Where the rows that an instruction wants lie: in the whole batch, or in the blocks that it reads."""
+def _row_indices(instruction: Instruction) -> list[int]:
+    """Indices of the rows that an instruction takes: in the whole batch, or in the blocks that it reads, one after the
+    other."""
     wanted = instruction.args["rows"]
     if "blocks" not in instruction.args:
         return list(wanted)
-    place = {row: index for index, row in enumerate(row for block in instruction.args["blocks"] for row in block)}
-    return [place[row] for row in wanted]
+    index_of = {row: index for index, row in enumerate(row for block in instruction.args["blocks"] for row in block)}
+    return [index_of[row] for row in wanted]
 
 
-def _as_index(places: Sequence[int], device: torch.device) -> slice | Tensor:
-    first = places[0]
-    if list(places) == list(range(first, first + len(places))):
-        return slice(first, first + len(places))
-    return torch.tensor(places, device=device)
+def _as_index(indices: Sequence[int], device: torch.device) -> slice | Tensor:
+    """Indices as a slice, where they are consecutive, else as an index tensor."""
+    first = indices[0]
+    if list(indices) == list(range(first, first + len(indices))):
+        return slice(first, first + len(indices))
+    return torch.tensor(indices, device=device)

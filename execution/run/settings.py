@@ -1,4 +1,4 @@
-"""How plans are run, as users ask for it: devices, back-ends, transport and limits, and what of it is refused."""
+"""How plans are run, as users request it: devices, back-ends, transport and limits; and what is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Device = Literal["cpu", "cuda"]
 TransportName = Literal["direct", "staged"]  # see `transport`
 COMMUNICATION: dict[Device, str] = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # torch's names, for tensors there
 BACKENDS_ON: dict[Device, tuple[Backend, ...]] = {"cpu": ("serial", "fused", "threads"), "cuda": ("serial", "streams")}
-MEASURED_BACKENDS: tuple[Backend, ...] = ("serial", "streams")  # what torch allocates on the CPU is seen of one thread
+MEASURED_BACKENDS: tuple[Backend, ...] = ("serial", "streams")  # torch counts what one thread allocates on the CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class RunSettings:
 
 
 def check_seconds(flag: str, seconds: float, usual: float) -> None:
-    """Raises InputError where a time limit is below a second, with one that would do."""
+    """Raises InputError where a time limit is below a second. flag: its name. usual: a value that would do."""
     if not seconds >= 1:
         raise InputError("command line", flag, f"is {seconds:g}", f"give 1 second or more, such as {usual:g}")
 
@@ -108,7 +108,8 @@ def check_settings(
     stall_timeout: float,
     transport: str = "direct",
 ) -> None:
-    """What every run of plans needs. Raises InputError."""
+    """Check what every run of plans needs: steps, back-end, device, seed, limits and the number of processes. Raises
+    InputError."""
     world = plans[0].world
     assert all(plan.world == world for plan in plans)
     for plan in plans:
@@ -120,11 +121,11 @@ def check_settings(
     if not 0 <= seed < 2**31:
         raise InputError("command line", "--seed", f"is {seed}", "give 0 to 2147483647")
     check_seconds("--stall-timeout", stall_timeout, STALL_S)
-    place = launched()
-    if place is not None and place.world != world:
+    launch = launched()
+    if launch is not None and launch.world != world:
         fix = f"start {world} in all, such as by torchrun --nproc-per-node {world} on one node"
-        raise InputError("plan", "world", f"is {world}, and torchrun has started {place.world} processes", fix)
-    if place is None and world > MOST_PROCESSES:
+        raise InputError("plan", "world", f"is {world}, and torchrun has started {launch.world} processes", fix)
+    if launch is None and world > MOST_PROCESSES:
         fix = f"run plans of up to {MOST_PROCESSES} devices on one machine, or start them by torchrun on several"
         raise InputError("plan", "world", f"is {world}", fix)
     if device not in COMMUNICATION:
@@ -136,12 +137,12 @@ def check_settings(
     if transport not in get_args(TransportName):
         raise InputError("command line", "--transport", f"is {transport!r}", one_of(transport, get_args(TransportName)))
     if device == "cuda":
-        here = world if place is None else place.local_world
+        here = world if launch is None else launch.local_world
         _check_gpus(1 if transport == "staged" else here, here)
 
 
 def _check_norms(plan: Plan) -> None:
-    """Refuse tensor parallelism of units whose sum over the ranks is normed: programs have no such step yet."""
+    """Raises InputError for tensor parallelism of units whose sum over the ranks is normed: programs have no such step."""
     for unit, strategy, planned in zip(plan.planned_model().units, plan.strategies(), plan.units, strict=True):
         if unit.sublayer.sandwich and strategy.degree("tp") > 1:
             problem = f"is {str(strategy)!r}, and {unit.name} has a norm after its matrices, which is planned, but does not run"
@@ -149,6 +150,7 @@ def _check_norms(plan: Plan) -> None:
 
 
 def _check_gpus(needed: int, world: int) -> None:
+    """Raises InputError where torch finds fewer GPUs than needed for `world` processes."""
     import torch
 
     if (count := torch.cuda.device_count()) < needed:
@@ -158,12 +160,12 @@ def _check_gpus(needed: int, world: int) -> None:
 
 
 def gpus(plan: Plan, device: str, transport: str = "direct") -> tuple[int, ...] | None:
-    """The GPU of each rank, where plans run on these. (Of a rank that torchrun has started, its own place on its machine; a
-    placement is then for whoever orders the machines.)"""
+    """The index of the GPU of each rank, where plans run on GPUs; None on CPUs. For a rank that torchrun has started, it is the
+    process's index on its machine, and a plan's placement is left to whoever orders the machines."""
     if device == "cpu":
         return None
-    if (place := launched()) is not None:
-        return (place.local_rank,) * plan.world
+    if (launch := launched()) is not None:
+        return (launch.local_rank,) * plan.world
     ranks = tuple(plan.placement or range(plan.world))
     if transport == "direct":
         return ranks

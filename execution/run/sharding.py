@@ -15,7 +15,7 @@ from trainplan.profiling.models.sublayers import shard_bounds
 
 
 class Sharding(RankState):
-    """What gathers parameters, and what sums gradients."""
+    """Methods of the executor that gather parameters and sum gradients."""
 
     def _gather_parameters(self, instruction: Instruction) -> None:
         unit = self.unit(instruction)
@@ -30,12 +30,12 @@ class Sharding(RankState):
         self.collective(dist.all_gather_into_tensor, instruction, unit.whole.data, unit.flat_shard.detach())
 
     def _gradient_buffer(self, name: str) -> Tensor:
-        """Where a gradient is that passes add to: with the optimizer's states, or on the device for a while."""
+        """The gradient to which backward passes add: one that lives from step to step, or a temporary on the device."""
         buffer: Tensor = self.values[name] if name in self.values else self.units[int(name.split(".")[1])].summed
         return buffer
 
     def _shard_of_gradient(self, name: str) -> Tensor:
-        """The part of a gradient that the rank steps on, once that of the others has been added."""
+        """The part of a gradient that the rank steps on, after that of the other ranks has been added."""
         buffer: Tensor = self.values[name] if name in self.values else self.units[int(name.split(".")[1])].gradient
         return buffer
 
@@ -44,8 +44,8 @@ class Sharding(RankState):
         self.collective(dist.all_reduce, instruction, buffer[unit.replicated_start : unit.layout[-1][2]])
 
     def _reduce_scatter_gradients(self, instruction: Instruction) -> None:
-        """To the shard's gradient, added to it where it is read beside the whole one; on the device for a while, where the
-        optimizer's is on the host."""
+        """Sum over the group into the shard's gradient, added to it where the instruction reads it, too; into a temporary on
+        the device where the optimizer works on the host."""
         unit, name = self.unit(instruction), instruction.writes[0]
         whole = self._gradient_buffer(instruction.reads[0])
         adds, aside = name in instruction.reads[1:], name not in self.program.persistent
@@ -63,13 +63,13 @@ class Sharding(RankState):
         self.collective(dist.all_reduce, instruction, self._shard_of_gradient(instruction.writes[0]))
 
     def _reduce_tied(self, instruction: Instruction) -> None:
-        """Sum the gradients of the two copies of one matrix: of each copy, one owner puts in each element."""
+        """Sum the gradients of the two copies of one matrix: for each copy, one owner contributes each element."""
         model, dtype = self.model, gradient_dtype(self.program)
         if kept := [self.host[name] for name in instruction.writes if name in self.host]:
             table = kept[0].view(dtype).zero_()
         else:
             table = torch.zeros(model.tied_elements, dtype=dtype, device=self.device)
-        places, width = [], model.units[-1].sublayer.hidden
+        slices, width = [], model.units[-1].sublayer.hidden
         for name in instruction.reads:
             position, gradient = int(name.split(".")[1]), self._shard_of_gradient(name)
             strategy, unit = self.program.strategies[position], self.units[position]
@@ -78,10 +78,10 @@ class Sharding(RankState):
             # The matrix is the first in the flat buffer; this rank may hold a slice of it, or none.
             length = max(0, min(gradient.numel(), (high - low) * width - first))
             start = low * width + first
-            places.append((gradient[:length], start, start + length))
+            slices.append((gradient[:length], start, start + length))
             if strategy.index(self.index_in_stage, "dp") == 0:
                 table[start : start + length] += gradient[:length]
         if len(instruction.group) > 1:
             self.collective(dist.all_reduce, instruction, table)
-        for gradient, start, end in places:
+        for gradient, start, end in slices:
             gradient.copy_(table[start:end])

@@ -1,6 +1,6 @@
-"""The pieces of a unit whose tensor-parallel ranks share the tokens, as the executor runs them, and what passes between them.
+"""The pieces of a unit with sequence parallelism, as the executor runs them, and what passes between them.
 
-What was gathered for the matrices is let go of after the forward pass, though the graph has saved views into it: its storage is
+What was gathered for the matrices is freed after the forward pass, though the graph has saved views into it: its storage is
 emptied, and filled again for the backward pass, through `.data`, as that of gathered parameters is (see `unit_state`).
 """
 
@@ -19,22 +19,23 @@ from trainplan.profiling.models.sublayers import Sublayer
 
 
 class TokenSharing(RankState):
-    """What comes before and behind the matrices of a unit, and the collectives around them."""
+    """Methods of the executor for what comes before and after the matrices of a unit, and for the collectives around them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.steps = 0  # that are done
+        self.steps = 0  # number of steps that are done
         self.emptied: dict[str, Tensor] = {}
 
     def free(self, name: str) -> None:
-        """Let go of a buffer's memory."""
+        """Release a buffer's memory; gathered tokens keep their tensor, with its storage emptied."""
         if name.startswith(("entry-whole", "keys-whole")) and name in self.values:
             self.emptied[name] = self.values[name]
             empty_storage(self.values[name])
         super().free(name)
 
     def filled(self, name: str, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Memory for what is gathered, undefined: that which a graph has views into, where it was let go of."""
+        """Uninitialised memory of this shape for what is gathered: the tensor into which a graph has views, where it was freed
+        before."""
         whole = self.emptied.pop(name, None)
         if whole is None:
             return like.new_empty(shape)
@@ -47,7 +48,7 @@ class TokenSharing(RankState):
         return self.model.units[instruction.unit].sublayer
 
     def draw(self, instruction: Instruction) -> Draw | None:
-        """What the masks of an instruction follow from; None where it drops nothing."""
+        """What the dropout masks of an instruction are derived from; None where it drops nothing."""
         assert instruction.unit is not None
         strategy = self.program.strategies[instruction.unit]
         if not draws(self.sublayer(instruction), strategy, instruction.op):
@@ -89,7 +90,7 @@ class TokenSharing(RankState):
         self.values[instruction.writes[0]] = x.grad
 
     def _of_half(self, instruction: Instruction, gradient: Tensor) -> Tensor:
-        """Of a gradient of both halves of a micro-batch that of the instruction's half."""
+        """The gradient of the instruction's half, where it is of both halves of a micro-batch; else as it is."""
         if blocks := instruction.args.get("blocks"):
             assert instruction.half is not None
             return gradient.split([len(block) for block in blocks])[instruction.half]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Message(NamedTuple):
-    """A tensor to or from a rank. group: the process group in which it travels."""
+    """A tensor to send to, or receive from, the rank `peer`. group: the process group in which it travels."""
 
     sends: bool
     tensor: Tensor
@@ -25,19 +25,20 @@ class Message(NamedTuple):
 
 
 class Transport(Protocol):
-    """What carries out the operations between ranks; each gives back what is still to be waited for."""
+    """Carries out operations between ranks; each method returns the handles that are still to be waited for."""
 
     def collective(self, function: Callable[..., Any], group: Any, tensors: Sequence[Tensor | list[Tensor]]) -> list[Any]:
-        """A function of torch.distributed on its tensors, of which the first gets the result and the last is the input;
-        either may be a list of parts. What is in the input of a reduction afterwards is undefined."""
+        """Run a function of torch.distributed on its tensors, of which the first gets the result and the last is the input;
+        either may be a list of parts. Afterwards the content of a reduction's input is undefined."""
         ...
 
     def exchange(self, messages: Sequence[Message]) -> list[Any]:
-        """Send and receive messages, all at once."""
+        """Send and receive messages, all at the same time."""
         ...
 
     def post(self, message: Message) -> list[Any] | None:
-        """Begin to receive a message, to whose arrival nothing else may have to wait; None where that is not possible."""
+        """Begin to receive a message in such a way that nothing else has to wait for its arrival; None where that is not
+        possible."""
         ...
 
 
@@ -45,7 +46,8 @@ class Direct:
     """torch.distributed on the tensors themselves."""
 
     def collective(self, function: Callable[..., Any], group: Any, tensors: Sequence[Tensor | list[Tensor]]) -> list[Any]:
-        """As of `Transport`. gloo scatters a sum by adding up a copy of the input everywhere: here it is the input itself."""
+        """As of `Transport`. For a reduce-scatter gloo would all-reduce a copy of the input: here it all-reduces the input
+        itself."""
         result, source = tensors[0], tensors[-1]
         if function is dist.reduce_scatter_tensor and isinstance(source, Tensor) and source.device.type == "cpu":
             assert isinstance(result, Tensor)
@@ -62,15 +64,15 @@ class Direct:
         return works
 
     def post(self, message: Message) -> list[Any] | None:
-        """As of `Transport`. NCCL has operations of one group wait for each other, so there only groups of one sender and one
-        receiver post: that they go on beside all other groups needs room on the device for both."""
+        """As of `Transport`. NCCL has operations of one group wait for each other, so only groups of one sender and one
+        receiver post: for them to proceed in parallel with all other groups, the device needs room for both."""
         if message.tensor.device.type == "cuda" and dist.get_world_size(message.group) > 2:
             return None
         return self.exchange([message])
 
 
 class Staged:
-    """The same on copies in the host's memory; done when it returns."""
+    """Operations on copies in the host's memory; done when they return."""
 
     def collective(self, function: Callable[..., Any], group: Any, tensors: Sequence[Tensor | list[Tensor]]) -> list[Any]:
         """As of `Transport`."""
@@ -102,14 +104,14 @@ class Staged:
 
 
 class _Arriving(NamedTuple):
-    """What comes to another place than it belongs to."""
+    """A result that arrives in a buffer of its own, to be copied to a tensor. works: handles to wait for first."""
 
     tensor: Tensor
     buffer: Tensor
     works: list[Any]
 
     def wait(self) -> None:
-        """Until it is there, and where it belongs."""
+        """Wait until it has arrived, and copy it to the tensor where that has other memory."""
         for work in self.works:
             work.wait()
         if self.buffer.data_ptr() != self.tensor.data_ptr():
@@ -123,11 +125,12 @@ def _staged(tensor: Tensor, copied: bool) -> Tensor:
 
 
 def _parts(tensors: Tensor | list[Tensor]) -> list[Tensor]:
+    """One tensor or a list of tensors, as a list."""
     return tensors if isinstance(tensors, list) else [tensors]
 
 
 def _issued(tensor: Tensor) -> None:
-    """Wait for the copies that the current stream of a tensor's device was given."""
+    """Wait for the copies that the current stream of a tensor's device has been given."""
     if tensor.device.type == "cuda":
         torch.cuda.current_stream(tensor.device).synchronize()
 

@@ -2,7 +2,7 @@
 
 They lie in one flat buffer (split ones first, then the replicated ones), of which sharded data parallelism keeps a slice, or
 the whole (ZeRO stages 1 and 2), whose slice the optimizer works on. A gathered buffer is one tensor whose storage is emptied
-between uses: views into it, also those that a graph saved, see the parameters again once they are gathered back. It is filled
+between uses: views into it, also those that a graph saved, show the parameters again after they are gathered back. It is filled
 through `.data`, so that autograd's version counters take no offence at contents that are the same.
 
 The optimizer works on that slice itself, or on a master copy of it in a wider dtype, from which it is then rounded. Gradients
@@ -38,12 +38,14 @@ from trainplan.profiling.models.sublayers import Sublayer
 
 @dataclass
 class UnitState:
-    """A unit on this rank: its place, and views of its whole parameters.
+    """A unit's parameters, gradients and optimizer on this rank.
 
-    flat_shard: that on the device, from which the whole is gathered. master: the shard that the optimizer works on; the same,
-    unless that is on the host or of a wider dtype. gradient: the sum for it. summed: the gradient that all micro-batches add
-    to: the shard's, or one of the whole, of which the shard's is a slice. gradients: where backward passes leave those of the
-    views. partitioned: whether the whole is only there while gathered.
+    shard: the rank's tensor-parallel part. layout: of the flat buffer. flat_shard: the shard on the device, from which the
+    whole is gathered. master: the shard that the optimizer works on; the same tensor, unless it is on the host or of a wider
+    dtype. gradient: the sum for it. summed: the gradient that all micro-batches add to: the shard's, or the whole, of which the
+    shard's is a slice. optimizer: steps `master`. whole: the flat buffer. views: its parameters, by name. gradients: where
+    backward passes leave the gradients of the views. partitioned: whether the whole exists only while it is gathered.
+    replicated_start: index in the flat buffer at which replicated parameters begin.
     """
 
     shard: torch_units.Shard
@@ -83,25 +85,26 @@ def host_tensor(elements: int, dtype: torch.dtype, device: torch.device) -> Tens
 
 
 def fill_storage(tensor: Tensor) -> None:
-    """Give a flat tensor whose storage was emptied its memory back; what is in it is undefined."""
+    """Give a flat tensor whose storage was emptied its memory back, uninitialised."""
     storage, size = tensor.untyped_storage(), tensor.numel() * tensor.element_size()
     if storage.nbytes() != size:
         storage.resize_(size)
 
 
 def empty_storage(tensor: Tensor) -> None:
-    """Give the memory of a flat tensor back; the tensor and its views stay, with nothing behind them."""
+    """Release the memory of a flat tensor; the tensor and its views remain, without contents."""
     tensor.untyped_storage().resize_(0)
 
 
 def gradient_dtype(program: Program) -> torch.dtype:
-    """In which gradients are added up, and summed over ranks."""
+    """The dtype in which gradients are added up, and summed over ranks."""
     gradients = program.precision.gradients
     return torch_units.DTYPES[program.model.dtype if gradients == "model" else gradients]
 
 
 def flat_layout(program: Program, position: int) -> Layout:
-    """Name, start, end and shape of each parameter in a rank's flat buffer of a unit: all but a table of the embedding's."""
+    """(name, start, end, shape) of each parameter in a rank's flat buffer of a unit; a head that uses the embedding's table has
+    no entry for it."""
     strategy, last = program.strategies[position], len(program.strategies) - 1
     shard = torch_units.Shard(strategy.degree("tp"), strategy.index(program.index_in_stage, "tp"))
     layout = torch_units.flat_layout(program.model.units[position].sublayer, shard)
@@ -112,7 +115,7 @@ def flat_layout(program: Program, position: int) -> Layout:
 
 
 def pieces_of(flat: Tensor, layout: Layout, part: Sublayer) -> Iterator[Piece]:
-    """What of a unit's flat buffer its optimizer steps by itself: each matrix, and each of the other parameters."""
+    """The parts of a unit's flat buffer that Muon with AdamW steps separately: each matrix, and each other parameter."""
     specification = {parameter.name: parameter for parameter in part.parameters()}
     for name, start, end, shape in layout:
         if not is_stepped_by_muon(part, specification[name]):
@@ -124,11 +127,12 @@ def pieces_of(flat: Tensor, layout: Layout, part: Sublayer) -> Iterator[Piece]:
 
 
 def _between(start: int, end: int, tensor: Tensor, shape: tuple[int, ...] = (-1,)) -> Tensor:
+    """A slice of a flat tensor, in a shape."""
     return tensor[start:end].view(shape)
 
 
 def make_unit(program: Program, position: int, seed: int, device: torch.device) -> UnitState:
-    """A unit as this rank begins with it: its part of the values that the seed gives."""
+    """The initial state of a unit on this rank: its part of the values that the seed gives."""
     model, strategy = program.model, program.strategies[position]
     part = model.units[position].sublayer
     piece = strategy.data_index(program.index_in_stage) % model.pieces
