@@ -1,4 +1,4 @@
-"""Who runs a plan: torch's own pieces where they can carry it and what is asked of the run, else the plan's program."""
+"""Which runtime runs a plan: torch's own pieces where they can carry it and the options of the run, else the plan's program."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from trainplan.profiling.models.model import Model
 
 Runtime = Literal["torch", "program"]
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
-BACKEND, TRANSPORT = "serial", "direct"  # of programs, where nothing else is asked for
+BACKEND, TRANSPORT = "serial", "direct"  # defaults of programs
 
 
 class Choice(NamedTuple):
-    """Who runs a plan, and why it is not torch, where nobody asked for the program."""
+    """The runtime that runs a plan, and why it is not torch, where the user did not request the program."""
 
     runtime: Runtime
     why: str | None = None
@@ -34,10 +34,10 @@ def runtime_of(
     training: Sequence[str] = (),
     where: str = "plan",
 ) -> Choice:
-    """Who runs a plan as this model. by: torch or program, or None for torch where it can.
+    """Choose the runtime of a plan as this model. by: torch or program, or None for torch where it can.
 
     backend, transport, measure, measure_memory: as of a run. The first three order, carry and time instructions of programs;
-    memory is that of the program, which is predicted, unless torch is asked for. training: options that are given of those that
+    memory is that of the program, which is predicted, unless torch is requested. training: options that are given of those that
     only torch has, such as --data and --checkpoint. Raises InputError where that cannot be.
     """
     if by == "program":

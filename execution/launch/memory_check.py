@@ -1,4 +1,4 @@
-"""Whether there is memory for a run: what the plan was made for, and what the machine has."""
+"""Whether there is memory for a run: in what the plan was made for, and in what the machine has."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from trainplan.profiling.clusters.detect.system import read_text
 
 
 def check_memory(where: str, plan: Plan, walks: Sequence[Walk], gpus: Sequence[int] | None) -> None:
-    """Warns as `check_peaks` does, by the memory walks of a plan's programs, one for each rank.
+    """Warn as `check_peaks` does, by the memory of a plan's programs, one for each rank.
 
-    where: what texts call the plan. gpus: of every rank; None where the ranks run on this machine's CPU. Raises InputError
+    where: the plan's name in messages. gpus: of every rank; None where the ranks run on this machine's CPU. Raises InputError
     where a GPU has less than its rank needs, or this machine less than all ranks.
     """
     if gpus is None:
@@ -28,8 +28,8 @@ def check_memory(where: str, plan: Plan, walks: Sequence[Walk], gpus: Sequence[i
 
 
 def check_predicted(where: str, plan: Plan, gpus: Sequence[int] | None, place: Launched | None = None) -> None:
-    """Raises InputError where this machine has less than the plan's own prediction of its ranks, which is known before any
-    program is made. gpus: as of `check_memory`; place: this process among those of torchrun, where that started it."""
+    """Raises InputError where this machine has less memory than the plan's own prediction for its ranks, which is known before
+    any program is compiled. gpus: as of `check_memory`. place: this process among those of torchrun, where that started it."""
     if plan.predicted is None:
         return
     peaks = plan.predicted.peak_bytes
@@ -42,7 +42,7 @@ def check_predicted(where: str, plan: Plan, gpus: Sequence[int] | None, place: L
 
 
 def check_peaks(where: str, plan: Plan, peak_bytes: Sequence[int]) -> None:
-    """Warns where a plan needs more than its own `memory_bytes`: by the peak of each rank as its programs are to run here, or,
+    """Warn where a plan needs more than its own `memory_bytes`: by the peak of each rank as its programs are to run here, or,
     where these are smaller than what was planned, as it is predicted."""
     predicted = [] if plan.predicted is None else plan.predicted.peak_bytes
     peaks = peak_bytes if max(peak_bytes) > plan.memory_bytes else predicted
@@ -58,6 +58,7 @@ def check_peaks(where: str, plan: Plan, peak_bytes: Sequence[int]) -> None:
 
 
 def _check_machine(where: str, needed: int, processes: int) -> None:
+    """Raises InputError where this machine has less than `needed` bytes for its processes."""
     if needed > (there := available_bytes(read_text)):
         problem = f"needs {format_bytes(needed)} for {plural(processes, 'rank')}"
         fix = f"this machine has {format_bytes(there)}: run it on a larger one, {_smaller(needed, there)}"
@@ -65,11 +66,12 @@ def _check_machine(where: str, needed: int, processes: int) -> None:
 
 
 def _smaller(needed: int, there: int) -> str:
-    """What to give: a model so much smaller that it takes about half of the memory, or that it is run at one's own risk."""
+    """Advice for a run that does not fit: a model scaled down so far that it takes about half of the memory, or --force."""
     return f"or give a larger --scale-down, such as {2 ** ceil(log2(2 * needed / max(there, 1)))}, or --force"
 
 
 def _check_gpus(where: str, peaks: Sequence[int], gpus: Sequence[int]) -> None:
+    """Raises InputError where a GPU has less memory than its ranks need together."""
     import torch
 
     for gpu in dict.fromkeys(gpus):

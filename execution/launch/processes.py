@@ -62,19 +62,19 @@ def run_plans(
 ) -> list[RunReport]:
     """Run plans of one world size one after the other, all in one start of its processes.
 
-    runtime: the plans' programs, or torch's own pieces, which carry plans without `execution.lowering.refusals`. checkpoints:
-    what a run of one plan by torch keeps and begins with; steps are then counted from the first run's first. training: what
-    a run by torch trains with, and on; step_timeout: seconds after which a rank of it ends that is in one step still.
+    runtime: the plans' programs, or torch's own pieces, which carry plans without `execution.runtimes.torch.refusals`.
+    checkpoints: those that a run of one plan by torch writes and begins with; steps are then counted from the first run's
+    first. training: the settings and data of a run by torch; step_timeout: seconds after which a rank of it ends that is still
+    in one step.
 
-    model: the model to run in place of the plans' own (see `Model.scaled`). device: `cuda` for a GPU a process: rank r on the
+    model: the model to run instead of the plans' own (see `Model.scaled`). device: `cuda` for a GPU a process: rank r on the
     one that the plan's placement names, and so the same one in all plans. transport: how tensors travel (see there); with
-    `staged`, ranks share the GPUs that there are. Every set of programs passes the static checks
-    first. measure: what instructions take, against what the plan predicts, or the profile, which has the shapes of the one
-    plan, and gets these times. where: what errors and warnings call the plans,
-    which need more memory than they were made for, or than there is. timeout: seconds for all of it; stall_timeout: seconds
-    after which a rank that is stopped, or all that stand still, are ended (see `profiling.base.watchdog`). Raises InputError
-    for bad arguments and, unless it is to be forced, where a device has less memory than a rank needs, WorkerError when a
-    process fails.
+    `staged`, ranks share the available GPUs. Every set of programs passes the static checks first. measure: compare the times
+    of instructions with those that the plan predicts, or the profile, which has the shapes of the one plan, and gets these
+    times. where: the plans' name in errors and warnings, such as that they need more memory than they were planned for, or than
+    there is. timeout: seconds for the whole run. stall_timeout: seconds after which a rank that is stopped, or all that stand
+    still, are ended (see `profiling.base.watchdog`). Raises InputError for bad arguments and, unless `force`, where a device
+    has less memory than a rank needs; WorkerError when a process fails.
     """
     check_settings(plans, steps, backend, device, seed, stall_timeout, transport)
     for plan in plans:
@@ -159,7 +159,7 @@ def run_plans(
 def _measured(
     plan: Plan, programs: Sequence[Program], spans: Sequence[Sequence[Sequence[Span]]], profile: Profile | None
 ) -> dict[str, Any]:
-    """Fields of a report that are about what instructions took. spans: when they began and ended, by rank and step."""
+    """Fields of a report about the times of instructions. spans: (begin, end) in ns, by rank, step and instruction."""
     measured = MeasuredCosts(programs, list(zip(*spans, strict=True)))
     predicted: Durations | None = None
     if profile is not None:
@@ -175,7 +175,8 @@ def _measured(
 
 
 def position_in_step(jobs: Sequence[Mapping[str, Sequence[Program]]], rank: int, position: Sequence[int]) -> str:
-    """Where a rank is, in words: in which step of which plan of the jobs, and at which instruction, as `steps` counts them."""
+    """A rank's position in words: in which step of which plan of the jobs, and at which instruction. position: as `steps`
+    counts it."""
     plan, step, number = position
     of_plan = f" of plan {plan + 1}" if len(jobs) > 1 else ""
     if step == 0:
@@ -188,7 +189,7 @@ def position_in_step(jobs: Sequence[Mapping[str, Sequence[Program]]], rank: int,
 
 
 def sound_programs(plan: Plan, model: Model | None, backend: Backend) -> list[Program]:
-    """A plan's programs on a back-end, of `model` if it is given, once they have passed their checks."""
+    """A plan's programs on a back-end, of `model` if it is given, after they have passed their checks."""
     programs = programs_of(plan, backend, model)
     if faults := check(programs):
         raise AssertionError(f"the compiler made an unsound program: {faults[0]}")

@@ -1,4 +1,4 @@
-"""What running a plan gave."""
+"""The report of a run."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ Status = Literal["ran", "failed", "out-of-memory", "timed-out"]
 
 @dataclass(frozen=True)
 class Trial:
-    """What trying a plan gave. place: which of the plans, from 0.
+    """The result of trying a plan. place: the plan's index among those tried.
 
     step_ns: the median of the timed steps, each the slowest rank's; spread: half-width of their middle half, relative to the
     median. losses: of all steps, the first ones that are not timed included. message: what went wrong, where it did not run.
@@ -61,6 +61,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class _Failure:
+    """How a trial failed, with the message for its report."""
+
     status: Status
     message: str
 
@@ -78,10 +80,10 @@ def run_trials(
     stall_timeout: float = STALL_S,
     progress: Report | None = None,
 ) -> list[Trial]:
-    """Try plans of one world size: a Trial for each, in their order. See above for what counts as a failure.
+    """Try plans of one world size: a Trial for each, in their order. See the module for what counts as a failure.
 
-    model: the model to run in place of the plans' own. steps: those timed, after `warmup` others. timeout: seconds for each
-    plan, without the start of processes; stall_timeout: as of `run_plans`. progress: told each step of rank 0, and each
+    model: the model to run instead of the plans' own. steps: number of timed steps, after `warmup` others. timeout: seconds for
+    each plan, without the start of processes. stall_timeout: as of `run_plans`. progress: gets each step of rank 0, and each
     plan's end. Raises InputError.
     """
     if not plans:
@@ -94,38 +96,40 @@ def run_trials(
     jobs = [{"programs": sound_programs(plan, model, backend)} for plan in plans]
     settings = {"steps": warmup + steps, "seed": seed, "backend": backend, "timeout": min(timeout, threading.TIMEOUT_MAX)}
     trials: dict[int, Trial] = {}
-    while waiting := [place for place in range(len(plans)) if place not in trials]:
-        ready = [place for place in waiting if gpus(plans[place], device) == gpus(plans[waiting[0]], device)]
-        job = {**settings, "jobs": [jobs[place] for place in ready], "gpus": gpus(plans[ready[0]], device)}
+    while waiting := [index for index in range(len(plans)) if index not in trials]:
+        ready = [index for index in waiting if gpus(plans[index], device) == gpus(plans[waiting[0]], device)]
+        job = {**settings, "jobs": [jobs[index] for index in ready], "gpus": gpus(plans[ready[0]], device)}
         results, failure = _start(plans[0].world, job, COMMUNICATION[device], ready, progress, stall_timeout)
-        for place, result in zip(ready, results, strict=False):
-            trials[place] = _ran(place, plans[place], result, warmup)
+        for index, result in zip(ready, results, strict=False):
+            trials[index] = _ran(index, plans[index], result, warmup)
         # The plans end in their order, so the one that failed is the next.
         if failure and (not results or failure.status == "timed-out"):
-            place = ready[len(results)]
-            trials[place] = Trial(place, failure.status, None, None, [], failure.message, _predicted(plans[place]))
+            index = ready[len(results)]
+            trials[index] = Trial(index, failure.status, None, None, [], failure.message, _predicted(plans[index]))
         if progress:
-            for place in ready:
-                if place in trials:
-                    progress({"plan": place, "status": trials[place].status, "step_ns": trials[place].step_ns})
-    return [trials[place] for place in range(len(plans))]
+            for index in ready:
+                if index in trials:
+                    progress({"plan": index, "status": trials[index].status, "step_ns": trials[index].step_ns})
+    return [trials[index] for index in range(len(plans))]
 
 
 def fastest(trials: Sequence[Trial]) -> Trial | None:
-    """The trial of the least time for a step, the earlier of equals; None where no plan ran."""
+    """The trial with the shortest step, the earlier of equals; None where no plan ran."""
     return min((trial for trial in trials if trial.status == "ran"), key=lambda trial: trial.step_ns or 0, default=None)
 
 
 def _predicted(plan: Plan) -> int | None:
+    """The plan's own prediction of its step in ns, if it has one."""
     return plan.predicted.step_ns if plan.predicted else None
 
 
-def _ran(place: int, plan: Plan, result: dict[str, Any], warmup: int) -> Trial:
+def _ran(index: int, plan: Plan, result: dict[str, Any], warmup: int) -> Trial:
+    """The trial of a plan that ran; `warmup` first steps are not timed."""
     from trainplan.profiling.measure.timing import spread
 
     timed = result["seconds"][warmup:]
     return Trial(
-        place=place,
+        place=index,
         status="ran",
         step_ns=round(statistics.median(timed) * 1e9),
         spread=spread(timed),
@@ -136,38 +140,33 @@ def _ran(place: int, plan: Plan, result: dict[str, Any], warmup: int) -> Trial:
 
 
 def _start(
-    world: int, job: dict[str, Any], communication: str, places: list[int], progress: Report | None, stall_timeout: float
+    world: int, job: dict[str, Any], communication: str, indices: list[int], progress: Report | None, stall_timeout: float
 ) -> tuple[list[dict[str, Any]], _Failure | None]:
-    """One start of the processes: what the plans gave, up to the first that failed, and how that one did."""
+    """One start of the processes: the results of plans, up to the first that failed, and the failure of that one, if any.
+    indices: of the plans."""
     results: list[dict[str, Any]] = []
 
     def follow(event: dict[str, Any]) -> None:
         if "ended" in event:
             results.append(event)
         elif progress:
-            progress({**event, "plan": places[event["plan"]]})
+            progress({**event, "plan": indices[event["plan"]]})
 
     with tempfile.TemporaryDirectory(prefix="trainplan-") as folder:
-        limits = {"timeout": START_S + job["timeout"] * len(places), "stall_timeout": stall_timeout}
-        place = partial(position_in_step, job["jobs"])
+        limits = {"timeout": START_S + job["timeout"] * len(indices), "stall_timeout": stall_timeout}
+        describe = partial(position_in_step, job["jobs"])
         try:
             run_workers(
-                TARGET,
-                world,
-                {**job, "folder": folder},
-                progress=follow,
-                describe_position=place,
-                backend=communication,
-                **limits,
+                TARGET, world, {**job, "folder": folder}, progress=follow, place=describe, backend=communication, **limits
             )
         except WorkerError as error:
-            if len(results) < len(places):
+            if len(results) < len(indices):
                 return results, _failure(error, folder)
     return results, None
 
 
 def _failure(error: WorkerError, folder: str) -> _Failure:
-    """What made the processes end: a signal to one of them, or what the first of those that failed wrote down."""
+    """The reason why the processes ended: a signal to one of them, or the note of the first of those that failed."""
     if error.code is None:
         return _Failure("timed-out", str(error))
     if error.code == -signal.SIGKILL:
@@ -179,12 +178,12 @@ def _failure(error: WorkerError, folder: str) -> _Failure:
 
 
 def _tell(folder: str, rank: int, status: Status, message: str) -> None:
-    """Write down how this rank fails, under the time: those that fail only because it is gone do so later."""
+    """Write down how this rank fails, named by the time: ranks that fail only because this one is gone do so later."""
     write_whole(Path(folder, f"{time.monotonic_ns()}.{rank}"), json.dumps({"status": status, "message": message}))
 
 
 def try_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> None:
-    """Body of one rank: the plans of the job one after the other, until one fails."""
+    """Body of one rank's process: the plans of the job one after the other, until one fails."""
     from trainplan.profiling.measure.timing import is_out_of_memory
 
     try:
@@ -197,6 +196,7 @@ def try_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> No
 
 
 def _try_plans(rank: int, world: int, job: dict[str, Any], report: Reporter) -> None:
+    """Run the plans of the job, and report each one's losses and seconds."""
     from trainplan.profiling.measure.timing import slowest
 
     def give_up() -> None:

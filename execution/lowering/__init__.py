@@ -14,7 +14,7 @@ factor. Tensor parallelism writes the function itself as a sum over ranks: colum
     schedule 1f1b, gpipe, interleaved      Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B; 1f1b with fewer
                                            micro-batches than stages: _PipelineScheduleRuntime with its order    stages
     layout.levels tp                       parallelize_module: ColwiseParallel, RowwiseParallel; loss_parallel   parallel
-    layout.sequence_parallel               SequenceParallel, and Shard(1) in front of and behind the matrices    parallel
+    layout.sequence_parallel               SequenceParallel, and Shard(1) before and after the matrices          parallel
     layout.levels sdp, dp with sdp         fully_shard on the (dp, sdp) slice of a DeviceMesh, with sums         parallel
     layout.levels dp alone                 register_post_accumulate_grad_hook, all_reduce                        parallel
     states.zero 1, 2, 3; kept_whole        reshard_after_forward, set_reshard_after_backward,
@@ -24,10 +24,10 @@ factor. Tensor parallelism writes the function itself as a sum over ranks: colum
     precision                              MixedPrecisionPolicy(param_dtype, reduce_dtype) over fp32 parameters  parallel
     gathering ahead                        set_modules_to_forward_prefetch, set_modules_to_backward_prefetch     stages
 
-What a plan says beyond that is refused by field (`refusals`), and run by its program. Modules are built on the meta device, cut
+Whatever else a plan has is refused by field (`refusals`), and run by its program. Modules are built on the meta device, cut
 and sharded there, and given memory and the values of their seed last, so that no rank ever holds more than its part but for one
 tensor at a time. Programs and lowered models take the same samples, initial values and masks of dropout: each is the other's
 oracle, and `benchmarks.lowered` holds them against each other and against one process.
 
-One thing lies otherwise than in programs: under ZeRO-1 and 2 FSDP has a rank's shard of the parameters beside all of them.
+One thing differs from programs: under ZeRO-1 and 2 FSDP holds a rank's shard of the parameters in addition to all of them.
 """

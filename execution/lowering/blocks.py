@@ -9,8 +9,8 @@ between its matrices (rotary positions, the core of attention, activations, drop
 `profiling.models`, on the rank's own heads, columns and samples, so that any plan, and one process, compute the same.
 
 Recomputation is `torch.utils.checkpoint`: of the whole unit; or, of single modules, of what makes the result that is not to be
-kept together with the matrix that reads it. The backward pass then stops computing again at that matrix's input, so that the
-matrix itself, and the sum behind it, are not computed twice.
+kept together with the matrix that reads it. The backward pass then stops recomputing at that matrix's input, so that the
+matrix itself, and the sum after it, are not computed twice.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from trainplan.profiling.models.sublayers import (
 
 @dataclass(frozen=True)
 class RankPart:
-    """Where a rank is in a unit: its tensor-parallel mesh (None: it has the unit's matrices whole), and its own part of each
-    sample's tokens, of how many, between the matrices."""
+    """A rank's part of a unit. tp: its tensor-parallel mesh (None: it has the unit's matrices whole). share: (index, count) of
+    its part of each sample's tokens between the matrices."""
 
     tp: DeviceMesh | None = None
     share: tuple[int, int] = (0, 1)
@@ -52,7 +52,8 @@ class RankPart:
 
 
 class Unit(nn.Module):
-    """What all units share. part: the sub-layer; strategy: its recomputation; place: set when the unit is parallelised."""
+    """Base of all units. part: the sub-layer. strategy: the unit's strategy, for its recomputation. rank_part: set when the
+    unit is parallelised."""
 
     def __init__(self, part: Any, strategy: Strategy) -> None:
         super().__init__()
@@ -68,57 +69,57 @@ class Unit(nn.Module):
         of its rows' tokens.
         """
         if self.strategy.ckpt:
-            return again(self.computed, x, draw, targets)
+            return recomputed_call(self.computed, x, draw, targets)
         return self.computed(x, draw, targets)
 
     def computed(self, x: Tensor, draw: Draw | None, targets: Tensor | None) -> Tensor:
-        """The same, without recomputation of the whole."""
+        """The output as of `forward`, without recomputation of the whole unit."""
         raise NotImplementedError
 
     def recomputing(self, module: str, function: Callable[..., Any], *inputs: Any) -> Any:
-        """A function's result, of which nothing but its inputs is kept where the plan recomputes the module."""
-        return again(function, *inputs) if module in self.recomputed else function(*inputs)
+        """A function's result; where the plan recomputes the module, only the inputs are kept for the backward pass."""
+        return recomputed_call(function, *inputs) if module in self.recomputed else function(*inputs)
 
 
-def again(function: Callable[..., Any], *inputs: Any) -> Any:
-    """What a function gives, computed again in the backward pass. Masks follow from samples: there is no state of a generator
-    to keep."""
+def recomputed_call(function: Callable[..., Any], *inputs: Any) -> Any:
+    """A function's result, which the backward pass computes again. Dropout masks follow from samples, so no generator's state
+    is kept."""
     return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's, of which the graph keeps what fused kernels do."""
+    """torch's RMSNorm, of whose graph only what fused kernels keep is kept."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x, normed."""
+        """x, normalised."""
         assert self.eps is not None
         return rms_norm(x, self.weight, self.eps)
 
 
 def norm_of(part: Sublayer, width: int | None = None) -> nn.Module:
-    """A sub-layer's kind of norm, of its hidden states or of so many numbers."""
+    """A norm of the sub-layer's kind, over its hidden states or over `width` numbers."""
     if part.norm == "rms":
         return RMSNorm(width or part.hidden, part.epsilon)
     return nn.LayerNorm(width or part.hidden, part.epsilon, bias=part.norm_bias)
 
 
 def dropped(y: Tensor, draw: Draw | None, probability: float, site: Any = "output") -> Tensor:
-    """Some numbers dropped; a copy, since `drop` works in place, and what a module of torch returns may be a view."""
+    """y with dropout. It is a copy, since `drop` works in place, and what a module of torch returns may be a view."""
     return y if draw is None or not probability else drop(y.clone(), draw, site, probability)
 
 
 def gathering(unit: Unit, module: nn.Module, x: Tensor) -> Any:
-    """What a module gives that reads all tokens of x. Where ranks have their own tokens of it alone, what they gather is not
-    kept for the backward pass, but gathered again; with what comes before it, where that is computed again anyway."""
-    computed_again = unit.strategy.ckpt or "norms" in unit.recomputed
-    return module(x) if unit.rank_part.share == (0, 1) or computed_again else again(module, x)
+    """The result of a module that reads all tokens of x. Where ranks have their own tokens of x alone, what they gather is not
+    kept for the backward pass, but gathered again; together with what comes before it, where that is recomputed anyway."""
+    recomputed = unit.strategy.ckpt or "norms" in unit.recomputed
+    return module(x) if unit.rank_part.share == (0, 1) or recomputed else recomputed_call(module, x)
 
 
 class Projections(nn.ModuleDict):
-    """Matrices that read the same: one module, so that tensor-parallel ranks gather tokens, and sum gradients, once for all."""
+    """Matrices with one input: one module, so that tensor-parallel ranks gather tokens, and sum gradients, once for all."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """What each of them gives, in order."""
+        """The output of each matrix, in order."""
         return tuple(matrix(x) for matrix in self.values())
 
 
@@ -134,7 +135,7 @@ class AttentionUnit(Unit):
             self.post_norm = norm_of(part)
 
     def computed(self, x: Tensor, draw: Draw | None, targets: Tensor | None) -> Tensor:
-        """As `forward`."""
+        """As of `Unit.computed`."""
         part = self.part
 
         def entered(x: Tensor) -> tuple[Tensor, ...]:
@@ -148,7 +149,7 @@ class AttentionUnit(Unit):
 
 
 def attention_matrices(part: Attention) -> dict[str, nn.Module]:
-    """Of queries, keys and values."""
+    """The projections to queries, keys and values, by name."""
     keys = part.kv_heads * part.width
     return {
         "q": nn.Linear(part.hidden, part.heads * part.width, bias=part.bias),
@@ -158,21 +159,22 @@ def attention_matrices(part: Attention) -> dict[str, nn.Module]:
 
 
 def add_head_norms(unit: nn.Module, part: Attention) -> None:
-    """Norms of each query and key, where the attention has them."""
+    """Give a unit the norms of each query and key, where the attention has them."""
     if part.normed_heads:
         unit.q_norm, unit.k_norm = norm_of(part, part.width), norm_of(part, part.width)
 
 
 def core(unit: Unit, part: Attention, draw: Draw | None) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """What lies between an attention's matrices: (rows, tokens, heads x width) of queries, keys and values to the same."""
+    """The function between an attention's matrices: from queries, keys and values, (rows, tokens, heads x width), to the mixed
+    values."""
 
     def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        split = [each.unflatten(-1, (-1, part.width)) for each in (q, k, v)]
+        split = [projected.unflatten(-1, (-1, part.width)) for projected in (q, k, v)]
         if part.normed_heads:
             split[:2] = unit.q_norm(split[0]), unit.k_norm(split[1])
         if part.rotary:
             split[:2] = rotated(part, split[0]), rotated(part, split[1])
-        queries, keys, content = (each.transpose(1, 2) for each in split)
+        queries, keys, content = (projected.transpose(1, 2) for projected in split)
         values = torch_units.mixed_values(part, {}, queries, keys, content, unit.rank_part.shard, draw, False)
         return values.view(q.shape)
 
@@ -190,7 +192,7 @@ class FeedForwardUnit(Unit):
             self.post_norm = norm_of(part)
 
     def computed(self, x: Tensor, draw: Draw | None, targets: Tensor | None) -> Tensor:
-        """As `forward`."""
+        """As of `Unit.computed`."""
         part = self.part
 
         def entered(x: Tensor) -> tuple[Tensor, ...]:
@@ -208,12 +210,12 @@ class FeedForwardUnit(Unit):
 
 
 def feed_forward_matrices(part: FeedForward) -> dict[str, nn.Module]:
-    """Those into the middle."""
+    """The projections into the inner dimension, by name."""
     return {name: nn.Linear(part.hidden, part.inner, bias=part.bias) for name in ("up", "gate")[: 1 + part.gated]}
 
 
 class ParallelUnit(Unit):
-    """Attention and feed-forward network side by side: both read the same hidden states."""
+    """Attention and feed-forward network in parallel: both read the same hidden states."""
 
     def __init__(self, part: ParallelBlock, strategy: Strategy) -> None:
         super().__init__(part, strategy)
@@ -227,7 +229,7 @@ class ParallelUnit(Unit):
         self.down = nn.Linear(network.inner, part.hidden, bias=network.bias)
 
     def computed(self, x: Tensor, draw: Draw | None, targets: Tensor | None) -> Tensor:
-        """As `forward`."""
+        """As of `Unit.computed`."""
         part, inside = self.part, self.norm(x)
         mixed = core(self, part.attention, draw)(*self.project(inside))
         if not part.shared_norm:

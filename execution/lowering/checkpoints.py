@@ -1,8 +1,8 @@
-"""Checkpoints of lowered plans: what a run left, found and checked before a process starts.
+"""Checkpoints of lowered plans: what a run has written, found and checked before a process starts.
 
 A folder of checkpoints has one for each step that was kept, `step-00000100`, in the format of torch.distributed.checkpoint,
-with `run.json` beside its files: what the run was of. While one is written its folder is named `writing-`, and it is renamed
-once every rank is done and what it wrote is on the disk. So what is named `step-` is whole, whatever ended the run.
+with `run.json` next to its files, which describes the run. While one is written its folder is named `writing-`, and it is
+renamed when every rank is done and its files are on the disk. So what is named `step-` is whole, however the run ended.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ WHOLE = re.compile(r"step-(\d{8,})")
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """What a run keeps, and where it begins. folder: of its checkpoints, one every `every` steps and after the last (None: it
-    keeps none). resume: the folder of the checkpoint that it begins with, of `done` steps. about: what each says of the run.
-    position: samples of the file of tokens that the steps before took, where that is not `done` batches."""
+    """Which checkpoints a run writes, and where it begins. folder: of its checkpoints (None: it writes none). every: steps from
+    one to the next; there is one after the last step, too. resume: the folder of the checkpoint that it begins with. done: the
+    steps of that. about: what each checkpoint records of the run. position: number of samples of the file of tokens that the
+    steps before took, where that is not `done` batches."""
 
     folder: str | None = None
     every: int = 0
@@ -38,7 +39,7 @@ class Checkpoints:
 
 
 def step_folder(folder: str, step: int) -> Path:
-    """Where a whole checkpoint lies."""
+    """The folder of the whole checkpoint of a step."""
     return Path(folder, f"step-{step:08d}")
 
 
@@ -52,11 +53,12 @@ def checkpoints_of(
     resume: Any,
     data: TokenFile | None = None,
 ) -> Checkpoints | None:
-    """What a run of a plan as this model keeps and begins with; None where that is nothing.
+    """The checkpoints that a run of a plan writes and begins with; None where there are none.
 
-    data: the file that it trains on, of which a run goes on behind the samples that were taken, whatever its batch. folder: as
-    `--checkpoint`; every: as `--checkpoint-every`; resume: as `--resume`, a folder of checkpoints, of which the last one
-    counts, or one of them. Raises InputError where they do not fit each other or the run."""
+    model: the model that runs. data: the file that it trains on; a resumed run goes on after the samples that were taken,
+    whatever its batch. folder: as `--checkpoint`. every: as `--checkpoint-every`. resume: as `--resume`, a folder of
+    checkpoints, of which the last one counts, or one of them. Raises InputError where they do not fit each other or the run.
+    """
     about: dict[str, Any] = {"model_digest": model.digest, "dtype": model.dtype, "seed": seed}
     about |= {"samples": plan.batch.global_samples} if data is None else {"data": data.digest}
     about |= {"master": plan.precision.of(model).master, "sequence": model.tokens, "hidden": model.units[-1].sublayer.hidden}
@@ -66,7 +68,7 @@ def checkpoints_of(
         raise InputError("command line", "--checkpoint-every", f"is {every}", "give 1 or more")
     if folder is None and resume is None:
         return None
-    kept = None if folder is None else _made(Path(folder))
+    kept = None if folder is None else _writable_folder(Path(folder))
     if resume is None:
         return Checkpoints(kept, every or steps, about=about)
     path, done, written = _last(Path(resume))
@@ -80,8 +82,8 @@ def checkpoints_of(
     return Checkpoints(kept, every or steps, str(path), done, about, written.get("position"))
 
 
-def _made(folder: Path) -> str:
-    """A folder that can be written to, absolute."""
+def _writable_folder(folder: Path) -> str:
+    """The absolute path of a folder, created if needed. Raises InputError where it cannot be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -91,9 +93,10 @@ def _made(folder: Path) -> str:
 
 
 def _last(folder: Path) -> tuple[Path, int, dict[str, Any]]:
-    """The last whole checkpoint of a folder, or the folder itself, its steps, and what it says of its run."""
-    each = [folder] if WHOLE.fullmatch(folder.name) else folder.glob("step-*")
-    whole = {int(match[1]): path for path in each if (match := WHOLE.fullmatch(path.name)) and (path / ABOUT).exists()}
+    """The last whole checkpoint of a folder, or the folder itself if it is one: its path, its steps, and what it records of its
+    run."""
+    candidates = [folder] if WHOLE.fullmatch(folder.name) else folder.glob("step-*")
+    whole = {int(match[1]): path for path in candidates if (match := WHOLE.fullmatch(path.name)) and (path / ABOUT).exists()}
     if not whole:
         fix = "give a folder that `run --checkpoint` has written to, or one of the step-... in it"
         raise InputError("command line", "--resume", f"is {str(folder)!r}, which has no whole checkpoint", fix)

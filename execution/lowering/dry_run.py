@@ -1,12 +1,12 @@
 """The memory of lowered ranks before they run: their step on shapes alone.
 
-A lowered plan's memory is what torch makes of it: parts that FSDP gathers ahead, what autograd keeps, results of collectives.
-The programs of the plan do not have all of that, so their memory walk is not its prediction. The dry run is: the lowered model
+A lowered plan's memory is decided by torch: parts that FSDP gathers ahead, what autograd keeps, results of collectives. The
+programs of the plan do not have all of that, so their peak memory is not its prediction. The dry run is: the lowered model
 itself takes a step on tensors that have shapes, dtypes and storages without memory (`FakeTensorMode`), its collectives go to a
 process group that moves nothing, and the dispatch tracker counts as in a run. No device is needed, however large the plan.
 
-Kernels are those of the CPU: where a GPU's attention keeps other tensors for its backward pass, the peak differs by these.
-gloo has no reduce-scatter: on CPUs torch makes it of an all-reduce of a copy, which is counted for as long as that takes.
+Kernels are those of the CPU: where a GPU's attention keeps other tensors for its backward pass, the peak differs by these. gloo
+has no reduce-scatter: on CPUs torch does an all-reduce of a copy, which is counted for as long as that takes.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ from trainplan.profiling.models.model import Model
 
 
 class Shapes(FakeTensorMode):
-    """Operations on shapes. A number that is read from a tensor without memory is one: samples' ids, losses and norms."""
+    """Mode in which operations work on shapes. A number that is read from a tensor without memory is 1: ids of samples, losses,
+    norms."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
-            (read,) = (each for each in tree_leaves(args) if isinstance(each, Tensor))
+            (read,) = (leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
             return 1.0 if read.is_floating_point() else 1
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 class Sent:
-    """A batch of messages under way. As of real ones, the tensors are held until nobody waits for it any more."""
+    """A batch of messages under way. As with real ones, the tensors are held until it is waited for."""
 
     def __init__(self, messages: list[dist.P2POp]) -> None:
         self.held = [message.tensor for message in messages]
@@ -51,11 +52,11 @@ class Sent:
 
 
 def dry_peaks(plans: list[Plan], model: Model | None = None, by_gloo: bool = True) -> list[list[int]]:
-    """Of each plan the most bytes of every rank in a training step, by torch, without a step.
+    """Peak memory in bytes, by plan and rank, of a training step by torch, without a step.
 
-    One rank of each stage is tried, the first, whose parts are the largest; the others count as it does. plans: such without
-    refusals (`execution.lowering.refusals`). model: to run in place of the plans' own. by_gloo: whether gloo sums gradients.
-    Raises WorkerError.
+    One rank of each stage is tried, the first, whose parts are the largest; the others count the same. plans: without refusals
+    (`execution.runtimes.torch.refusals`). model: to run instead of the plans' own. by_gloo: whether gloo sums gradients. Raises
+    WorkerError.
     """
     tried = [(number, stage) for number, plan in enumerate(plans) for stage in range(plan.depth)]
     models = [model or plan.planned_model() for plan in plans]
@@ -72,7 +73,7 @@ def _by_rank(plan: Plan, peaks: list[int]) -> list[int]:
 
 
 def run_rank(number: int, count: int, jobs: list[tuple[Plan, Model, int, bool]], report: Report) -> int:
-    """Body of a process: the peak of one rank of one plan."""
+    """Body of a process: the peak memory in bytes of one rank of one plan."""
     plan, model, rank, by_gloo = jobs[number]
     dist.destroy_process_group()  # the one of these processes, which have nothing to say to each other
     dist.init_process_group("fake", rank=rank, world_size=plan.world, store=FakeStore())

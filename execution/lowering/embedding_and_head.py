@@ -14,10 +14,10 @@ from trainplan.execution.lowering.blocks import (
     FeedForwardUnit,
     ParallelUnit,
     Unit,
-    again,
     dropped,
     gathering,
     norm_of,
+    recomputed_call,
 )
 from trainplan.formulations.plan.strategy import Strategy
 from trainplan.profiling.models import torch_units
@@ -33,7 +33,8 @@ from trainplan.profiling.models.sublayers import (
 
 
 class Table(nn.Module):
-    """A table that embedding and head share, with both its uses: a module of its own, which `fully_shard` gathers for each."""
+    """A table that embedding and head share, for both its uses: a module of its own, which `fully_shard` gathers for each
+    use."""
 
     def __init__(self, tokens: nn.Embedding) -> None:
         super().__init__()
@@ -41,7 +42,7 @@ class Table(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Make both uses read one parameter again, once each has got a new one."""
+        """Let both uses read one parameter again, after each has got a new one."""
         self.logits.weight = self.tokens.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,7 +52,7 @@ class Table(nn.Module):
 
 
 class EmbeddingUnit(Unit):
-    """Rows of the table of tokens, plus learned positions and token types. tied: the table is the head's, too."""
+    """Rows of the table of tokens, plus learned positions and token types. tied: whether the head uses the table, too."""
 
     def __init__(self, part: TokenEmbedding, strategy: Strategy, tied: bool) -> None:
         super().__init__(part, strategy)
@@ -66,7 +67,7 @@ class EmbeddingUnit(Unit):
             self.types = nn.Embedding(part.token_types, part.hidden)
 
     def computed(self, x: Tensor, draw: Draw | None, targets: Tensor | None) -> Tensor:
-        """x: token ids (rows, tokens), of all tokens. The result is of the rank's own."""
+        """Hidden states of the rank's own tokens, from x, the ids of all tokens, (rows, tokens)."""
         part, (number, parts) = self.part, self.rank_part.share
         own = slice(number * part.tokens // parts, (number + 1) * part.tokens // parts)
         y = self.table(x) if hasattr(self, "table") else self.tokens(x)
@@ -75,14 +76,14 @@ class EmbeddingUnit(Unit):
         if part.scale != 1:
             y = y * part.scale
         if part.positions:
-            places = torch.arange(part.first_position, part.first_position + part.tokens, device=x.device)
-            y = y + self._of_all(self.positions(places))[own]
+            positions = torch.arange(part.first_position, part.first_position + part.tokens, device=x.device)
+            y = y + self._of_all(self.positions(positions))[own]
         if part.token_types:
-            y = y + self._of_all(self.types(places.new_zeros(1)))
+            y = y + self._of_all(self.types(positions.new_zeros(1)))
         return dropped(y, draw, part.dropout)
 
     def _of_all(self, rows: Tensor) -> Tensor:
-        """Rows of a table that every rank has whole, each for its own tokens: their gradients are summed over the ranks."""
+        """Rows of a table that every rank has whole, and uses for its own tokens: their gradients are summed over the ranks."""
         if self.rank_part.share == (0, 1):
             return rows
         return DTensor.from_local(rows, self.rank_part.tp, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
@@ -91,8 +92,8 @@ class EmbeddingUnit(Unit):
 class HeadUnit(Unit):
     """Norm, BERT's transform where there is one, logits over the vocabulary, and the cross-entropy on them.
 
-    tokens_in_step: of all samples of a step, by which the loss is divided, once: so that gradients are summed everywhere. tied:
-    the matrix of the logits is the embedding's table, whose module is then set as `borrowed`.
+    tokens_in_step: number of tokens in all samples of a step, by which the loss is divided, once, so that gradients are only
+    summed. tied: whether the matrix of the logits is the embedding's table, whose module is then set as `borrowed`.
     """
 
     def __init__(self, part: LanguageHead, strategy: Strategy, tokens_in_step: int, tied: bool) -> None:
@@ -132,12 +133,12 @@ class HeadUnit(Unit):
         if "loss" not in self.recomputed:
             return loss(self.recomputing("norms", logits, x))
         if "norms" in self.recomputed:
-            return again(lambda x: loss(logits(x)), x)
-        return again(lambda inside: loss(matrix(inside)), entered(x))
+            return recomputed_call(lambda x: loss(logits(x)), x)
+        return recomputed_call(lambda inside: loss(matrix(inside)), entered(x))
 
 
 def unit_of(part: Sublayer, strategy: Strategy, tokens_in_step: int, tied: bool) -> Unit:
-    """The module of a sub-layer; build it under `torch.device("meta")`, and it takes no memory yet. tied: embedding and head
+    """The module of a sub-layer; built under `torch.device("meta")`, it takes no memory yet. tied: whether embedding and head
     share a table that is one parameter."""
     if isinstance(part, LanguageHead):
         return HeadUnit(part, strategy, tokens_in_step, tied)

@@ -1,8 +1,8 @@
-"""What a rank of a lowered plan has in memory at most, by a dispatch tracker.
+"""Peak memory of a rank of a lowered plan, by a dispatch tracker.
 
-The tracker is a `TorchDispatchMode`: each operation of torch passes through it, and what storages its results have is counted
-until they are gone; `UntypedStorage.resize_`, with which FSDP empties and fills its own, is watched beside. So it sees all
-tensors, and on CPUs and GPUs alike, but no workspace within a kernel, nor what an allocator or a communicator keeps for itself.
+The tracker is a `TorchDispatchMode`: each operation of torch passes through it, and the storages of its results are counted
+until they are gone; `UntypedStorage.resize_`, with which FSDP empties and fills its own, is watched in addition. So it sees all
+tensors, on CPUs and GPUs alike, but no workspace within a kernel, nor what an allocator or a communicator keeps for itself.
 Within a `FakeTensorMode` it counts the tensors of this mode by their shapes (see `dry_run`).
 """
 
@@ -25,9 +25,9 @@ Resize = Callable[[torch.UntypedStorage, int], None]
 
 
 class StorageTracker(TorchDispatchMode):
-    """Context manager. Afterwards `peak_bytes`: the most bytes of storages alive at once, of those in `counted` before and of
-    those made inside. copies: whether what a reduce-scatter reads is counted twice for as long as that takes, in a dry run;
-    gloo makes it of an all-reduce of a copy, which the tracker sees by itself in others."""
+    """Context manager that sets `peak_bytes`: the most bytes of storages alive at one time, of those passed to `count` before
+    and of those allocated inside. copies: whether the input of a reduce-scatter is counted twice while that runs, as a dry run
+    needs for gloo, which does an all-reduce of a copy; in real runs the tracker sees the copy by itself."""
 
     def __init__(self, copies: bool = False) -> None:
         super().__init__()
@@ -38,13 +38,14 @@ class StorageTracker(TorchDispatchMode):
         self._resize: Resize = torch.UntypedStorage.resize_
 
     def count(self, tensors: Iterable[Tensor]) -> None:
-        """Count the storages of tensors from now on, each once."""
+        """Count the storages of tensors from now on, each storage once."""
         for tensor in tensors:
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             if not is_traceable_wrapper_subclass(local) and local.device.type != "meta":
                 self._see(local.untyped_storage())
 
     def _see(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage with its current size, until it is gone."""
         key = storage._cdata
         if key not in self._watched or self._watched[key]() is None:
             self._watched[key] = weakref.ref(storage, partial(self._forget, key))
@@ -54,6 +55,7 @@ class StorageTracker(TorchDispatchMode):
         self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
 
     def _forget(self, key: int, gone: weakref.ref[torch.UntypedStorage]) -> None:
+        """Stop counting a storage that is gone."""
         if self._watched.get(key) is gone:
             del self._watched[key]
             self.alive_bytes -= self._sizes.pop(key)
@@ -75,8 +77,8 @@ class StorageTracker(TorchDispatchMode):
         torch.UntypedStorage.resize_ = self._resize
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """An operation, and what it makes. One on DTensors comes again, as operations on their parts."""
-        if any(issubclass(each, DTensor) for each in types):
+        """Run an operation, and count its results. One on DTensors comes again, as operations on their parts."""
+        if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         if self.copies and func in REDUCE_SCATTERS:
             self.peak_bytes = max(self.peak_bytes, self.alive_bytes + sum(map(_bytes, tree_leaves(args[1]))))
@@ -87,4 +89,5 @@ class StorageTracker(TorchDispatchMode):
 
 
 def _bytes(tensor: object) -> int:
+    """Bytes of a tensor; 0 for anything else."""
     return tensor.nbytes if isinstance(tensor, Tensor) else 0

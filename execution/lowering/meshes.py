@@ -4,8 +4,8 @@ A rank of a stage is numbered in mixed radix over the levels of a unit's strateg
 all stages, as an array with a dimension for the stage and one for each level, are a `DeviceMesh`, and each group that a unit
 communicates in is a slice of it. Dimensions are put in one order whatever that of the levels: stage, dp, sdp, tp.
 
-Two neighbours with unlike levels need a mesh that both can be said on: the ranks of a stage, cut at every stride of either. On
-it hidden states are `Shard(0)` (rows) along what dp or sdp split, `Shard(1)` (tokens) along tp with sequence parallelism,
+Two neighbours with unlike levels need a mesh that can express both: the ranks of a stage, cut at every stride of either. On it
+hidden states are `Shard(0)` (rows) along what dp or sdp split, `Shard(1)` (tokens) along tp with sequence parallelism,
 `Replicate()` along tp without. Rows are split from the outermost dimension to the innermost, as DTensor splits them.
 """
 
@@ -32,13 +32,13 @@ def stage_ranks(plan: Plan) -> Ranks:
 
 @cache
 def pipeline_mesh(device: str, ranks: Ranks) -> DeviceMesh:
-    """Stages by places: the ranks of one place are a pipeline."""
+    """The mesh (stages, indices in a stage): the ranks of one index are a pipeline."""
     return DeviceMesh(device, torch.tensor(ranks), mesh_dim_names=("stage", "place"))
 
 
 @cache
 def level_mesh(device: str, ranks: Ranks, levels: tuple[tuple[str, int], ...]) -> DeviceMesh:
-    """All ranks, (stages, dp, sdp, tp), of a strategy with these levels."""
+    """The mesh (stages, dp, sdp, tp) of all ranks, for a strategy with these levels."""
     names, degrees = [axis for axis, _ in levels], dict(levels)
     grid = torch.tensor(ranks).view(len(ranks), *degrees.values())
     order = [1 + names.index(axis) for axis in AXES if axis in degrees]
@@ -48,15 +48,15 @@ def level_mesh(device: str, ranks: Ranks, levels: tuple[tuple[str, int], ...]) -
 
 @cache
 def relay_mesh(device: str, ranks: Ranks, digits: Digits) -> DeviceMesh:
-    """All ranks, (stages, *degrees of the digits, the outermost first), on which two neighbouring units with unlike layouts can
-    both be said."""
+    """The mesh (stages, *degrees of the digits, the outermost first) of all ranks, which can express the unlike layouts of two
+    neighbouring units."""
     degrees = digits.degrees[::-1]
     names = tuple(f"d{index}" for index in range(len(degrees)))
     return DeviceMesh(device, torch.tensor(ranks).view(len(ranks), *degrees), mesh_dim_names=("stage", *names))
 
 
 def placements(strategy: Strategy, digits: Digits) -> tuple[Placement, ...]:
-    """Where a unit's hidden states, (rows, tokens, hidden), lie along each dimension of a relay mesh."""
+    """How a unit's hidden states, (rows, tokens, hidden), are split along each dimension of a relay mesh."""
     strides, found = strategy.strides(), list[Placement]()
     for low in reversed(digits.strides):
         axis = next(axis for axis, degree in strategy.levels if strides[axis] <= low < strides[axis] * degree)
@@ -68,13 +68,13 @@ def placements(strategy: Strategy, digits: Digits) -> tuple[Placement, ...]:
 
 
 def local_shape(strategy: Strategy, rows: int, tokens: int, hidden: int) -> tuple[int, int, int]:
-    """What one rank has of the hidden states of a micro-batch of so many rows."""
+    """The shape of one rank's part of the hidden states of a micro-batch of `rows` rows."""
     parts = strategy.degree("tp") if strategy.sequence_parallel else 1
     return rows // strategy.data_degree, tokens // parts, hidden
 
 
 def make_meshes(plan: Plan, device: str) -> None:
-    """Make every mesh of a plan, in one order on all ranks: making one is a collective of all."""
+    """Create every mesh of a plan, in one order on all ranks: creating one is a collective of all."""
     ranks, strategies = stage_ranks(plan), plan.strategies()
     pipeline_mesh(device, ranks)
     for strategy in strategies:
@@ -87,5 +87,5 @@ def make_meshes(plan: Plan, device: str) -> None:
 
 
 def relays(before: Strategy, after: Strategy) -> bool:
-    """Whether hidden states lie differently under two strategies of one group."""
+    """Whether hidden states lie differently under two strategies of one group of ranks."""
     return (before.layout, before.token_digit) != (after.layout, after.token_digit)

@@ -16,32 +16,32 @@ from trainplan.execution.lowering.blocks import Unit
 from trainplan.formulations.plan.strategy import Strategy
 
 
-def counts(parameter: nn.Parameter, strategy: Strategy, place: int) -> bool:
-    """Whether the rank at this place of a stage adds its part of a gradient to the norm."""
+def counts(parameter: nn.Parameter, strategy: Strategy, index_in_stage: int) -> bool:
+    """Whether the rank of this index in a stage adds its part of a gradient to the norm, so that every element counts once."""
     split = set[str]()
     if isinstance(parameter, DTensor):
         names = parameter.device_mesh.mesh_dim_names or ()
         split = {name for name, placement in zip(names, parameter.placements, strict=True) if not placement.is_replicate()}
-    return all(axis in split or strategy.index(place, axis) == 0 for axis in ("dp", "sdp", "tp"))
+    return all(axis in split or strategy.index(index_in_stage, axis) == 0 for axis in ("dp", "sdp", "tp"))
 
 
 def local_of(gradient: Tensor) -> Tensor:
-    """What this rank has of a gradient."""
+    """This rank's part of a gradient."""
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 @torch.no_grad()
-def global_square(units: Iterable[Unit], place: int, second: nn.Parameter | None, device: torch.device) -> Tensor:
-    """The square of this rank's part of the global norm: a scalar in float64, on the device. Over all ranks they add up to the
+def global_square(units: Iterable[Unit], index_in_stage: int, second: nn.Parameter | None, device: torch.device) -> Tensor:
+    """The square of this rank's part of the global norm: a scalar in float64, on the device. Over all ranks these add up to the
     square of the norm, to which every parameter contributes once.
 
-    units: those of the rank, with gradients. place: the rank's number in its stage. second: the head's table, where it is the
-    embedding's once more, which does not count.
+    units: those of the rank, with gradients. index_in_stage: the rank's. second: the head's copy of the embedding's table,
+    which does not count.
     """
     total = torch.zeros((), dtype=torch.float64, device=device)
     for unit in units:
         for parameter in unit.parameters():
-            if parameter.grad is None or parameter is second or not counts(parameter, unit.strategy, place):
+            if parameter.grad is None or parameter is second or not counts(parameter, unit.strategy, index_in_stage):
                 continue
             total += torch.linalg.vector_norm(local_of(parameter.grad), dtype=torch.float64).square()
     return total
@@ -49,7 +49,7 @@ def global_square(units: Iterable[Unit], place: int, second: nn.Parameter | None
 
 @torch.no_grad()
 def scale(parameters: Iterable[nn.Parameter], factor: float) -> None:
-    """Multiply all gradients by a factor."""
+    """Multiply the gradients of all parameters by a factor."""
     for parameter in parameters:
         if parameter.grad is not None:
             local_of(parameter.grad).mul_(factor)

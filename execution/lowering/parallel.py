@@ -1,7 +1,7 @@
 """A unit's strategy in torch's words: `parallelize_module` for tp and sequence parallelism, `fully_shard` for dp and sdp.
 
-    tp      projections by columns, the matrix behind them by rows, tables and logits by the vocabulary
-    -sp     norms on a rank's own tokens, which are gathered in front of the projections and scattered behind the sum
+    tp      projections by columns, the matrix after them by rows, tables and logits by the vocabulary
+    -sp     norms on a rank's own tokens, which are gathered before the projections and scattered after the sum
     dp      each gradient all-reduced as soon as the step's last micro-batch has added to it (with a master copy of the
             parameters: fully_shard over (dp, 1), which keeps both)
     sdp     fully_shard over (dp, sdp), with dp hybrid sharding:
@@ -61,11 +61,11 @@ def parallelise(unit: Unit, ranks: Ranks, device: str) -> None:
 
 def _has(unit: Unit, name: str) -> bool:
     """Whether a unit has a submodule of this name."""
-    return any(name == each for each, _ in unit.named_modules())
+    return any(name == other for other, _ in unit.named_modules())
 
 
 def _styles(strategy: Strategy) -> dict[str, ParallelStyle]:
-    """Of all names that submodules have, how they are split. What lies between the matrices works on a rank's own tokens with
+    """How submodules are split, by all names that they may have. Between the matrices a rank works on its own tokens with
     sequence parallelism, and on all of them, on every rank alike, without."""
     outside: Any = Shard(1) if strategy.sequence_parallel else Replicate()
     styles: dict[str, ParallelStyle] = {
@@ -87,12 +87,13 @@ def _styles(strategy: Strategy) -> dict[str, ParallelStyle]:
 
 
 def shards_data(strategy: Strategy, precision: Precision) -> bool:
-    """Whether a unit is under `fully_shard`: for what its data-parallel ranks share, or for parameters in two precisions."""
+    """Whether a unit is under `fully_shard`: since its data-parallel ranks share states, or since parameters are in two
+    precisions."""
     return strategy.degree("sdp") > 1 or precision.master is not None
 
 
 def policy_of(precision: Precision, dtype: torch.dtype) -> MixedPrecisionPolicy:
-    """Parameters are kept in the master copy's dtype, and computed with in the model's."""
+    """The policy of `fully_shard`: parameters are kept in the master copy's dtype, and computed with in the model's."""
     if precision.master is None:
         return MixedPrecisionPolicy()
     reduce = dtype if precision.gradients == "model" else torch_units.DTYPES[precision.gradients]
@@ -100,7 +101,7 @@ def policy_of(precision: Precision, dtype: torch.dtype) -> MixedPrecisionPolicy:
 
 
 def data_mesh(strategy: Strategy, ranks: Ranks, device: str) -> DeviceMesh:
-    """The ranks that share a unit's samples: (dp, sdp), where either may be 1."""
+    """The mesh (dp, sdp) of the ranks that share a unit's samples; either may be 1."""
     return level_mesh(device, ranks, strategy.levels)["dp", "sdp"]
 
 
@@ -125,13 +126,13 @@ def shard(unit: Unit, ranks: Ranks, device: str, policy: MixedPrecisionPolicy, k
 
 
 def sharded_modules(unit: Unit) -> list[Any]:
-    """A unit, and before it a table within it that the head reads, too."""
+    """The modules of a unit to put under `fully_shard`: a table that the head reads, too, and then the unit."""
     return [unit.table, unit] if isinstance(unit, EmbeddingUnit) and hasattr(unit, "table") else [unit]
 
 
 class Copies:
-    """The gradients of a unit whose data-parallel ranks have copies of it. last: whether the next backward pass is the last one
-    of a step, in which each gradient is summed over these ranks once it is complete, beside what is still computed."""
+    """The gradients of a unit of which data-parallel ranks have copies. last: whether the next backward pass is the last one of
+    a step, in which each gradient is summed over these ranks as soon as it is complete, in parallel with the computation."""
 
     def __init__(self, unit: Unit, group: dist.ProcessGroup) -> None:
         self.group, self.last = group, False
@@ -141,26 +142,28 @@ class Copies:
 
     @torch.no_grad()
     def _sum(self, parameter: Tensor) -> None:
+        """Begin the sum of a parameter's gradient; torch calls this after each accumulation."""
         gradient = parameter.grad
         if self.last and gradient is not None:
             local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
             self._works.append(dist.all_reduce(local, group=self.group, async_op=True))
 
     def finish(self) -> None:
-        """Wait until all are summed."""
+        """Wait until all gradients are summed."""
         for work in self._works:
             work.wait()
         self._works.clear()
 
 
 def sums(module: Any) -> None:
-    """Gradients are sums, whatever the ranks that have a part in them."""
+    """Have a module under `fully_shard` sum gradients, never average them."""
     module.set_gradient_divide_factor(1.0)
     module.set_force_sum_reduction_for_comms(True)
 
 
 def before_backward(unit: Unit, kept_whole: bool, last: bool) -> None:
-    """What the backward pass of a micro-batch does with a unit's parameters and gradients behind it. last: of the step."""
+    """Set what `fully_shard` does with a unit's parameters and gradients after the backward pass of a micro-batch. last:
+    whether it is the last of the step."""
     strategy = unit.strategy
     for module in sharded_modules(unit):
         module.set_reshard_after_backward(last or (strategy.shares_parameters and not kept_whole), recurse=False)

@@ -11,7 +11,7 @@ from trainplan.profiling.models import torch_units
 
 
 def load_weights(trainer: Trainer, folder: str) -> None:
-    """Have what a folder has of each of the rank's units, of which one is whole at a time."""
+    """Load the parameters of the rank's units from a folder; one unit is whole at a time."""
     files = WeightFiles.of(folder)
     for position, unit in sorted(trainer.units.items()):
         write_unit(unit, dict(files.unit(trainer.model, position)))
@@ -29,8 +29,8 @@ def save_weights(trainer: Trainer, folder: str) -> None:
         whole: dict[str, Tensor] = dict(gathered(unit, False))
         if trainer.index_in_stage == 0:
             indices |= writer.write(position, whole)
-    each: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(each, indices)
+    by_rank: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(by_rank, indices)
     if dist.get_rank() == 0:
-        writer.finish({name: file for some in each for name, file in some.items()})
+        writer.finish({name: file for some in by_rank for name, file in some.items()})
     dist.barrier()

@@ -1,4 +1,4 @@
-"""The body of a rank that runs lowered plans, and how far what it gives is from one process."""
+"""The body of a process that runs lowered plans: one rank's steps, and how far its results are from one process."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from trainplan.profiling.models import torch_units
 
 
 def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> list[dict[str, Any]]:
-    """All plans of the job, one after the other; results as of `processes.run_rank`."""
+    """Body of one rank's process: all plans of the job, one after the other; results as of `run.ranks.run_rank`."""
     device = torch.device("cpu")
     if job["gpus"] is not None:
         device = torch.device("cuda", job["gpus"][rank])
         torch.cuda.set_device(device)
     everyone, results = dist.new_group(list(range(world))), []
-    for number, each in enumerate(job["jobs"]):
-        program, plan = each["programs"][rank], each["plan"]
+    for number, entry in enumerate(job["jobs"]):
+        program, plan = entry["programs"][rank], entry["plan"]
         training, kept = job.get("training") or DEFAULT_TRAINING, job.get("checkpoints") or Checkpoints()
         training = training.continued_at(kept.position, kept.done, plan.batch.global_samples)
         trainer = Trainer(plan, program.model, rank, job["seed"], device, training)
@@ -48,7 +48,7 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> li
             report({"plan": number, "comparing": True})
             outcome = Outcome(gradients, flat_values(trainer, program, False), run.losses)
             settings: dict[str, Any] = {"batches": trainer.batches, "settings": training.optimizer, "weights": training.weights}
-            if apart := compare(each["programs"], outcome, job["seed"], everyone, kept.done, **settings):
+            if apart := compare(entry["programs"], outcome, job["seed"], everyone, kept.done, **settings):
                 differences = {**apart._asdict()}
         if training.saved is not None:
             save_weights(trainer, training.saved)

@@ -1,4 +1,4 @@
-"""The steps of a run on one rank, with what goes on beside them: evaluation, checkpoints, metrics, and an early end."""
+"""The steps of a run on one rank, with evaluation, checkpoints, metrics, and an early end."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from trainplan.profiling.base.processes import Reporter
 
 
 class Run:
-    """Steps behind those that a checkpoint has done, up to the job's number of them, or to the end of the one in which some
-    rank was asked to end (SIGTERM). losses, seconds: of each step; evaluations: losses without dropout, by step; ended: whether
-    it was asked to."""
+    """The steps of a run after those that a checkpoint has done, up to the job's number of steps, or to the end of the step in
+    which some rank got SIGTERM. losses, seconds: of each step. evaluations: losses without dropout, by step. ended: whether
+    SIGTERM ended it."""
 
     def __init__(
         self, trainer: Trainer, job: dict[str, Any], number: int, everyone: Any, report: Reporter, kept: Checkpoints
@@ -35,18 +35,18 @@ class Run:
         self.metrics = Metrics(str(training.metrics), kept.done) if first else None
 
     def result(self) -> dict[str, Any]:
-        """What the process that started the ranks is told."""
+        """The results, for the process that started the ranks."""
         of_steps = {"losses": self.losses, "seconds": self.seconds, "evaluations": self.evaluations}
         return {**of_steps, "first_step": self.first + 1, "ended": self.ended}
 
     def steps(self) -> Iterator[None]:
-        """Make the steps one after the other; the caller may look at each."""
+        """Run the steps one after the other; the caller may look at the results after each."""
         position, step = self.report.position, self.first
         with self._listening() as ending, StepWatch(self.trainer.rank, self.job.get("step_timeout")) as watch:
             for step in range(self.first + 1, self.last + 1):
                 position.set(self.number, step, 0)
                 watch.begins(step)
-                if self._asked(ending):
+                if self._end_requested(ending):
                     self.ended, step = True, step - 1
                     break
                 self._step(step)
@@ -57,16 +57,17 @@ class Run:
         position.set(self.number, AFTER, 1)
 
     def _listening(self) -> AbstractContextManager[Ending | None]:
-        """Without checkpoints nothing would be kept: SIGTERM then ends the process."""
+        """Note SIGTERM in the result's block; without checkpoints nothing would be kept, and SIGTERM ends the process."""
         return nullcontext() if self.saver is None else Ending()
 
-    def _asked(self, ending: Ending | None) -> bool:
-        """Whether any rank was asked to end. All ranks begin a step together, and decide alike."""
-        asked = torch.tensor(int(ending is not None and ending.asked))
-        dist.all_reduce(asked, group=self.everyone)
-        return bool(asked)
+    def _end_requested(self, ending: Ending | None) -> bool:
+        """Whether any rank got SIGTERM. All ranks begin a step together, and decide alike."""
+        requested = torch.tensor(int(ending is not None and ending.requested))
+        dist.all_reduce(requested, group=self.everyone)
+        return bool(requested)
 
     def _step(self, step: int) -> None:
+        """Run one step, and report its loss and seconds."""
         trainer = self.trainer
         if trainer.device.type == "cuda":
             torch.cuda.synchronize()
@@ -78,7 +79,7 @@ class Run:
         self.report({"plan": self.number, "step": step, "steps": self.last, "loss": loss, "seconds": took})
 
     def _after(self, step: int) -> None:
-        """What goes on behind a step: gradients may be gone then."""
+        """Evaluate, measure and save after a step, when gradients may be gone."""
         trainer, training = self.trainer, self.trainer.training
         if training.evaluation is not None and (step % training.evaluate_every == 0 or step == self.last):
             self.evaluations[step] = trainer.evaluate(*training.evaluated(trainer.plan, trainer.model))
@@ -88,6 +89,7 @@ class Run:
             self.saver.after(step, self.last)
 
     def _measure(self, step: int) -> None:
+        """Write the metrics of a step."""
         trainer, loss = self.trainer, self.losses[-1]
         most = torch.tensor([self.seconds[-1], memory_bytes(trainer.device)], dtype=torch.float64)
         dist.all_reduce(most, dist.ReduceOp.MAX, group=self.everyone)

@@ -26,8 +26,8 @@ from trainplan.profiling.base.processes import error_line
 
 
 def state_of(trainer: Trainer) -> dict[str, Tensor]:
-    """Parameters and AdamW's states of the rank's units, by plan-independent names; the tensors themselves, to save or to load
-    into. States that are not there yet, before the first step, are made."""
+    """Parameters and AdamW's states of the rank's units, by names that do not depend on the plan; the tensors themselves, to
+    save or to load into. States that do not exist before the first step are created."""
     names = {
         parameter: f"{trainer.plan.units[position].name}.{name}"
         for position, unit in trainer.units.items()
@@ -43,7 +43,7 @@ def state_of(trainer: Trainer) -> dict[str, Tensor]:
                     kept["step"] = torch.zeros((), dtype=torch.float32, device=trainer.device)
                     kept["exp_avg"], kept["exp_avg_sq"] = (torch.zeros_like(parameter).detach() for _ in range(2))
                 state |= {f"{names[parameter]}:{name}": value for name, value in kept.items()}
-    if trainer.tied.once:
+    if trainer.tied.shared_table:
         first, last = (f"{unit.name}." for unit in (trainer.plan.units[0], trainer.plan.units[-1]))
         table = {name: value for name, value in state.items() if name.startswith(f"{first}tokens.")}
         state |= {name.replace(f"{first}tokens.", f"{last}logits."): value for name, value in table.items()}
@@ -51,13 +51,13 @@ def state_of(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def load(trainer: Trainer, checkpoints: Checkpoints) -> None:
-    """Go on where the checkpoint was."""
+    """Restore the state of the checkpoint that a run begins with."""
     dcp.load(state_of(trainer), checkpoint_id=checkpoints.resume)
     trainer.done(checkpoints.done)
 
 
 class Saver:
-    """Writes checkpoints beside the steps that follow, one at a time, over a group of its own."""
+    """Writes checkpoints in parallel with the steps that follow, one at a time, over a group of its own."""
 
     def __init__(self, trainer: Trainer, checkpoints: Checkpoints) -> None:
         self.trainer, self.checkpoints, self.last = trainer, checkpoints, checkpoints.done
@@ -66,7 +66,8 @@ class Saver:
         self._writing: tuple[Future[Any], Path, Path, int] | None = None
 
     def after(self, step: int, last: int) -> None:
-        """Called on all ranks after each step: name the checkpoint that is written by then, and begin one where it is due."""
+        """Called on all ranks after each step: rename a checkpoint that has been written by then, and begin one where it is
+        due."""
         if self._writing is not None:
             written = torch.tensor(int(self._writing[0].done()))
             dist.all_reduce(written, dist.ReduceOp.MIN, group=self.deciding)
@@ -76,7 +77,7 @@ class Saver:
             self.begin(step)
 
     def end(self, step: int) -> None:
-        """Called on all ranks where a run ends behind a step: that one's checkpoint is whole then."""
+        """Called on all ranks where a run ends after a step: complete that step's checkpoint."""
         if self.last != step:
             self.begin(step)
         self.finish()
@@ -96,7 +97,7 @@ class Saver:
         self._writing = writing, aside, final, step
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is written, and give it its name."""
+        """Wait until the last checkpoint is written, and give it its final name."""
         if self._writing is None:
             return
         writing, aside, final, step = self._writing
@@ -119,6 +120,7 @@ class Saver:
 
 
 def _to_disk(path: Path) -> None:
+    """Flush a file or folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

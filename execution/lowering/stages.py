@@ -1,7 +1,7 @@
-"""Stages: chains of units with re-layouts between, and the schedule of torch.distributed.pipelining that runs them.
+"""Stages: chains of units with changes of layout between, and the schedule of torch.distributed.pipelining that runs them.
 
-Hidden states cross from stage to stage in the layout of the unit that made them, between ranks of one place; the first unit
-behind a cut lays them out anew, as between any two units. A plan of one stage is a pipeline of one.
+Hidden states cross from stage to stage in the layout of the unit that produced them, between ranks of one index in their
+stages; the first unit after a cut changes their layout, as between any two units. A plan of one stage is a pipeline of one.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ from trainplan.profiling.models.model import Model
 
 
 class Relay(nn.Module):
-    """Hidden states laid out anew: from where one unit leaves them to where the next one wants them."""
+    """Changes the layout of hidden states from that of one unit to that of the next."""
 
     def __init__(self, before: Strategy, after: Strategy, plan: Plan, device: str) -> None:
         super().__init__()
         self.mesh: DeviceMesh | None = None
-        self.ways: tuple[tuple[Placement, ...], tuple[Placement, ...]] = (), ()
+        self.layouts: tuple[tuple[Placement, ...], tuple[Placement, ...]] = (), ()
         if relays(before, after):
             digits = common_digits([before, after])
             assert digits is not None
             mesh = relay_mesh(device, stage_ranks(plan), digits)
-            self.mesh, self.ways = mesh[mesh.mesh_dim_names[1:]], (placements(before, digits), placements(after, digits))
+            self.mesh, self.layouts = mesh[mesh.mesh_dim_names[1:]], (placements(before, digits), placements(after, digits))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x, and the result: (rows, tokens, hidden), of this rank. A gradient goes back the same way, laid out as x is."""
+        """x and the result are (rows, tokens, hidden) of this rank. A gradient goes back the same way, and gets x's layout."""
         if self.mesh is None:
             return x
-        before, after = self.ways
+        before, after = self.layouts
         laid_out = DTensor.from_local(x, self.mesh, before, run_check=False).redistribute(placements=after)
         return laid_out.to_local(grad_placements=after)
 
@@ -73,23 +73,24 @@ class Relay(nn.Module):
 class Chain(nn.Module):
     """The units of one stage, on one rank.
 
-    shapes: under which parameters are made that have a shape and no values, for a dry run; None for values from the seed.
-    step: how many steps are done, which masks follow from; while it is evaluated there are none. samples of a micro-batch are
-    named by ids, and a unit takes those of its own block."""
+    shapes: a mode in which parameters get a shape and no values, for a dry run; None for values from the seed. step: number of
+    steps done, from which dropout masks follow; none are drawn while it is evaluated. The samples of a micro-batch are named by
+    ids, and a unit takes those of its own block.
+    """
 
     def __init__(
         self,
         plan: Plan,
         model: Model,
         stage: int,
-        place: int,
+        index_in_stage: int,
         seed: int,
         device: torch.device,
         shapes: FakeTensorMode | None = None,
     ) -> None:
         super().__init__()
         first, last = plan.stages[stage].first_unit, plan.stages[stage].last_unit
-        self.positions, self.index_in_stage, self.seed, self.step = range(first, last + 1), place, seed, 0
+        self.positions, self.index_in_stage, self.seed, self.step = range(first, last + 1), index_in_stage, seed, 0
         ranks, strategies, kind = stage_ranks(plan), plan.strategies(), device.type
         self.kept_whole = [plan.units[position].states.kept_whole for position in self.positions]
         precision, dtype = plan.precision.of(model), torch_units.DTYPES[model.dtype]
@@ -128,10 +129,10 @@ class Chain(nn.Module):
         ]
 
     def forward(self, x: Tensor, samples: Tensor, targets: Tensor | None = None) -> Tensor:
-        """What the last unit leaves: hidden states of this rank, or the loss of its rows.
+        """The last unit's output on this rank: hidden states, or the loss of its rows.
 
-        x: token ids, or hidden states as the unit before left them. samples: ids of the micro-batch's samples. targets: for the
-        stage with the head, ids of this rank's tokens.
+        x: token ids, or hidden states as the unit before produced them. samples: ids of the micro-batch's samples. targets: for
+        the stage with the head, ids of this rank's tokens.
         """
         ids = tuple(samples.tolist())
         for position, relay, unit in zip(self.positions, self.relays, self.units, strict=True):
@@ -152,8 +153,8 @@ class Chain(nn.Module):
 
 
 class StageModule(nn.Module):
-    """A chain as the pipeline sees it: no FSDP module itself, so that each micro-batch's gradients are reduced where the plan
-    says so. A pipeline of torch reduces those of an FSDP module once, at the end of a step."""
+    """A chain as torch's pipeline sees it: no FSDP module itself, so that each micro-batch's gradients are reduced as the plan
+    says. A pipeline of torch reduces those of an FSDP module once, at the end of a step."""
 
     def __init__(self, chain: Chain) -> None:
         super().__init__()
@@ -166,7 +167,7 @@ class StageModule(nn.Module):
 
 
 class Stage(PipelineStage):
-    """A stage that tells its chain which backward pass is a step's last."""
+    """A stage of torch's pipeline that passes on to its chain which backward pass is a step's last."""
 
     def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False) -> Any:
         """As PipelineStage's."""
@@ -175,11 +176,12 @@ class Stage(PipelineStage):
 
 
 def make_stage(plan: Plan, model: Model, number: int, chain: Chain, device: torch.device) -> Stage:
-    """A stage with the shapes of what it receives and sends, so that nothing has to be tried out first."""
+    """A stage with the shapes of what it receives and sends, so that torch need not find them out by a trial."""
     strategies, rows = plan.strategies(), plan.batch.global_samples // plan.batch.micro_batches
     dtype = torch_units.DTYPES[model.dtype]
 
-    def left_by(position: int) -> Tensor:
+    def output_of(position: int) -> Tensor:
+        """A unit's output on one rank, without memory."""
         shape = local_shape(strategies[position], rows, model.tokens, model.units[position].sublayer.hidden)
         return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
@@ -187,12 +189,12 @@ def make_stage(plan: Plan, model: Model, number: int, chain: Chain, device: torc
     if first == 0:
         entering = torch.empty((rows // strategies[0].data_degree, model.tokens), dtype=torch.int64, device="meta")
     else:
-        entering = left_by(first - 1)
+        entering = output_of(first - 1)
     if last == len(strategies) - 1:
         leaving = torch.empty((), dtype=torch.float64 if dtype == torch.float64 else torch.float32, device="meta")
         leaving.requires_grad_()
     else:
-        leaving = left_by(last)
+        leaving = output_of(last)
     group = pipeline_mesh(device.type, stage_ranks(plan)).get_group("stage")
     return Stage(
         StageModule(chain), number, len(plan.stages), device, input_args=(entering,), output_args=(leaving,), group=group
@@ -200,12 +202,13 @@ def make_stage(plan: Plan, model: Model, number: int, chain: Chain, device: torc
 
 
 def _loss_of(output: Tensor, target: Tensor) -> Tensor:
-    """The head has computed it, so that its logits can be computed again."""
+    """The loss, which the head has computed already, so that its logits can be recomputed."""
     return output
 
 
 def make_schedule(plan: Plan, stages: list[Stage]) -> Any:
-    """The schedule of a plan. Gradients are not divided by the number of micro-batches: the loss is, once."""
+    """The schedule of a plan, for torch's pipeline. Gradients are not divided by the number of micro-batches: the loss is,
+    once."""
     parts, options = plan.batch.micro_batches, {"loss_fn": _loss_of, "scale_grads": False}
     if plan.schedule == "interleaved-1f1b":
         return ScheduleInterleaved1F1B(stages, parts, **options)

@@ -28,13 +28,13 @@ from trainplan.profiling.models.model import Model
 
 
 class Trainer:
-    """A rank of a plan that trains: without settings as the executor of programs does, on the same samples, from the same
-    initial values.
+    """A rank of a plan that trains; without settings it trains as the executor of programs does, on the same samples, from the
+    same initial values.
 
-    Made on all ranks at once. model: to run in place of the plan's own. Every unit has optimizers of its own, one for each mesh
-    that its parameters lie on: fused ones take tensors of one. steps: how many are done. gradient_norm: of the last one, over
-    all parameters of all ranks, before gradients were scaled; None where nobody asked for it. shapes: as of `Chain`, for a dry
-    run.
+    Created on all ranks together. model: to run instead of the plan's own. Every unit has optimizers of its own, one for each
+    mesh that its parameters lie on: fused ones take tensors of one. steps: number of steps done. gradient_norm: of the last
+    step, over all parameters of all ranks, before gradients were scaled; None where it is not needed. shapes: as of `Chain`,
+    for a dry run.
     """
 
     def __init__(
@@ -64,14 +64,15 @@ class Trainer:
     @property
     def units(self) -> dict[int, Unit]:
         """The rank's units by their positions in the model."""
-        return dict(chain.from_iterable(zip(each.positions, each.units, strict=True) for each in self.chains))
+        return dict(chain.from_iterable(zip(part.positions, part.units, strict=True) for part in self.chains))
 
     def _take(self, batches: Batches, step: int) -> None:
-        """Have this rank's part of a step's batch: micro-batch after micro-batch, its own rows of each."""
+        """Set this rank's part of a step's batch: micro-batch after micro-batch, its own rows of each."""
         plan, strategies = self.plan, self.plan.strategies()
         count = plan.batch.global_samples // plan.batch.micro_batches
 
         def tokens(position: int) -> Tensor:
+            """Token ids of the rank's rows under a unit's layout."""
             starts = range(0, plan.batch.global_samples, count)
             rows = [row for start in starts for row in rows_of(strategies[position], self.index_in_stage, start, count)]
             return batches.rows(step, rows)
@@ -85,7 +86,7 @@ class Trainer:
             self.others |= {"targets": tokens(len(strategies) - 1)[:, 1:].contiguous().to(self.device)}
 
     def step(self) -> float:
-        """One training step; the loss of the whole batch before it."""
+        """One training step; returns the loss of the whole batch before it."""
         if self.training.data is not None:
             self._take(self.batches, self.steps)
         loss = self.gradients()
@@ -93,25 +94,25 @@ class Trainer:
         if self.gradient_norm is not None and (factor := optimizer.scale(self.gradient_norm)) < 1:
             scale(self.parameters(), factor)
         optimizer.set_rate(self.optimizers, self.steps)
-        for each in self.optimizers:
-            each.step()
+        for stepped in self.optimizers:
+            stepped.step()
         self.done(self.steps + 1)
         return loss
 
     def done(self, steps: int) -> None:
-        """Count so many steps as done: samples, masks and learning rates of the next one follow from it."""
+        """Set the number of steps done: samples, masks and learning rates of the next one follow from it."""
         self.steps = steps
-        for each in self.chains:
-            each.step = steps
+        for part in self.chains:
+            part.step = steps
 
     def gradients(self) -> float:
-        """The loss of the batch, with its gradients left in `.grad` of the parameters, each where its parameter lies."""
+        """The loss of the batch, with its gradients left in `.grad` of the parameters, each laid out as its parameter."""
         for unit in self.units.values():
             unit.zero_grad(set_to_none=True)
         losses: list[Tensor] = []
         with loss_parallel():
             self.schedule.step(*self.inputs, **self.others, **self._ending(losses), return_outputs=False)
-        for copies in (copies for each in self.chains for copies in each.copies):
+        for copies in (copies for part in self.chains for copies in part.copies):
             copies.finish()
         for parameter in self.parameters():
             match_parameter_layout(parameter)
@@ -127,34 +128,34 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, batches: Batches, count: int) -> float:
-        """The mean loss of the first `count` batches, without dropout; nothing is learnt from them."""
+        """The mean loss of the first `count` batches, without dropout and without training on them."""
         total = 0.0
-        for each in self.chains:
-            each.eval()
+        for part in self.chains:
+            part.eval()
         for step in range(count):
             self._take(batches, step)
             losses: list[Tensor] = []
             with loss_parallel():
                 self.schedule.eval(*self.inputs, **self.others, **self._ending(losses), return_outputs=False)
             total += self._summed(losses, None)[0]
-        for each in self.chains:
-            each.train()
-            for module in each.modules():
+        for part in self.chains:
+            part.train()
+            for module in part.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()  # as a backward pass does: until then, parameters are the gathered ones
         self._take(self.batches, self.steps)
         return total / count
 
     def _ending(self, losses: list[Tensor]) -> dict[str, Any]:
-        """What the schedule of a rank with the head is given, beside its samples, to fill a list of losses."""
+        """The arguments with which the schedule of a rank with the head fills a list of losses; empty on other ranks."""
         return {"target": self.others["samples"], "losses": losses} if self.ends else {}
 
     def _summed(self, losses: list[Tensor], square: Tensor | None) -> tuple[float, float]:
-        """The loss of all ranks' rows, and the sum of what all ranks have of a square (0 without one)."""
+        """The loss of all ranks' rows, and the sum over ranks of their squares (0 without one)."""
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
         last = self.plan.strategies()[-1]
         if self.ends and last.index(self.index_in_stage, "tp") == 0:
-            total[0] = torch.stack([each.detach().double() for each in losses]).sum()
+            total[0] = torch.stack([one.detach().double() for one in losses]).sum()
         if square is not None:
             total[1] = square
         dist.all_reduce(total)
@@ -162,17 +163,18 @@ class Trainer:
         return loss, whole
 
     def states(self) -> Iterator[Tensor]:
-        """Tensors that live from step to step: parameters, the optimizers' states, the batch, and what messages arrive in."""
+        """Tensors that live from step to step: parameters, the optimizers' states, the batch, and the buffers that messages
+        arrive in."""
         yield from self.parameters()
         for optimizer in self.optimizers:
-            yield from (each for state in optimizer.state.values() for each in state.values() if isinstance(each, Tensor))
+            yield from (value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
         yield from (*self.inputs, *self.others.values())
         for stage in self.stages:
             infos = [*stage.args_recv_info.values(), *stage.grad_recv_info.values()]
-            yield from (info.buffer for each in infos for info in each if info.buffer is not None)
+            yield from (info.buffer for received in infos for info in received if info.buffer is not None)
 
     def peak_bytes(self, copies: bool = False) -> int:
-        """The most bytes of a training step, which it takes. copies: as of `memory.StorageTracker`."""
+        """Peak memory in bytes of a training step, which it takes. copies: as of `memory.StorageTracker`."""
         for parameter in self.parameters():
             parameter.grad = None
         with StorageTracker(copies) as memory:
@@ -181,7 +183,7 @@ class Trainer:
         return memory.peak_bytes
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """All of the rank's."""
+        """All parameters of the rank."""
         for unit in self.units.values():
             yield from unit.parameters()
 
@@ -195,25 +197,25 @@ def match_parameter_layout(parameter: nn.Parameter) -> None:
 
 
 def optimizers_of(unit: Unit, settings: Optimizer) -> list[torch.optim.Optimizer]:
-    """AdamW for a unit's parameters, those of each mesh by themselves."""
+    """AdamW for a unit's parameters, one for those of each mesh."""
     by_mesh: dict[Any, list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in unit.named_parameters():
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
         by_mesh.setdefault(mesh, []).append((name, parameter))
-    return [settings.made(each) for each in by_mesh.values()]
+    return [settings.adamw(group) for group in by_mesh.values()]
 
 
 class TiedTables:
-    """A table that embedding and head share, where they are on unlike stages or laid out unlike, and each has one: they begin
-    alike and get the sum of both gradients in every step, so that they stay alike. once: whether it is one parameter; second:
-    of two that this rank has, or may have, the head's."""
+    """A table that embedding and head share. Where they are on unlike stages or have unlike layouts, both have one: these are
+    equal at first and get the sum of both gradients in every step, so that they stay equal. shared_table: whether it is one
+    parameter. second: the head's table, where the rank has it as a copy."""
 
     def __init__(self, plan: Plan, model: Model, trainer: Trainer) -> None:
         self.ends: list[nn.Parameter] = []
         self.group: Any = None
         self.second: nn.Parameter | None = None
-        self.once = model.tied and shares_table(plan.strategies(), range(plan.stages[0].last_unit + 1))
-        if not model.tied or self.once:
+        self.shared_table = model.tied and shares_table(plan.strategies(), range(plan.stages[0].last_unit + 1))
+        if not model.tied or self.shared_table:
             return
         ranks = sorted({*plan.stages[0].ranks, *plan.stages[-1].ranks})
         self.group = dist.new_group(ranks) if len(ranks) > 1 else None
@@ -226,7 +228,7 @@ class TiedTables:
 
     @torch.no_grad()
     def sum(self) -> None:
-        """Sum both gradients: of each table, the first rank of its stage puts in the whole."""
+        """Sum both gradients: of each table, the first rank of its stage contributes the whole."""
         if not self.ends:
             return
         total: Tensor | None = None

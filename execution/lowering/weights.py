@@ -18,29 +18,29 @@ INTO = ("q", "k", "v", "up", "gate")
 
 
 def module_names(unit: Unit, name: str) -> list[str]:
-    """The parameters of a unit's module that a parameter of its sub-layer is made of."""
+    """The names, in a unit's module, of the parameters that together hold a parameter of its sub-layer."""
     first, dot, rest = name.partition(".")
     names = []
-    for each in PACKED.get(first, (first,)):
-        into = "project_up" if each in ("up", "gate") and hasattr(unit, "project_up") else "project"
-        names.append(f"{into}.{each}{dot}{rest}" if each in INTO else each + dot + rest)
+    for matrix in PACKED.get(first, (first,)):
+        into = "project_up" if matrix in ("up", "gate") and hasattr(unit, "project_up") else "project"
+        names.append(f"{into}.{matrix}{dot}{rest}" if matrix in INTO else matrix + dot + rest)
     if name == "tokens.weight" and hasattr(unit, "table"):
         return ["table.tokens.weight"]
     return ["bias"] if name == "logits.bias" else names
 
 
 def borrows(unit: Unit, name: str) -> bool:
-    """Whether a parameter of a unit's sub-layer is another unit's: a head's table that is the embedding's."""
+    """Whether a parameter of a unit's sub-layer belongs to another unit: a head's table that is the embedding's."""
     return name == "logits.weight" and not hasattr(unit, "logits")
 
 
 def fill(unit: Unit, position_seed: int) -> None:
-    """Give a unit, whose memory is there, the values that its seed gives on every rank."""
+    """Give a unit with memory the initial values that its seed gives on every rank."""
     write_unit(unit, torch_units.whole_parameters(unit.part, position_seed))
 
 
 def write_unit(unit: Unit, values: Mapping[str, Tensor]) -> None:
-    """Whole values of all of a unit's parameters, by the sub-layer's names, into what the rank has of them."""
+    """Write whole values of all of a unit's parameters, by the sub-layer's names, into the rank's parts of them."""
     parameters = dict(unit.named_parameters())
     for name, value in values.items():
         if borrows(unit, name):
@@ -53,7 +53,7 @@ def write_unit(unit: Unit, values: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def write(parameter: nn.Parameter, value: Tensor) -> None:
-    """A whole value into what the rank has of a parameter."""
+    """Write a whole value into the rank's part of a parameter."""
     if isinstance(parameter, DTensor):
         parameter.to_local().copy_(local_part(value, parameter))
     else:
@@ -61,17 +61,17 @@ def write(parameter: nn.Parameter, value: Tensor) -> None:
 
 
 def local_part(value: Tensor, like: DTensor) -> Tensor:
-    """What this rank has of a whole value. The innermost dimension of a mesh is split first: it is that of tensor parallelism,
-    whose parts data-parallel ranks then share."""
+    """This rank's part of a whole value, for a parameter like this one. The innermost dimension of a mesh is split first: it is
+    that of tensor parallelism, whose parts data-parallel ranks then share."""
     coordinates = like.device_mesh.get_coordinate()
     assert coordinates is not None
-    for place in reversed(range(like.device_mesh.ndim)):
-        placement = like.placements[place]
+    for axis in reversed(range(like.device_mesh.ndim)):
+        placement = like.placements[axis]
         if isinstance(placement, Replicate):
             continue
         dim = placement.dim  # a shard of any kind
-        size = -(-value.shape[dim] // like.device_mesh.size(place))
-        start = min(value.shape[dim], size * coordinates[place])
+        size = -(-value.shape[dim] // like.device_mesh.size(axis))
+        start = min(value.shape[dim], size * coordinates[axis])
         value = value.narrow(dim, start, min(size, value.shape[dim] - start))
     return value
 

@@ -1,1 +1,2 @@
-"""What training takes beside a plan: tokens, an optimizer's settings, evaluation, metrics, weights, and an orderly end."""
+"""What training needs in addition to a plan: tokens, an optimizer's settings, evaluation, metrics, weights, and an orderly
+end."""

@@ -1,4 +1,4 @@
-"""How a rank ends before its work is done: at a step's end where the system asks it to, at once where a step takes too long."""
+"""How a rank ends before its work is done: at a step's end on SIGTERM, at once where a step takes too long."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ LOOK_S = 0.2
 
 
 class Ending:
-    """Context manager, in whose block SIGTERM does not end the process but is noted as `asked`."""
+    """Context manager, in whose block SIGTERM does not end the process but sets `requested`."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._before: Any = None
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        """Handle SIGTERM."""
+        self.requested = True
 
     def __enter__(self) -> Ending:
-        self._before = signal.signal(signal.SIGTERM, self._ask)
+        self._before = signal.signal(signal.SIGTERM, self._request)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -35,8 +36,8 @@ class Ending:
 
 class StepWatch:
     """Context manager that ends the process, with a line on standard error, where a step takes longer than `limit_s` seconds
-    (None: never): other ranks may have gone, and nobody else may be there to see it. Evaluation and checkpoints count with the
-    step that they follow."""
+    (None: never): other ranks may have gone, and nobody else may notice. Evaluation and checkpoints count with the step that
+    they follow."""
 
     def __init__(self, rank: int, limit_s: float | None) -> None:
         self.rank, self.limit_s = rank, limit_s
@@ -48,6 +49,7 @@ class StepWatch:
         self._step, self._begun = step, time.monotonic()
 
     def _watch(self, limit_s: float) -> None:
+        """Body of the thread that watches the time."""
         while not self._done.wait(LOOK_S):
             if time.monotonic() - self._begun > limit_s:
                 text = f"rank {self.rank}: step {self._step} took longer than {limit_s:g} s (--step-timeout)"

@@ -23,8 +23,9 @@ TURNED = ("c_attn", "c_proj", "c_fc")  # GPT-2's matrices, (inputs, outputs)
 
 
 class Match(NamedTuple):
-    """Parameters of a unit, one or several joined, and the tensors that hold them in a file: one, or one for each part of a
-    stack; of each the names that it may have, the first the usual one. turned: (in, out)."""
+    """Parameters of a unit and the tensors that hold them in files of Hugging Face. ours: one parameter, or several that are
+    joined. theirs: one tensor, or one per part of a stack; of each the names that it may have, the usual one first. turned:
+    whether theirs is stored as (inputs, outputs)."""
 
     ours: tuple[str, ...]
     theirs: tuple[tuple[str, ...], ...]
@@ -32,37 +33,38 @@ class Match(NamedTuple):
 
 
 def matches(model: Model, position: int) -> Iterator[Match]:
-    """All parameters of a unit, and where they are."""
+    """All parameters of a unit, with their tensors in files of Hugging Face."""
     unit = model.units[position]
     shapes = {parameter.name: parameter.shape for parameter in unit.sublayer.parameters()}
     number = re.search(r"\d+", unit.name)
     i = int(number[0]) if number else unit.layer - 1
     prefix, names = NAMES[model.family][re.sub(r"\d+", "#", unit.name)]
     fields = {"i": i, "before": i - 1, **_stage(model, i), "wi": "wi_1" if "gate.weight" in shapes else "wi"}
-    for (ours, places), suffix in product(names.items(), ("weight", "bias")):
+    for (ours, templates), suffix in product(names.items(), ("weight", "bias")):
         several = tuple(f"{name}.{suffix}" for name in ours.split("+") if f"{name}.{suffix}" in shapes)
         if not several:
             continue
         theirs = []
-        for place in places.split():
-            paths = [(prefix + each).format(**fields) for each in _usual(model, place.split("|"))]
+        for alternatives in templates.split():
+            paths = [(prefix + template).format(**fields) for template in _usual(model, alternatives.split("|"))]
             paths = [path.replace("encoder.layer.-1.output", "embeddings") for path in paths]
-            theirs.append(tuple(each for path in paths for each in (f"{path}.{suffix}", path)))
-        yield Match(several, tuple(theirs), suffix == "weight" and model.family == "gpt2" and places.endswith(TURNED))
+            theirs.append(tuple(name for path in paths for name in (f"{path}.{suffix}", path)))
+        yield Match(several, tuple(theirs), suffix == "weight" and model.family == "gpt2" and templates.endswith(TURNED))
 
 
-def _usual(model: Model, places: list[str]) -> list[str]:
-    """Names of a module, that of the model's own code first: Falcon calls its norms otherwise where a block has two."""
+def _usual(model: Model, names: list[str]) -> list[str]:
+    """Alternative names of a module, that of the model's own code first: Falcon names its norms differently where a block has
+    two."""
     new = model.family == "falcon" and model.config["new_decoder_architecture"]
     two = new and model.config.get("num_ln_in_parallel_attn") != 1
-    return places if two or model.family != "falcon" else places[::-1]
+    return names if two or model.family != "falcon" else names[::-1]
 
 
 def to_theirs(
     model: Model, position: int, values: Mapping[str, Tensor], as_kept: bool = True
 ) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """A unit's parameters as a file has them: the names that each may have, and its value. as_kept: weights of norms less 1, in
-    families that keep them so."""
+    """A unit's parameters as a file has them: the names that each may have, and its value. as_kept: whether to subtract 1 from
+    weights of norms, in families whose files have them so."""
     for match in matches(model, position):
         pieces = [values[name] for name in match.ours if name in values]
         if not pieces:
@@ -75,7 +77,7 @@ def to_theirs(
 
 
 def to_ours(model: Model, position: int, read: Callable[[tuple[str, ...]], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """A unit's parameters from a file, of which `read` gives the tensor that has one of these names."""
+    """A unit's parameters from a file. read: gives the tensor that has one of these names."""
     shapes = {parameter.name: parameter.shape for parameter in model.units[position].sublayer.parameters()}
     for match in matches(model, position):
         tensors = [_less(model, names[0], read(names), -1) for names in match.theirs]
@@ -88,17 +90,17 @@ def to_ours(model: Model, position: int, read: Callable[[tuple[str, ...]], Tenso
 
 
 def _flat(piece: Tensor, name: str) -> Tensor:
-    """A stack of matrices, or of biases, as one."""
+    """A stack of matrices, or of biases, as a single one."""
     return piece.flatten() if name.endswith("bias") or piece.dim() == 1 else piece.flatten(0, -2)
 
 
 def _less(model: Model, name: str, value: Tensor, one: int) -> Tensor:
-    """The weight of a norm less 1, of families that keep it so."""
+    """The weight of a norm less `one`, in families whose files have it so; any other value as it is."""
     return value - one if model.family in FROM_ZERO and NORM.search(name) else value
 
 
 def _groups(model: Model) -> int:
-    """Groups of heads, each with its queries, keys and values, in one matrix."""
+    """Number of groups of heads, each with its queries, keys and values, in one matrix."""
     one = model.config.get("multi_query") and not model.config["new_decoder_architecture"]
     return 1 if one else int(model.config.get("num_kv_heads", model.config["num_attention_heads"]))
 
@@ -107,13 +109,13 @@ def _joined(model: Model, pieces: list[Tensor]) -> Tensor:
     """Our queries, keys and values, or gate and up-projection, as one matrix: one after the other, or group by group."""
     if model.family in INTERLEAVED:
         q, (k, v) = pieces
-        return torch.cat([each.unflatten(0, (_groups(model), -1)) for each in (q, k, v)], 1).flatten(0, 1)
+        return torch.cat([part.unflatten(0, (_groups(model), -1)) for part in (q, k, v)], 1).flatten(0, 1)
     split = [list(piece) if piece.dim() > pieces[0].dim() else [piece] for piece in pieces]
-    return torch.cat([each for several in split for each in several])
+    return torch.cat([part for several in split for part in several])
 
 
 def _parted(model: Model, value: Tensor, shapes: list[tuple[int, ...]]) -> list[Tensor]:
-    """One matrix as those that `_joined` joins, of these shapes."""
+    """The inverse of `_joined`: one matrix as several of these shapes."""
     if model.family in INTERLEAVED:
         groups, (q, kv) = _groups(model), shapes
         by_group = value.unflatten(0, (groups, -1))
@@ -125,7 +127,7 @@ def _parted(model: Model, value: Tensor, shapes: list[tuple[int, ...]]) -> list[
 
 
 def _stage(model: Model, i: int) -> dict[str, int]:
-    """Stage and place in it of a model's i-th block, where blocks come in stages."""
+    """Indices of the stage, and within it, of a model's i-th block, where blocks come in stages; else empty."""
     for stage, depth in enumerate(model.config.get("depths", ())):
         if i < depth:
             return {"stage": stage, "stage_before": stage - 1, "block": i}

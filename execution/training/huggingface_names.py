@@ -69,6 +69,7 @@ LLAMA_FFN = {"norm": "post_attention_layernorm", "up": "mlp.up_proj", "gate": "m
 
 
 def _like_llama(attention: dict[str, str], ffn: dict[str, str]) -> dict[str, tuple[str, dict[str, str]]]:
+    """Names of a family whose modules are arranged as Llama's, with these names within attention and feed-forward network."""
     return {
         "embedding": ("model.", {"tokens": "embed_tokens"}),
         "block#.attention": ("model.layers.{i}.", attention),
@@ -77,12 +78,14 @@ def _like_llama(attention: dict[str, str], ffn: dict[str, str]) -> dict[str, tup
     }
 
 
-def _without(names: dict[str, str], *left_out: str) -> dict[str, str]:
-    return {ours: theirs for ours, theirs in names.items() if ours not in left_out}
+def _without(names: dict[str, str], *omitted: str) -> dict[str, str]:
+    """Names without some of ours."""
+    return {ours: theirs for ours, theirs in names.items() if ours not in omitted}
 
 
 def _in_parallel(layer: str, attention: str, first: str, second: str) -> dict[str, tuple[str, dict[str, str]]]:
-    """Blocks of GPT-NeoX and Falcon, as one unit or as two; names of the attention and of the norms."""
+    """Names of GPT-NeoX and Falcon, whose blocks are one unit or two. layer: the path of a block. attention: its attention's
+    name. first, second: names of its norms."""
     attending = {"norm": first, "q+kv": f"{attention}.query_key_value", "out": f"{attention}.dense"}
     ffn = {"up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h"}
     return {

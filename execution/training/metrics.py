@@ -13,12 +13,12 @@ from trainplan.profiling.base.files import write_whole
 
 
 class Metrics:
-    """Appends a line for each step: `step`, `loss`, `grad_norm` (before gradients were cut), `learning_rate`, `seconds` and
-    `memory_bytes` (of the slowest and the largest rank), `tokens_per_second`, and, of steps behind which the model was
+    """Appends a line for each step: `step`, `loss`, `grad_norm` (before gradients were clipped), `learning_rate`, `seconds` and
+    `memory_bytes` (of the slowest and the largest rank), `tokens_per_second`, and, for steps after which the model was
     evaluated, `evaluation_loss`.
 
-    done: steps that the run goes on from. Lines of later ones, which a run left that was killed behind its last checkpoint, are
-    dropped.
+    done: steps of the checkpoint that the run goes on from. Lines of later steps, left by a run that was killed after its last
+    checkpoint, are dropped.
     """
 
     def __init__(self, path: str, done: int) -> None:
@@ -29,12 +29,13 @@ class Metrics:
         self._file = open(path, "a")  # noqa: SIM115
 
     def add(self, **values: Any) -> None:
-        """Write a step's line; it can be read at once."""
+        """Write a step's line, so that it can be read at once."""
         self._file.write(json.dumps(values) + "\n")
         self._file.flush()
 
 
 def _step(path: str, line: str) -> float:
+    """The step of a line; infinity for a line that a killed run has left incomplete. Raises InputError for other lines."""
     try:
         return int(json.loads(line)["step"])
     except json.JSONDecodeError:

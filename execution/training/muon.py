@@ -1,6 +1,6 @@
 """torch's Muon for the matrices of transformer layers, with AdamW for all else, over parts of tensors that hold both.
 
-A flat buffer has a unit's parameters one behind the other, and one tensor may hold several matrices, or a rank's part of one.
+A flat buffer has a unit's parameters one after the other, and one tensor may hold several matrices, or a rank's part of one.
 Muon takes matrices alone, so each piece is stepped as a view: what it changes is in its tensor, as is the gradient it reads.
 """
 
@@ -17,8 +17,8 @@ MOMENTUM = 0.95
 
 
 class Piece(NamedTuple):
-    """A part of a tensor that is stepped by itself. name: of its parameter in its unit; owner: the tensor; part: gives the
-    part's view of a tensor of the owner's shape; by_muon: whether it is a matrix that Muon steps."""
+    """A part of a tensor that is stepped separately. name: of its parameter in its unit. owner: the tensor. part: gives the
+    part's view of a tensor of the owner's shape. by_muon: whether it is a matrix that Muon steps."""
 
     name: str
     owner: Tensor
@@ -33,23 +33,23 @@ class MuonWithAdamW:
     def __init__(self, pieces: Iterable[Piece], settings: Optimizer) -> None:
         self._pieces = [(piece, piece.part(piece.owner.detach()).requires_grad_()) for piece in pieces]
         self.optimizers: list[torch.optim.Optimizer] = []
-        for by_muon, made in ((True, _muon), (False, Optimizer.made)):
+        for by_muon, create in ((True, _muon), (False, Optimizer.adamw)):
             if some := [(piece.name, view) for piece, view in self._pieces if piece.by_muon == by_muon]:
-                self.optimizers.append(made(settings, some))
+                self.optimizers.append(create(settings, some))
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Those of both."""
+        """The groups of both optimizers."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     @property
     def states(self) -> list[Tensor]:
-        """All tensors that both keep from step to step."""
-        kept = (each for optimizer in self.optimizers for state in optimizer.state.values() for each in state.values())
-        return [each for each in kept if isinstance(each, Tensor)]
+        """All tensors that both optimizers keep from step to step."""
+        kept = (value for optimizer in self.optimizers for state in optimizer.state.values() for value in state.values())
+        return [value for value in kept if isinstance(value, Tensor)]
 
     def step(self) -> None:
-        """A step on what the gradients of the owners say; a tensor without one stays as it is."""
+        """Step by the gradients of the owners; a tensor without one stays as it is."""
         for piece, view in self._pieces:
             view.grad = None if piece.owner.grad is None else piece.part(piece.owner.grad)
         for optimizer in self.optimizers:
@@ -59,5 +59,6 @@ class MuonWithAdamW:
 
 
 def _muon(settings: Optimizer, parameters: Iterable[tuple[str, Tensor]]) -> torch.optim.Optimizer:
+    """torch's Muon for matrices, by their names in their units."""
     groups = settings.by_decay(parameters)
     return torch.optim.Muon(groups, lr=settings.rate, momentum=MOMENTUM, nesterov=True, adjust_lr_fn="match_rms_adamw")

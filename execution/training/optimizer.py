@@ -1,7 +1,7 @@
-"""Settings of AdamW: its rate from step to step, which parameters decay, and at which norm gradients are cut.
+"""Settings of AdamW: its rate from step to step, which parameters decay, and at which norm gradients are clipped.
 
 AdamW is that of torch (Loshchilov and Hutter, 2019), in one kernel for all parameters of a mesh. Without any setting it is as
-programs have it: a constant rate, all parameters decaying alike, no gradient cut.
+programs have it: a constant rate, all parameters decaying alike, no gradient clipped.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 class Optimizer:
     """How parameters are stepped.
 
-    rate: the largest learning rate. schedule: how it falls to `least_rate` over `steps` steps, behind `warmup` steps in which
-    it rises linearly. weight_decay: of matrices and tables alone (norms and biases do not decay); None: torch's 0.01, of all.
-    clip: the global norm to which larger gradients are scaled down (None: they are left).
+    rate: the largest learning rate. schedule: how it falls to `least_rate` over `steps` steps, after `warmup` steps in which it
+    rises linearly. weight_decay: of matrices and tables alone (norms and biases do not decay); None: torch's 0.01, of all.
+    clip: the global norm to which larger gradients are scaled down (None: they are not).
     """
 
     rate: float = 1e-3
@@ -40,8 +40,8 @@ class Optimizer:
         if self.schedule == "constant":
             return self.rate
         past = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
-        left = (1 + math.cos(math.pi * past)) / 2 if self.schedule == "cosine" else 1 - past
-        return self.least_rate + (self.rate - self.least_rate) * left
+        fraction = (1 + math.cos(math.pi * past)) / 2 if self.schedule == "cosine" else 1 - past
+        return self.least_rate + (self.rate - self.least_rate) * fraction
 
     def set_rate(self, optimizers: Iterable[Any], step: int) -> None:
         """Give torch's optimizers the rate of a step, counted from 0."""
@@ -55,21 +55,21 @@ class Optimizer:
             return 0.01
         return self.weight_decay if name.endswith("weight") and "norm" not in name else 0.0
 
-    def made(self, parameters: Iterable[tuple[str, Any]]) -> Any:
+    def adamw(self, parameters: Iterable[tuple[str, Any]]) -> Any:
         """torch's AdamW for parameters, by their names in their units; on one mesh, or on none."""
         import torch
 
         return torch.optim.AdamW(self.by_decay(parameters), lr=self.rate, betas=self.betas, fused=True)
 
     def by_decay(self, parameters: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
-        """Parameters, by their names in their units, in torch's groups of one weight decay each."""
+        """Parameters, by their names in their units, as torch's groups, one per weight decay."""
         groups: dict[float, list[Any]] = {}
         for name, parameter in parameters:
             groups.setdefault(self.decay_of(name), []).append(parameter)
         return [{"params": some, "weight_decay": decay} for decay, some in groups.items()]
 
     def scale(self, norm: float) -> float:
-        """The factor of gradients whose global norm is this: as of `torch.nn.utils.clip_grad_norm_`."""
+        """The factor for gradients of this global norm: as of `torch.nn.utils.clip_grad_norm_`."""
         return 1.0 if self.clip is None else min(1.0, self.clip / (norm + 1e-6))
 
 

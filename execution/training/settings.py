@@ -1,4 +1,4 @@
-"""What a run trains with apart from its plan: as users ask for it, and checked."""
+"""What a run trains with apart from its plan: as users request it, and checked."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class Training:
-    """data: the file that samples come from (None: made up, the same in every step). evaluation: a file whose first
-    `evaluation_batches` batches give a loss without dropout, every `evaluate_every` steps and after the last. metrics: a file
-    of JSON lines, one for each step. weights, saved: folders of Hugging Face's that the first values come from, and that the
-    last ones go to. first: as of Batches."""
+    """What a run trains with, checked. data: the file that samples come from (None: made up, the same in every step).
+    evaluation: a file whose first `evaluation_batches` batches give a loss without dropout, every `evaluate_every` steps and
+    after the last. metrics: a file of JSON lines, one for each step. weights, saved: folders of Hugging Face's that the first
+    values come from, and that the last ones go to. first: as of Batches."""
 
     data: TokenFile | None = None
     optimizer: Optimizer = PLAIN
@@ -89,7 +89,7 @@ class Training:
 
     @property
     def normed(self) -> bool:
-        """Whether the global norm of gradients is asked for."""
+        """Whether the global norm of gradients is needed."""
         return self.metrics is not None or self.optimizer.clip is not None
 
     def batches(self, plan: Plan, model: Model, seed: int) -> Batches:
@@ -97,96 +97,96 @@ class Training:
         return Batches(model, plan.batch.global_samples, seed, self.data, self.first)
 
     def evaluated(self, plan: Plan, model: Model) -> tuple[Batches, int]:
-        """The batches that a plan is evaluated on, and how many."""
+        """The batches on which a plan is evaluated, and their number."""
         assert self.evaluation is not None
         whole = self.evaluation.windows // plan.batch.global_samples
         return InOrder(model, plan.batch.global_samples, 0, self.evaluation), min(whole, self.evaluation_batches)
 
     def continued_at(self, position: int | None, done: int, samples: int) -> Training:
-        """The same, of a run whose first `done` steps took the samples before `position`."""
+        """The settings for a run that goes on after `done` steps, which took the samples before `position`."""
         return self if position is None else replace(self, first=position - done * samples)
 
 
 DEFAULT_TRAINING = Training()  # on made-up samples, as programs do
 
 
-def training_of(plan: Plan, model: Model, steps: int, asked: TrainingSettings, resumed: bool = False) -> Training:
-    """What a run of a plan as this model trains with, checked.
+def training_of(plan: Plan, model: Model, steps: int, requested: TrainingSettings, resumed: bool = False) -> Training:
+    """The checked settings with which a run of a plan trains.
 
     Args:
         plan: the plan, whose batch is that of a step.
         model: the model that runs, which may be smaller than the plan's.
         steps: of the run, those before a checkpoint that it goes on from included.
-        asked: what users ask for; its `step_timeout` is the run's.
+        requested: what users request; its `step_timeout` is the run's.
         resumed: whether the run goes on from a checkpoint.
 
     Raises:
         InputError: for a value that cannot be, and files that cannot be read or written.
     """
     for name in ("evaluate_every", "evaluate_batches"):
-        if getattr(asked, name) is not None and asked.evaluate is None:
-            raise InputError("command line", flag_of(name), f"is {getattr(asked, name)}", "give --evaluate, too")
+        if getattr(requested, name) is not None and requested.evaluate is None:
+            raise InputError("command line", flag_of(name), f"is {getattr(requested, name)}", "give --evaluate, too")
     for name in ("evaluate_every", "evaluate_batches", "warmup"):
-        if (number := getattr(asked, name)) is not None and number < 1:
+        if (number := getattr(requested, name)) is not None and number < 1:
             raise InputError("command line", flag_of(name), f"is {number}", "give 1 or more")
     data, held_out = (
         None if path is None else token_file(path, flag, model.tokens, model.vocabulary)
-        for path, flag in ((asked.data, "--data"), (asked.evaluate, "--evaluate"))
+        for path, flag in ((requested.data, "--data"), (requested.evaluate, "--evaluate"))
     )
     if held_out is not None and held_out.windows < plan.batch.global_samples:
         problem = f"has {held_out.windows} samples, and a batch of the plan {plan.batch.global_samples}"
         raise InputError(held_out.path, "", problem, "give a longer text")
-    if asked.weights is not None and resumed:
+    if requested.weights is not None and resumed:
         raise InputError("command line", "--weights", "is given with --resume", "leave one out: a checkpoint has weights")
     weights = saved = None
-    if asked.weights is not None or asked.save_weights is not None:
+    if requested.weights is not None or requested.save_weights is not None:
         from trainplan.execution.training.weight_files import check_saved, check_weights  # with torch
 
-        weights = None if asked.weights is None else check_weights(asked.weights, model)
-        saved = None if asked.save_weights is None else check_saved(asked.save_weights)
-    if asked.metrics is not None:
-        check_writable(asked.metrics)
+        weights = None if requested.weights is None else check_weights(requested.weights, model)
+        saved = None if requested.save_weights is None else check_saved(requested.save_weights)
+    if requested.metrics is not None:
+        check_writable(requested.metrics)
     return Training(
         data=data,
-        optimizer=_optimizer(steps, asked),
+        optimizer=_optimizer(steps, requested),
         evaluation=held_out,
-        evaluate_every=_or(asked.evaluate_every, steps),
-        evaluation_batches=_or(asked.evaluate_batches, EVALUATED_BATCHES),
-        metrics=None if asked.metrics is None else os.path.abspath(asked.metrics),
+        evaluate_every=_or(requested.evaluate_every, steps),
+        evaluation_batches=_or(requested.evaluate_batches, EVALUATED_BATCHES),
+        metrics=None if requested.metrics is None else os.path.abspath(requested.metrics),
         weights=weights,
         saved=saved,
     )
 
 
-def _optimizer(steps: int, asked: TrainingSettings) -> Optimizer:
-    """The optimizer of a run of so many steps. Raises InputError."""
+def _optimizer(steps: int, requested: TrainingSettings) -> Optimizer:
+    """The optimizer of a run of `steps` steps. Raises InputError."""
     for name, least, fix in (
         ("learning_rate", 0.0, "0 or more, such as 3e-4"),
         ("least_rate", 0.0, "0 or more, such as 3e-5"),
         ("weight_decay", 0.0, "0 or more, such as 0.1"),
         ("clip", 1e-300, "more than 0, such as 1"),
     ):
-        if (value := getattr(asked, name)) is not None and not least <= value < math.inf:
+        if (value := getattr(requested, name)) is not None and not least <= value < math.inf:
             raise InputError("command line", flag_of(name), f"is {value:g}", f"give {fix}")
-    schedule = _or(asked.rate_schedule, PLAIN.schedule)
+    schedule = _or(requested.rate_schedule, PLAIN.schedule)
     if schedule not in SCHEDULES:
         raise InputError("command line", "--rate-schedule", f"is {schedule!r}", one_of(schedule, SCHEDULES))
-    rate, least_rate = _or(asked.learning_rate, PLAIN.rate), _or(asked.least_rate, 0.0)
+    rate, least_rate = _or(requested.learning_rate, PLAIN.rate), _or(requested.least_rate, 0.0)
     if least_rate > rate:
         problem = f"is {least_rate:g}, above the learning rate of {rate:g}"
         raise InputError("command line", "--least-rate", problem, "give less")
-    betas = tuple(_or(asked.betas, PLAIN.betas))
+    betas = tuple(_or(requested.betas, PLAIN.betas))
     if not all(0 <= beta < 1 for beta in betas):
         raise InputError("command line", "--betas", f"are {betas}", "give numbers from 0 to below 1, such as 0.9 and 0.95")
     return Optimizer(
         rate=rate,
         schedule=schedule,
-        warmup=_or(asked.warmup, 0),
-        steps=_or(asked.rate_steps, steps),
+        warmup=_or(requested.warmup, 0),
+        steps=_or(requested.rate_steps, steps),
         least_rate=least_rate,
         betas=betas,
-        weight_decay=asked.weight_decay,
-        clip=asked.clip,
+        weight_decay=requested.weight_decay,
+        clip=requested.clip,
     )
 
 

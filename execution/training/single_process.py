@@ -1,4 +1,4 @@
-"""One process, the whole batch, ordinary autograd: what every plan must agree with."""
+"""One process, the whole batch, ordinary autograd: the reference with which every plan must agree."""
 
 from __future__ import annotations
 
@@ -30,30 +30,35 @@ def batch_tokens(model: Model, samples: int, seed: int) -> Tensor:
 
 
 def pieces_of(part: Sublayer, name: str, value: Tensor, tp: int) -> list[Piece]:
-    """A parameter of a sub-layer as Muon with AdamW steps it: all of it, or each tensor-parallel rank's part of each matrix."""
-    parameter = next(each for each in part.parameters() if each.name == name)
+    """A parameter of a sub-layer as Muon with AdamW steps it: the whole of it, or the part of each matrix that each of `tp`
+    tensor-parallel ranks has."""
+    parameter = next(candidate for candidate in part.parameters() if candidate.name == name)
     if not is_stepped_by_muon(part, parameter):
         return [Piece(name, value, torch.Tensor.detach, False)]
     along, (*several, _, _) = parameter.split or 0, parameter.shape
     ranks = 1 if parameter.split is None else tp
     bounds = [shard_bounds(parameter.shape[along], ranks, index) for index in range(ranks)]
     indices = list(product(*map(range, several)))
-    return [Piece(name, value, partial(_block, along, low, high, place), True) for low, high in bounds for place in indices]
+    return [
+        Piece(name, value, partial(_block, along, low, high, index_of_matrix), True)
+        for low, high in bounds
+        for index_of_matrix in indices
+    ]
 
 
-def _block(along: int, low: int, high: int, place: tuple[int, ...], tensor: Tensor) -> Tensor:
-    return tensor.narrow(along, low, high - low)[place]
+def _block(along: int, low: int, high: int, index_of_matrix: tuple[int, ...], tensor: Tensor) -> Tensor:
+    """Rows or columns low to high of one matrix of a stack."""
+    return tensor.narrow(along, low, high - low)[index_of_matrix]
 
 
 class Reference:
     """The model on one process. `step` gives the loss; afterwards gradients stay in `.grad` of the parameters.
 
-    In `steps` are those done, which the masks of dropout and learning rates follow from. precision: whether the optimizer works
-    on a master copy of the parameters; gradients are those of one backward pass, in the model's dtype. settings: of AdamW.
-    optimizer: what steps the parameters; tp: by unit, the tensor-parallel ranks of the plan, each of which makes its own part
-    of a matrix orthogonal under Muon (default: one, of whole matrices).
-    gradient_norm: of the last step, before gradients were cut. weights: a folder with the first values, in place of those of
-    the seed.
+    steps: number of steps done, from which dropout masks and learning rates follow. precision: whether the optimizer works on a
+    master copy of the parameters; gradients are those of one backward pass, in the model's dtype. settings: of AdamW. weights:
+    a folder with the first values, instead of those of the seed. optimizer: what steps the parameters. tp: by unit, the number
+    of tensor-parallel ranks of the plan, each of which makes its own part of a matrix orthogonal under Muon (default: 1).
+    gradient_norm: of the last step, before gradients were clipped.
     """
 
     def __init__(
@@ -90,10 +95,10 @@ class Reference:
         self.optimizer: torch.optim.Optimizer | MuonWithAdamW
         if optimizer == "muon":
             degrees = tp or [1] * len(model.units)
-            pieces = (pieces_of(model.units[x].sublayer, name, each, degrees[x]) for x, name, each in named)
+            pieces = (pieces_of(model.units[x].sublayer, name, tensor, degrees[x]) for x, name, tensor in named)
             self.optimizer = MuonWithAdamW([piece for some in pieces for piece in some], settings)
         else:
-            self.optimizer = settings.made([(name, each) for _, name, each in named])
+            self.optimizer = settings.adamw([(name, tensor) for _, name, tensor in named])
 
     def logits(self, tokens: Tensor, training: bool = False) -> Tensor:
         """The logits of token ids (samples, sequence), of shape (samples, sequence, vocabulary). training: with dropout."""
@@ -118,7 +123,7 @@ class Reference:
         return float(loss.detach())
 
     def step(self, tokens: Tensor) -> float:
-        """The loss of a batch before the optimizer's step on it."""
+        """Run a training step; returns the loss of the batch before it."""
         loss = self.gradients(tokens)
         self._cut()
         self.settings.set_rate([self.optimizer], self.steps)
@@ -131,7 +136,7 @@ class Reference:
 
     @torch.no_grad()
     def _cut(self) -> None:
-        """Scale gradients down where their global norm is above the largest."""
+        """Scale gradients down where their global norm is above the limit."""
         gradients = [value.grad for value in self._trained if value.grad is not None]
         squares = [torch.linalg.vector_norm(gradient, dtype=torch.float64).square() for gradient in gradients]
         self.gradient_norm = float(torch.stack(squares).sum().sqrt())
@@ -141,6 +146,7 @@ class Reference:
 
     @torch.no_grad()
     def _step_masters(self) -> None:
+        """Step the master copies, and round the parameters from them."""
         pairs = list(zip(self._trained, self._masters, strict=True))
         for value, master in pairs:
             master.grad = None if value.grad is None else value.grad.to(master.dtype)

@@ -1,4 +1,4 @@
-"""Files of tokens made of texts: by bytes, or by a tokenizer of Hugging Face."""
+"""Files of tokens from texts: by bytes, or by a tokenizer of Hugging Face."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from trainplan.profiling.base.errors import InputError, MissingExtra
 from trainplan.profiling.base.files import check_writable, write_whole
 
 BYTES = 256
-END = BYTES  # behind each text, of bytes
-AT_ONCE = 2**22  # letters that are read and encoded at once
+END = BYTES  # id after each text of bytes
+AT_ONCE = 2**22  # letters that are read and encoded together
 PATTERNS = ("*.txt", "*.md", "*.py", "*.rst")  # of a folder
 
 
@@ -58,41 +58,45 @@ def tokenize(
 
 
 def _files(texts: Sequence[str | os.PathLike[str]]) -> Iterator[Path]:
-    for each in map(Path, texts):
-        if each.is_dir():
-            yield from sorted(path for pattern in PATTERNS for path in each.rglob(pattern) if path.is_file())
-        elif each.exists():
-            yield each
+    """The files of texts, those of folders in order of their names. Raises InputError."""
+    for source in map(Path, texts):
+        if source.is_dir():
+            yield from sorted(path for pattern in PATTERNS for path in source.rglob(pattern) if path.is_file())
+        elif source.exists():
+            yield source
         else:
-            raise InputError("command line", "TEXT", f"is {str(each)!r}, which does not exist", "give files or folders of text")
+            raise InputError(
+                "command line", "TEXT", f"is {str(source)!r}, which does not exist", "give files or folders of text"
+            )
 
 
 def _bytes(path: Path) -> np.ndarray:
+    """A text's bytes as ids, with an end of text."""
     content = np.frombuffer(path.read_bytes(), np.uint8).astype(np.uint16)
     return np.append(content, np.uint16(END))
 
 
 def _encoded(name: str, files: Sequence[Path]) -> tuple[int, Iterator[Any]]:
-    """How many ids a Hugging Face tokenizer has, holes among them included, and those of each text, a part at a time."""
+    """The number of ids of a Hugging Face tokenizer, holes included, and the ids of each text, a part at a time."""
     try:
         from tokenizers import Tokenizer
     except ImportError:
         raise MissingExtra("tokenizers", "hub", "a Hugging Face tokenizer") from None
     path = Path(name, "tokenizer.json") if Path(name).is_dir() else Path(name)
     try:
-        made = Tokenizer.from_file(str(path))
+        encoder = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises no kind of its own
         fix = "give `byte`, a tokenizer.json, or a folder with one"
         raise InputError("command line", "--tokenizer", f"is {name!r}: {error}", fix) from None
     ends = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
-    end = next((each for token in ends if (each := made.token_to_id(token)) is not None), None)
+    end = next((each for token in ends if (each := encoder.token_to_id(token)) is not None), None)
 
     def ids() -> Iterator[Any]:
         for each in files:
             with each.open(encoding="utf-8", errors="replace") as file:
                 while lines := file.readlines(AT_ONCE):
-                    yield made.encode("".join(lines), add_special_tokens=False).ids
+                    yield encoder.encode("".join(lines), add_special_tokens=False).ids
             if end is not None:
                 yield [end]
 
-    return max(made.get_vocab().values()) + 1, ids()
+    return max(encoder.get_vocab().values()) + 1, ids()

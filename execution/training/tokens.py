@@ -1,8 +1,9 @@
 """Files of tokens: numbers of 16 or 32 bits, little-endian, one after the other, with nothing else in the file.
 
-A file `tokens.bin` may have `tokens.bin.json` beside it, which says how wide its numbers are, how many ids its tokenizer has
-and which one that is. Where it is absent, numbers are as wide as the model's vocabulary needs. Files are mapped into memory:
-what is read is what a batch needs."""
+A file `tokens.bin` may have `tokens.bin.json` next to it, which has the width of its numbers, the number of ids of its
+tokenizer, and which one that is. Where it is absent, numbers are as wide as the model's vocabulary needs. Files are mapped into
+memory: only what a batch needs is read.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, parse
 
 Width = Literal["uint16", "uint32"]
-ENDS_BYTES = 2**20  # of a file's beginning and of its end that tell it from others
+ENDS_BYTES = 2**20  # of a file's beginning and of its end that identify it
 
 
 class AboutTokens(Record):
-    """What stands beside a file of tokens. vocabulary: ids of the tokenizer; tokenizer: `byte`, or the file it was read
-    from."""
+    """The description of a file of tokens, in a file next to it. vocabulary: number of ids of the tokenizer. tokenizer: `byte`,
+    or the file it was read from."""
 
     noun = "description of a file of tokens"
 
@@ -36,9 +37,9 @@ class AboutTokens(Record):
 
 @dataclass(frozen=True)
 class TokenFile:
-    """A file of so many tokens, cut into windows of `sequence` inputs, each of which begins with the last target before it.
+    """A file of `tokens` tokens, cut into windows of `sequence` inputs, each of which begins with the last target before it.
 
-    vocabulary: ids that the model has; a larger one is refused when it is read. digest: of the file's length and ends.
+    vocabulary: number of ids that the model has; a larger id is refused when it is read. digest: of the file's length and ends.
     """
 
     path: str
@@ -50,15 +51,15 @@ class TokenFile:
 
     @property
     def windows(self) -> int:
-        """How many samples there are without reading any token twice as an input."""
+        """Number of samples that the file has without reading any token twice as an input."""
         return (self.tokens - 1) // self.sequence
 
     def read(self, windows: np.ndarray) -> np.ndarray:
         """Tokens of some windows, (windows, sequence + 1), int64. Raises InputError for ids that the model does not have."""
-        places = windows.astype(np.int64)[:, None] * self.sequence + np.arange(self.sequence + 1)
-        tokens = _mapped(self.path, self.dtype)[places].astype(np.int64)
+        indices = windows.astype(np.int64)[:, None] * self.sequence + np.arange(self.sequence + 1)
+        tokens = _mapped(self.path, self.dtype)[indices].astype(np.int64)
         if tokens.size and (most := int(tokens.max())) >= self.vocabulary:
-            index = int(places.flat[int(tokens.argmax())])
+            index = int(indices.flat[int(tokens.argmax())])
             problem = f"is {most}, and the model has ids of 0 to {self.vocabulary - 1}"
             raise InputError(self.path, f"[{index}]", problem, f"give tokens of a tokenizer of {self.vocabulary} ids")
         return tokens
@@ -66,21 +67,22 @@ class TokenFile:
 
 @cache
 def _mapped(path: str, dtype: Width) -> Any:
+    """The numbers of a file, mapped into memory."""
     return np.memmap(path, np.dtype(dtype).newbyteorder("<"), "r")
 
 
 def least_width(vocabulary: int) -> Width:
-    """The narrowest numbers that so many ids can be written in."""
+    """The narrowest numbers that can hold all ids of a vocabulary."""
     return "uint16" if vocabulary <= 2**16 else "uint32"
 
 
 def about_path(path: str | os.PathLike[str]) -> Path:
-    """Where it stands how a file of tokens is written."""
+    """The path of a token file's description."""
     return Path(f"{os.fspath(path)}.json")
 
 
 def token_file(path: str | os.PathLike[str], option: str, sequence: int, vocabulary: int) -> TokenFile:
-    """A file of tokens for a model of these sizes. option: that it was named by. Raises InputError."""
+    """A file of tokens for a model of these sizes. option: the flag that named it, for messages. Raises InputError."""
     where, dtype = os.fspath(path), least_width(vocabulary)
     try:
         size = os.stat(path).st_size

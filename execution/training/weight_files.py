@@ -32,34 +32,35 @@ def library() -> Any:
 
 @dataclass
 class WeightFiles:
-    """Files to read from, mapped into memory. places: of each tensor, the file that has it."""
+    """Files to read weights from, mapped into memory. file_of: the file that has each tensor, by name."""
 
     folder: Path
-    places: dict[str, str] = field(default_factory=dict)
+    file_of: dict[str, str] = field(default_factory=dict)
     _open: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if (self.folder / INDEX).exists():
-            self.places = dict(read_data(self.folder / INDEX)["weight_map"])
+            self.file_of = dict(read_data(self.folder / INDEX)["weight_map"])
         else:
-            self.places = dict.fromkeys(self._file(SINGLE).keys(), SINGLE)
+            self.file_of = dict.fromkeys(self._file(SINGLE).keys(), SINGLE)
 
     @classmethod
     def of(cls, folder: str) -> WeightFiles:
-        """Those of a folder."""
+        """The weight files of a folder."""
         return cls(Path(folder))
 
     def _file(self, name: str) -> Any:
+        """An open file of the folder."""
         if name not in self._open:
             self._open[name] = library().safe_open(str(self.folder / name), framework="pt")
         return self._open[name]
 
     def tensor(self, names: tuple[str, ...]) -> Tensor:
-        """The tensor of one of these names, or of one without the name of the model below the head. Raises InputError."""
+        """The tensor of one of these names, or of one without the prefix of the model below the head. Raises InputError."""
         shorter = (name.removeprefix(base) for name in names for base in BASES if name.startswith(base))
         for name in (*names, *shorter):
-            if name in self.places:
-                tensor: Tensor = self._file(self.places[name]).get_tensor(name)
+            if name in self.file_of:
+                tensor: Tensor = self._file(self.file_of[name]).get_tensor(name)
                 return tensor
         raise InputError(str(self.folder), names[0], "is in none of its files", "give weights of the plan's own model")
 
@@ -114,7 +115,7 @@ def check_saved(folder: str | os.PathLike[str]) -> str:
 
 
 class WeightWriter:
-    """Writes a folder aside and renames it: each unit is a file of its own, written by one rank."""
+    """Writes weights to a temporary folder and renames it: each unit is a file of its own, written by one rank."""
 
     def __init__(self, folder: str, model: Model, dtype: Any) -> None:
         self.final, self.model, self.dtype = Path(folder), model, dtype
@@ -130,7 +131,7 @@ class WeightWriter:
         return f"model-{position + 1:05d}-of-{len(self.model.units):05d}.safetensors"
 
     def write(self, position: int, values: dict[str, Tensor]) -> dict[str, str]:
-        """Write a unit's parameters, whole; the file of each tensor."""
+        """Write a unit's parameters, whole; returns the name of the file by tensor."""
         if self.model.tied and position == len(self.model.units) - 1:
             values = {name: value for name, value in values.items() if name != "logits.weight"}
         tensors = {}
@@ -141,10 +142,10 @@ class WeightWriter:
             library().torch.save_file(tensors, str(self.aside / self.file(position)), metadata={"format": "pt"})
         return dict.fromkeys(tensors, self.file(position))
 
-    def finish(self, places: dict[str, str]) -> None:
-        """Called on one rank, once all have written: the index, the configuration, and the folder's own name."""
+    def finish(self, file_of: dict[str, str]) -> None:
+        """Called on one rank, after all have written: write index and configuration, and give the folder its final name."""
         size = sum(path.stat().st_size for path in self.aside.iterdir())
-        index = {"metadata": {"total_size": size}, "weight_map": places}
+        index = {"metadata": {"total_size": size}, "weight_map": file_of}
         (self.aside / INDEX).write_text(json.dumps(index, indent=1) + "\n")
         named = {"architectures": [CLASSES[self.model.family]], "dtype": str(self.dtype).removeprefix("torch.")}
         (self.aside / "config.json").write_text(json.dumps({**self.model.config, **named}, indent=1) + "\n")

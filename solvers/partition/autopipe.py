@@ -155,9 +155,7 @@ class Planner:
         """Step 2, Eq. 1 to the letter: the bounds of the adjusted partition. master: its master stage."""
         master_ns, start = self._backward(bounds, master), bounds[master + 1]
         for s in range(master + 1, self.stages - 1):
-            while (
-                self.before[bounds[s + 1]] - self.before[start] > (s - master) * master_ns and bounds[s + 1] - bounds[s] > 1
-            ):
+            while self.before[bounds[s + 1]] - self.before[start] > (s - master) * master_ns and bounds[s + 1] - bounds[s] > 1:
                 moved = (*bounds[: s + 1], bounds[s + 1] - 1, *bounds[s + 2 :])
                 if self.simulated(moved)[1] != master:
                     return bounds
