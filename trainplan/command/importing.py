@@ -62,8 +62,7 @@ def command(name: str, words: Sequence[str]) -> Command:
             flag(
                 "settings",
                 list[str] | None,
-                "NAME=VALUE, a variable of a script; 1=VALUE, a parameter by number; section.key=VALUE, a key of a file; "
-                "may be repeated.",
+                "NAME=VALUE, a variable of a script; 1=VALUE, its first parameter; section.key=VALUE, a key of a file; repeatable.",
                 names=("--set",),
             ),
             flag(

@@ -91,7 +91,7 @@ class Log:
 
     @property
     def warmup(self) -> int:
-        """Number of lines at the beginning that do not count."""
+        """Number of measured lines at the beginning that are left out of the median."""
         return min(WARMUP, len(self.step_s) // 2)
 
     def of(self, noun: str, form: str = "{}") -> str:
@@ -156,12 +156,12 @@ def _bytes(size: re.Match[str] | None) -> int | None:
 
 
 def _number(text: str) -> float:
-    """A number with commas between thousands."""
+    """The number that a text with commas between thousands stands for."""
     return float(text.replace(",", ""))
 
 
 def _megatron(text: str) -> Log | None:
-    """Measurements of Megatron-LM: the steps with the last batch size. None if there are none."""
+    """The measurements in a log of Megatron-LM, of the steps with the last batch size; None if it has no steps."""
     lines = [(match, MEGATRON_BATCH.search(text, match.end(), match.endpos)) for match in MEGATRON.all(text)]
     last = next((int(batch[1]) for _, batch in reversed(lines) if batch), None)  # steps of smaller batches come before
     rows = [(int(match[1]), _number(match[2]) / 1e3) for match, batch in lines if not batch or int(batch[1]) == last]
@@ -173,7 +173,7 @@ def _megatron(text: str) -> Log | None:
 
 
 def _torchtitan(text: str) -> Log | None:
-    """Measurements of torchtitan; None if there are none."""
+    """The measurements in a log of torchtitan; None if it has no steps."""
     matches = list(TITAN.all(text))
     rows = [(int(match[2]), 1 / max(_number(match[4]), 1e-9)) for match in matches]
     peaks: dict[int | None, int] = {}
@@ -184,20 +184,20 @@ def _torchtitan(text: str) -> Log | None:
 
 
 def _deepspeed(text: str) -> Log | None:
-    """Measurements of DeepSpeed; None if there are none."""
+    """The measurements in a log of DeepSpeed; None if it has no steps."""
     rows = [(int(match[1]), 1 / max(_number(match[2]), 1e-9)) for match in DEEPSPEED.all(text)]
     peaks = [_number(match[1]) for match in DEEPSPEED_MEMORY.all(text)]
     return _log("deepspeed", rows, "sample", {0: round(max(peaks) * 2**30)} if peaks else {}, False, None)
 
 
 def _pipeline(text: str) -> Log | None:
-    """Measurements of DeepSpeed's pipelines; None if there are none."""
+    """The measurements in a log of DeepSpeed's pipelines; None if it has no steps."""
     rows = [(int(match[1]), _number(match[2])) for match in PIPELINE.all(text)]
     return _log("deepspeed", rows, "step", {}, False, None)
 
 
 def _nemo(text: str) -> Log | None:
-    """Measurements of NeMo; None if there are none."""
+    """The measurements in a log of NeMo; None if it has no steps."""
     rows = [(number, _number(match[1])) for number, match in enumerate(NEMO.all(text))]
     batch = None
     for batch in NEMO_BATCH.finditer(text, text.find("train_step_timing")):  # noqa: B007

@@ -47,7 +47,7 @@ class Mark(NamedTuple):
 
 
 def mark(part: str, pattern: str) -> Mark:
-    """A mark from the source of its pattern."""
+    """A Mark whose pattern is given as text. part: a text that every matching line contains."""
     return Mark(part, re.compile(pattern))
 
 

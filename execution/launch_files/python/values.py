@@ -116,7 +116,8 @@ class Expressions:
         return self.values.get(name, otherwise)
 
     def maybe_called(self, node: ast.AST, scope: Scope) -> None:
-        """Records that the calls in a part of a file may be made, and may change their objects."""
+        """Marks the objects of all calls in a part of the file as possibly changed, because these calls may or may not be
+        made."""
         for call in ast.walk(node):
             if isinstance(call, ast.Call):
                 self.change(list(self.held(call, scope)), call)
@@ -176,7 +177,8 @@ class Expressions:
                 return unread(node)
 
     def _name(self, node: ast.Name, scope: Scope) -> Any:
-        """The value of a name; a Symbol for functions, classes and builtins."""
+        """The value of a name in the followed Python file; a Symbol for functions, classes and builtins, unread if it is
+        unknown."""
         found = self.look(node.id, scope, self)
         if found is not self:
             return found
@@ -185,7 +187,7 @@ class Expressions:
         return self.variables.get(node.id, unread(node))
 
     def _attribute(self, node: ast.Attribute, scope: Scope) -> Any:
-        """The value of an attribute of a Symbol or an object."""
+        """The value of `object.attribute` in the followed Python file; unread if the object is unknown."""
         base = self.value(node.value, scope)
         if isinstance(base, Symbol):
             return Symbol(f"{base}.{node.attr}")
@@ -194,7 +196,8 @@ class Expressions:
         return self.part(base, node.attr, node.lineno)
 
     def part(self, of: ConstructedObject, name: str, line: int) -> Any:
-        """A field of an object; a field that nothing has set becomes an object of its own. of: the object."""
+        """The value of a field of an object (`of`); a field that nothing has set becomes an object of its own. line: where it
+        is read."""
         if name.startswith("__"):
             of.changed.append(UnreadExpression(name, line))
         if name not in of.fields:
@@ -205,7 +208,8 @@ class Expressions:
         return of.fields[name]
 
     def _computed(self, node: ast.BinOp, scope: Scope) -> Any:
-        """The result of arithmetic on known numbers, or of joining known lists or texts."""
+        """The result of a binary operation in the followed Python file: arithmetic on known numbers, or joining known lists or
+        texts; unread otherwise."""
         left, right = self.value(node.left, scope), self.value(node.right, scope)
         numbers = all(isinstance(operand, int | float) and abs(operand) < 2**63 for operand in (left, right))
         lists = all(isinstance(operand, list) for operand in (left, right)) or all(
@@ -221,7 +225,8 @@ class Expressions:
         return made if numbers or len(made) <= LONGEST else unread(node)
 
     def _either(self, node: ast.BoolOp, scope: Scope) -> Any:
-        """The result of `and` or `or`."""
+        """The value of an `and` or `or` expression in the followed Python file; unread if the truth of an operand is not
+        known."""
         for operand in node.values:
             value = self.value(operand, scope)
             truth = self.truth(value)
@@ -230,7 +235,8 @@ class Expressions:
         return value
 
     def _compared(self, node: ast.Compare, scope: Scope) -> Any:
-        """The result of a comparison of known values, or of an object with None."""
+        """The truth of a comparison in the followed Python file: of known values, or of an object with None; unread
+        otherwise."""
         left, right, kind = self.value(node.left, scope), self.value(node.comparators[0], scope), type(node.ops[0])
         if not all(isinstance(operand, PLAIN) for operand in (left, right)):
             made = [isinstance(operand, ConstructedObject) and not operand.implied for operand in (left, right)]
@@ -251,8 +257,8 @@ class Expressions:
         return bool(value)
 
     def _called(self, node: ast.Call, scope: Scope) -> Any:
-        """The result of a call: a value for functions of the file and some builtins, else an object. Raises InputError for
-        functions such as `exec`, which hide values."""
+        """The result of a call in the followed Python file: a value for functions of the file and for some builtins, otherwise
+        a ConstructedObject. Raises InputError for functions such as `exec`, which hide values."""
         function = self._method(node, scope) if isinstance(node.func, ast.Attribute) else self.value(node.func, scope)
         if isinstance(node.func, ast.Name) and isinstance(function, UnreadExpression) and node.func.id not in scope:
             function = Symbol(node.func.id)  # of an import of everything
@@ -344,7 +350,7 @@ class Expressions:
         return unread(node)
 
     def _arguments(self, node: ast.Call, scope: Scope) -> ConstructedObject:
-        """The arguments of a call as an object without a name."""
+        """The evaluated arguments of a call, as the fields of an object without a name."""
         given = ConstructedObject("", node.lineno)
 
         def take(name: str, value: Any, line: int) -> None:
@@ -365,7 +371,8 @@ class Expressions:
         return given
 
     def change(self, values: Sequence[Any], node: ast.AST, name: str = "") -> None:
-        """Records that objects are given to a call that may change them. node: the call. name: that of the function."""
+        """Records that objects are given to a call that may change them, so that their fields are no longer certain. node: the
+        call. name: that of the function."""
         called = name or (ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else "")
         own = called in self.classes or any(
             isinstance(value, ConstructedObject) and value.name in self.classes for value in values

@@ -69,7 +69,7 @@ class _Parser:
         return self.tokens[self.position - 1] if self.position <= len(self.tokens) else ""
 
     def comma(self) -> int:
-        """Evaluates expressions separated by commas; the value is that of the last."""
+        """Parses and evaluates expressions separated by commas; returns the value of the last."""
         value = self.assigned()
         while self.peek() == ",":
             self.take()
@@ -77,7 +77,7 @@ class _Parser:
         return value
 
     def assigned(self) -> int:
-        """Evaluates an assignment, or a conditional expression."""
+        """Parses and evaluates an assignment such as `a += 2`, or a conditional expression; returns its value."""
         if NAME.match(self.peek()) and self.peek(1) in ASSIGNS:
             name, operator = self.take(), self.take()
             value = self.assigned()
@@ -87,7 +87,7 @@ class _Parser:
         return self.chosen()
 
     def chosen(self) -> int:
-        """Evaluates `a ? b : c`; only the selected side takes effect."""
+        """Parses and evaluates `a ? b : c`, of which only the selected side takes effect; returns its value."""
         condition = self.binary(0)
         if self.peek() != "?":
             return condition
@@ -103,7 +103,7 @@ class _Parser:
         return yes if condition else no
 
     def binary(self, level: int) -> int:
-        """Evaluates binary operators of a level of LEVELS and of all levels above."""
+        """Parses and evaluates binary operators: those of LEVELS[level] and all that bind more tightly; returns the value."""
         if level == len(LEVELS):
             return self.power()
         left = self.binary(level + 1)
@@ -117,7 +117,7 @@ class _Parser:
         return left
 
     def power(self) -> int:
-        """Evaluates `a ** b`."""
+        """Parses and evaluates `a ** b`; returns its value."""
         base = self.unary()
         if self.peek() != "**":
             return base
@@ -128,7 +128,7 @@ class _Parser:
         return wrapped(pow(base, exponent, 2**64)) if self.runs else 0
 
     def unary(self) -> int:
-        """Evaluates signs, increments, brackets, numbers and variables."""
+        """Parses and evaluates signs, increments, brackets, numbers and variables; returns the value."""
         token = self.take()
         if token in ("++", "--"):
             name = self.take()

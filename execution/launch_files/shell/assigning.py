@@ -53,7 +53,8 @@ def assign(shell: Evaluator, raw: str, state: State, where: str, named: bool = F
 
 
 def declare(shell: Evaluator, name: str, raws: Sequence[Raw], state: State, where: str) -> Outcomes:
-    """Evaluates `export`, `local`, `declare` and similar commands. name: the command. raws: its words as written."""
+    """Evaluates `export`, `local`, `declare` and similar commands. name: the command. raws: its words as written. Returns the
+    possible states of the simulated shell afterwards; nothing is run."""
     words, flags = shell.words(state, where), ""
     targets: list[str] = []
     for raw in raws:

@@ -34,7 +34,8 @@ ENVIRONMENTS = re.compile(
 
 
 def run(shell: Evaluator, raws: Sequence[Raw], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates the words of a simple command. raws: the words as written."""
+    """Evaluates the words of a simple command. raws: the words as written. Returns the possible states of the simulated shell
+    afterwards; nothing is run."""
     words = shell.words(state, where)
     index = 0
     assigned: dict[str, Value] = {}
@@ -68,7 +69,7 @@ def command(
     plain: bool = False,
 ) -> Outcomes:
     """Evaluates a command by its words. environment: variables set in front of it. plain: whether functions of the script with
-    its name are ignored."""
+    its name are ignored. Returns the possible states of the simulated shell afterwards; nothing is run."""
     environment = environment or {}
     argv = shell.marks.picked_words(argv, state.known())
     if not argv:
@@ -125,7 +126,8 @@ def command(
 def _one_after_another(
     shell: Evaluator, lines: list[list[str]], state: State, where: str, source: Source, environment: dict[str, Value]
 ) -> Outcomes:
-    """Evaluates commands one after another, each in a process of its own. lines: the words of each command."""
+    """Evaluates commands one after another, every one in a process of its own. lines: the words of the commands. Returns the
+    possible states of the simulated shell afterwards; nothing is run."""
     for argv in lines:
 
         def run(inner: State, argv: list[str] = argv) -> Outcomes:
@@ -136,7 +138,8 @@ def _one_after_another(
 
 
 def _called(shell: Evaluator, name: str, rest: list[str], state: State, where: str, environment: dict[str, Value]) -> Outcomes:
-    """Calls a function of the script with variables set in front of the call."""
+    """Calls a function of the script with variables set in front of the call. Returns the possible states of the simulated
+    shell afterwards; nothing is run."""
     held = {variable: state.variables.get(variable, ABSENT) for variable in environment}
     state.origins = {name: at for name, at in state.origins.items() if name not in environment}
     state.variables.update(environment)
@@ -148,14 +151,14 @@ def _called(shell: Evaluator, name: str, rest: list[str], state: State, where: s
 
 
 def _exit(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `exit`."""
+    """Evaluates `exit`. Returns the possible states of the simulated shell afterwards; nothing is run."""
     if not state.commands:
         shell.left.append(where)
     return [(state, "exit")] if not rest else [(reached, "exit") for reached, _ in _return(shell, rest, state, where, source)]
 
 
 def _return(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `return`."""
+    """Evaluates `return`. Returns the possible states of the simulated shell afterwards; nothing is run."""
     if rest:
         code = rest[0]
         conditions = Conditions(shell, state, where)
@@ -164,7 +167,7 @@ def _return(shell: Evaluator, rest: list[str], state: State, where: str, source:
 
 
 def _leaves(kind: str) -> Own:
-    """The evaluation of `break` or `continue`."""
+    """The function that evaluates `break` or `continue` (kind)."""
 
     def run(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
         return [(state, f"{kind} {rest[0] if rest and rest[0].isdecimal() and rest[0] != '0' else 1}")]
@@ -173,7 +176,7 @@ def _leaves(kind: str) -> Own:
 
 
 def _shift(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `shift`."""
+    """Evaluates `shift`. Returns the possible states of the simulated shell afterwards; nothing is run."""
     count = int(rest[0]) if rest and rest[0].isdecimal() and len(rest[0]) < 6 else 1
     state.status = True
     if state.arguments is None:
@@ -187,7 +190,8 @@ def _shift(shell: Evaluator, rest: list[str], state: State, where: str, source: 
 
 
 def _set(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `set`: options and positional parameters."""
+    """Evaluates `set`: options and positional parameters. Returns the possible states of the simulated shell afterwards;
+    nothing is run."""
     index = 0
     state.status = True
     while index < len(rest) and re.fullmatch(r"[-+][a-zA-Z]+", rest[index]):
@@ -202,7 +206,7 @@ def _set(shell: Evaluator, rest: list[str], state: State, where: str, source: So
 
 
 def _shopt(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `shopt`."""
+    """Evaluates `shopt`. Returns the possible states of the simulated shell afterwards; nothing is run."""
     state.status = True
     options = {word for word in rest if not word.startswith("-")}
     state.options = state.options | options if "-s" in rest else state.options - options if "-u" in rest else state.options
@@ -210,14 +214,15 @@ def _shopt(shell: Evaluator, rest: list[str], state: State, where: str, source: 
 
 
 def _alias(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `alias`."""
+    """Evaluates `alias`. Returns the possible states of the simulated shell afterwards; nothing is run."""
     state.status = True
     state.aliases |= {word.partition("=")[0]: word.partition("=")[2] for word in rest if "=" in word}
     return [(state, "")]
 
 
 def _source(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates a sourced file, if it is there."""
+    """Evaluates a sourced file, if it is there. Returns the possible states of the simulated shell afterwards; nothing is
+    run."""
     state.status = True
     if not rest:
         return [(state, "")]
@@ -242,12 +247,12 @@ def _source(shell: Evaluator, rest: list[str], state: State, where: str, source:
 
 
 def _eval(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `eval`."""
+    """Evaluates `eval`. Returns the possible states of the simulated shell afterwards; nothing is run."""
     return shell.worded(" ".join(rest), state, where)
 
 
 def _cd(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `cd`."""
+    """Evaluates `cd`. Returns the possible states of the simulated shell afterwards; nothing is run."""
     state.status = True
     words = [word for word in rest if word not in ("-P", "-L", "--")]
     if not words or words[0] == "-":
@@ -263,7 +268,7 @@ def _cd(shell: Evaluator, rest: list[str], state: State, where: str, source: Sou
 
 
 def _unset(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `unset`."""
+    """Evaluates `unset`. Returns the possible states of the simulated shell afterwards; nothing is run."""
     state.status = True
     for word in rest:
         name, _, index = word.partition("[")
@@ -278,13 +283,14 @@ def _unset(shell: Evaluator, rest: list[str], state: State, where: str, source: 
 
 
 def _test(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `test`."""
+    """Evaluates `test`. Returns the possible states of the simulated shell afterwards; nothing is run."""
     state.status = Conditions(shell, state, where).test(rest)
     return [(state, "")]
 
 
 def _bracket(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `[`, which fails without a closing bracket."""
+    """Evaluates `[`, which fails without a closing bracket. Returns the possible states of the simulated shell afterwards;
+    nothing is run."""
     if rest[-1:] != ["]"]:  # `[ -z $A]`: a command that fails, unless the word is `]` alone
         state.status = Conditions(shell, state, where).undecided(rest[-1]) if rest and MARK.search(rest[-1]) else False
         return [(state, "")]
@@ -292,7 +298,7 @@ def _bracket(shell: Evaluator, rest: list[str], state: State, where: str, source
 
 
 def _status(value: bool) -> Own:
-    """The evaluation of a command that always succeeds, or always fails."""
+    """The function that evaluates a command which always succeeds (True) or always fails (False)."""
 
     def run(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
         state.status = value
@@ -302,7 +308,7 @@ def _status(value: bool) -> Own:
 
 
 def _let(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `let`."""
+    """Evaluates `let`. Returns the possible states of the simulated shell afterwards; nothing is run."""
     outcomes: Outcomes = [(state, "")]
     for word in rest:
         outcomes = shell.arithmetic(word, state, where)
@@ -310,7 +316,8 @@ def _let(shell: Evaluator, rest: list[str], state: State, where: str, source: So
 
 
 def _prefix(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates the command after `exec`, `builtin` or `time`."""
+    """Evaluates the command after `exec`, `builtin` or `time`. Returns the possible states of the simulated shell afterwards;
+    nothing is run."""
     words = list(rest)
     while words and words[0].startswith("-"):
         words.pop(0)
@@ -318,7 +325,8 @@ def _prefix(shell: Evaluator, rest: list[str], state: State, where: str, source:
 
 
 def _command(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `command`, which may only look up a name (-v)."""
+    """Evaluates `command`, which may only look up a name (-v). Returns the possible states of the simulated shell afterwards;
+    nothing is run."""
     if rest and rest[0] in ("-v", "-V"):
         shell.uncertain(state, where, ["command", *rest])
         return [(state, "")]
@@ -326,7 +334,8 @@ def _command(shell: Evaluator, rest: list[str], state: State, where: str, source
 
 
 def _exec(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `exec`, which leaves the script."""
+    """Evaluates `exec`, which leaves the script. Returns the possible states of the simulated shell afterwards; nothing is
+    run."""
     outcomes = _prefix(shell, rest, state, where, source)
     return [(reached, flow or "exit") for reached, flow in outcomes] if rest else outcomes
 

@@ -186,7 +186,7 @@ def _deciding(shell: Evaluator, runs: list[tuple[dict[int, bool], list[Command]]
 
 
 def _about(cause: Unknown) -> str:
-    """What is known of an undecided value, for messages."""
+    """A text on what is known of an undecided value, for messages."""
     return f"{f'${cause.name}' if cause.name else 'it'} {cause.why} ({cause.where})"
 
 

@@ -20,7 +20,7 @@ MOST_ROUNDS, FOREVER = 1000, 8
 
 
 def run(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
-    """Evaluates a loop or a `case`."""
+    """Evaluates a loop or a `case`. Returns the possible states of the simulated shell afterwards; nothing is run."""
     if node.type == "case_statement":
         return _case(shell, node, state, source)
     if node.type == "for_statement":
@@ -32,7 +32,7 @@ def run(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
 
 def _round(shell: Evaluator, body: Callable[[State], Outcomes], state: State, done: Outcomes, where: str) -> State | None:
     """Evaluates one iteration of a loop. Returns the state that goes on to the next one, or None; states that leave the loop
-    are added to `done`."""
+    are added to `done`, with how they go on."""
     going: list[tuple[State, str]] = []
     for reached, flow in body(state):
         kind, _, count = flow.partition(" ")
@@ -48,7 +48,8 @@ def _round(shell: Evaluator, body: Callable[[State], Outcomes], state: State, do
 
 
 def _for(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
-    """Evaluates `for NAME in ..` and `select`."""
+    """Evaluates `for NAME in ..` and `select`. Returns the possible states of the simulated shell afterwards; nothing is
+    run."""
     where = source.where(node)
     variable = node.child_by_field_name("variable")
     name = source.of(variable) if variable is not None else ""
@@ -65,8 +66,8 @@ def _for(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes
 
 
 def _for_values(shell: Evaluator, name: str, values: list[str], node: Node, state: State, source: Source) -> Outcomes:
-    """Evaluates the body of a `for` loop for each of the values; for both lists, if an undecided condition selects the
-    values."""
+    """Evaluates the body of a `for` loop once per value; if an undecided condition selects the values, for both lists. Returns
+    the possible states of the simulated shell afterwards; nothing is run."""
     where = source.where(node)
     choice = shell.marks.choice_in(" ".join(value for value in values if MARK.search(value)))
     if choice is not None:
@@ -92,12 +93,13 @@ def _for_values(shell: Evaluator, name: str, values: list[str], node: Node, stat
 
 
 def _body(shell: Evaluator, body: Node | None, state: State, source: Source) -> Outcomes:
-    """Evaluates the body of a loop; an absent body changes nothing."""
+    """Evaluates the body of a loop; an absent body changes nothing. Returns the possible states of the simulated shell
+    afterwards; nothing is run."""
     return [(state, "")] if body is None else shell.statement(body, state, source)
 
 
 def _while(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
-    """Evaluates `while` and `until`."""
+    """Evaluates `while` and `until`. Returns the possible states of the simulated shell afterwards; nothing is run."""
     until = node.children[0].type == "until"
     conditions = [part for part in node.children_by_field_name("condition") if part.is_named]
     body = node.child_by_field_name("body")
@@ -113,7 +115,7 @@ def _while(shell: Evaluator, node: Node, state: State, source: Source) -> Outcom
 
 
 def _counted(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
-    """Evaluates `for ((a; b; c))`."""
+    """Evaluates `for ((a; b; c))`. Returns the possible states of the simulated shell afterwards; nothing is run."""
     text, where = source.of(node), source.where(node)
     begin, end = text.index("((") + 2, text.index("))")
     body = node.child_by_field_name("body")
@@ -147,8 +149,8 @@ def _rounds(
     forever: bool = False,
 ) -> Outcomes:
     """Evaluates the iterations of a loop. until: whether it ends when the condition holds. forever: whether the condition
-    always holds, as in loops that start a run again and again; a few iterations are enough then. Raises TooMuch after too
-    many."""
+    always holds, as in loops that start a run again and again; a few iterations are enough then. Raises TooMuch after too many.
+    Returns the possible states of the simulated shell afterwards; nothing is run."""
     done: Outcomes = []
     going: State | None = state
     begun = len(state.commands)
@@ -200,7 +202,8 @@ def _unknown(shell: Evaluator, state: State, changed: list[str], where: str) -> 
 def _rounds_of_unknown_number(
     shell: Evaluator, body: Callable[[State], Outcomes], state: State, truth: Truth, where: str, until: bool
 ) -> Outcomes:
-    """Evaluates a loop whose condition is undecided: the variables that it changes are unknown after it."""
+    """Evaluates a loop whose condition is undecided: the variables that it changes are unknown after it. Returns the possible
+    states of the simulated shell afterwards; nothing is run."""
     assert not isinstance(truth, bool)
     cause, before = truth[0].cause, state.copy()
 
@@ -223,7 +226,7 @@ def _rounds_of_unknown_number(
 
 
 def _case(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
-    """Evaluates `case`."""
+    """Evaluates `case`. Returns the possible states of the simulated shell afterwards; nothing is run."""
     where = source.where(node)
     value = node.child_by_field_name("value")
     text = "" if value is None else shell.words(state, where).text(source.of(value))
@@ -233,7 +236,7 @@ def _case(shell: Evaluator, node: Node, state: State, source: Source) -> Outcome
 
 def _items(shell: Evaluator, text: str, items: list[Node], state: State, source: Source, falls: bool = False) -> Outcomes:
     """Evaluates the items of a `case` from the first that matches. falls: whether the first is entered without a match, after
-    `;&`."""
+    `;&`. Returns the possible states of the simulated shell afterwards; nothing is run."""
     if not items:
         state.status = True
         return [(state, "")]
@@ -260,7 +263,7 @@ def _items(shell: Evaluator, text: str, items: list[Node], state: State, source:
 
 
 def _matches(shell: Evaluator, text: str, raw: str, state: State, where: str) -> Truth:
-    """Whether a text matches one of the patterns of an item. raw: the patterns as written."""
+    """Whether a text matches one of the patterns of a `case` item; may be undecided. raw: the patterns as written."""
     conditions, words = Conditions(shell, state, where), shell.words(state, where)
     truth: Truth = False
     try:
@@ -289,7 +292,7 @@ def _matches(shell: Evaluator, text: str, raw: str, state: State, where: str) ->
 
 
 def _alternatives(raw: str) -> list[str]:
-    """The patterns of an item, separated by |."""
+    """The patterns of a `case` item, which are separated by |."""
     from trainplan.execution.launch_files.shell.scan import end_of
 
     parts, position, begin, depth = list[str](), 0, 0, 0
@@ -303,7 +306,8 @@ def _alternatives(raw: str) -> list[str]:
 
 
 def branches(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
-    """Evaluates `if` with its `elif` and `else`."""
+    """Evaluates `if` with its `elif` and `else`. Returns the possible states of the simulated shell afterwards; nothing is
+    run."""
     parts: list[tuple[list[Node], list[Node]]] = [([], [])]
     rest: list[Node] = []
     condition = True
@@ -325,7 +329,7 @@ def branches(shell: Evaluator, node: Node, state: State, source: Source) -> Outc
 
 def chain(shell: Evaluator, parts: list[tuple[list[Node], list[Node]]], state: State, source: Source, where: str) -> Outcomes:
     """Evaluates the first branch whose condition holds. parts: the statements of condition and body of each branch; `else` has
-    no condition."""
+    no condition. Returns the possible states of the simulated shell afterwards; nothing is run."""
     if not parts:
         state.status = True
         return [(state, "")]
@@ -348,7 +352,7 @@ def chain(shell: Evaluator, parts: list[tuple[list[Node], list[Node]]], state: S
 
 
 def listed(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
-    """Evaluates `a && b` or `a || b`."""
+    """Evaluates `a && b` or `a || b`. Returns the possible states of the simulated shell afterwards; nothing is run."""
     left, right = node.named_children[0], node.named_children[-1]
     every = any(child.type == "&&" for child in node.children)
     result: Outcomes = []

@@ -56,7 +56,7 @@ class Conditions:
         return self.undecided(" ".join(words))
 
     def both(self, left: Truth, other: Truth, every: bool) -> Truth:
-        """The conjunction of two truths if `every`, else their disjunction."""
+        """The conjunction (`every`) or the disjunction of two truths, of which any may be undecided."""
         if isinstance(left, bool):
             return other if left == every else left
         if isinstance(other, bool):
@@ -146,7 +146,7 @@ class _Test:
         self.conditions, self.words, self.position = conditions, words, 0
 
     def whole(self) -> Truth:
-        """The truth of all words."""
+        """The truth of all words of the test; may be undecided."""
         words, of = self.words, self.conditions
         if len(words) == 3 and words[1] in BINARY:
             return of.binary(*words)
@@ -158,7 +158,7 @@ class _Test:
         return truth if self.position == len(words) else False
 
     def either(self) -> Truth:
-        """The truth of words joined by -o."""
+        """Parses tests joined by -o and returns their truth, which may be undecided."""
         truth = self.every()
         while self.peek() == "-o":
             self.position += 1
@@ -166,7 +166,7 @@ class _Test:
         return truth
 
     def every(self) -> Truth:
-        """The truth of words joined by -a."""
+        """Parses tests joined by -a and returns their truth, which may be undecided."""
         truth = self.one()
         while self.peek() == "-a":
             self.position += 1
@@ -178,7 +178,7 @@ class _Test:
         return self.words[self.position + offset] if self.position + offset < len(self.words) else ""
 
     def one(self) -> Truth:
-        """The truth of one test, of a negated or of a bracketed one."""
+        """Parses one test, which may be negated or in brackets, and returns its truth, which may be undecided."""
         word = self.peek()
         if self.peek(1) in BINARY and self.position + 2 < len(self.words):
             self.position += 3
@@ -207,7 +207,7 @@ class _Double:
         self.words = conditions.shell.words(conditions.state, conditions.where)
 
     def whole(self) -> Truth:
-        """The truth of all tokens."""
+        """The truth of all tokens of the test; may be undecided."""
         return self.either()
 
     def peek(self, offset: int = 0) -> str:
@@ -215,7 +215,7 @@ class _Double:
         return self.tokens[self.position + offset] if self.position + offset < len(self.tokens) else ""
 
     def either(self) -> Truth:
-        """The truth of tokens joined by ||."""
+        """Parses tests joined by || and returns their truth, which may be undecided."""
         truth = self.every()
         while self.peek() == "||":
             self.position += 1
@@ -223,7 +223,7 @@ class _Double:
         return truth
 
     def every(self) -> Truth:
-        """The truth of tokens joined by &&."""
+        """Parses tests joined by && and returns their truth, which may be undecided."""
         truth = self.one()
         while self.peek() == "&&":
             self.position += 1
@@ -231,7 +231,7 @@ class _Double:
         return truth
 
     def one(self) -> Truth:
-        """The truth of one test, of a negated or of a bracketed one."""
+        """Parses one test, which may be negated or in brackets, and returns its truth, which may be undecided."""
         token = self.peek()
         if token == "!":
             self.position += 1

@@ -85,7 +85,8 @@ class Evaluator(Variables):
         state.code = self.marks.unknown("", where, FAILS)
 
     def text(self, text: str, state: State, path: str, line: int = 1) -> Outcomes:
-        """Evaluates a text. Raises InputError if it is no bash that can be read."""
+        """Evaluates a text. Raises InputError if it is no bash that can be read. Returns the possible states of the simulated
+        shell afterwards; nothing is run."""
         choice = self.marks.choice_in(text, META)
         if choice is not None:
             sides = [self.marks.picked(text, {choice.decision.number: side}) for side in (True, False)]
@@ -111,7 +112,8 @@ class Evaluator(Variables):
         return self.deeper(lambda: self.block(root.children, state, source))
 
     def deeper(self, run: Callable[[], Outcomes]) -> Outcomes:
-        """Runs a function one level deeper. Raises TooMuch beyond the deepest level."""
+        """Runs a function one level deeper. Raises TooMuch beyond the deepest level. Returns the possible states of the
+        simulated shell afterwards; nothing is run."""
         self.depth += 1
         if self.depth > DEEPEST:
             raise TooMuch
@@ -129,7 +131,8 @@ class Evaluator(Variables):
     def fork(
         self, state: State, truth: Truth, yes: Callable[[State], Outcomes], no: Callable[[State], Outcomes], where: str
     ) -> Outcomes:
-        """Continues with `yes` or `no` as a condition says; with both, if it is undecided."""
+        """Continues with `yes` or `no` as a condition says; with both, if it is undecided. Returns the possible states of the
+        simulated shell afterwards; nothing is run."""
         if not isinstance(truth, bool) and (known := state.known().get(truth[0].number)) is not None:
             truth = known == truth[1]
         if isinstance(truth, bool):
@@ -144,7 +147,7 @@ class Evaluator(Variables):
 
     def collapsed(self, outcomes: Outcomes, where: str) -> Outcomes:
         """Merges states that continue in the same way, such as all that return; drops those that leave the script before any
-        command is reached."""
+        command is reached. Returns the possible states of the simulated shell afterwards; nothing is run."""
         if any(flow != "exit" or reached.commands for reached, flow in outcomes):
             outcomes = [(reached, flow) for reached, flow in outcomes if flow != "exit" or reached.commands]
         result: Outcomes = []
@@ -154,7 +157,8 @@ class Evaluator(Variables):
         return result
 
     def block(self, nodes: Sequence[Node], state: State, source: Source) -> Outcomes:
-        """Evaluates statements one after another."""
+        """Evaluates statements one after another. Returns the possible states of the simulated shell afterwards; nothing is
+        run."""
         going: list[State] = [state]
         done: Outcomes = []
         for node in nodes:
@@ -171,7 +175,8 @@ class Evaluator(Variables):
         return self.collapsed(outcomes, source.path) if done else outcomes
 
     def statement(self, node: Node, state: State, source: Source) -> Outcomes:
-        """Evaluates one statement. Raises InputError if it is no bash."""
+        """Evaluates one statement. Raises InputError if it is no bash. Returns the possible states of the simulated shell
+        afterwards; nothing is run."""
         self.steps += 1
         if self.steps > MOST_STEPS:
             raise TooMuch
@@ -182,8 +187,8 @@ class Evaluator(Variables):
         return self.failing(outcomes, node, source)
 
     def failing(self, outcomes: Outcomes, node: Node, source: Source) -> Outcomes:
-        """The outcomes after a statement: with `set -e`, states in which it failed leave the script, except inside a
-        condition."""
+        """The outcomes after a statement: with `set -e`, states in which it failed leave the script, except inside a condition.
+        Returns the possible states of the simulated shell afterwards; nothing is run."""
         body = node.child_by_field_name("body") if node.type == "redirected_statement" else node
         if body is None or not (body.type in FAILING or (body.children and body.children[0].type == "((")):
             return outcomes
@@ -196,7 +201,8 @@ class Evaluator(Variables):
         return result
 
     def tested(self, run: Callable[[State], Outcomes], state: State) -> Outcomes:
-        """Runs a function inside a condition, where a failing command does not leave the script."""
+        """Runs a function inside a condition, where a failing command does not leave the script. Returns the possible states of
+        the simulated shell afterwards; nothing is run."""
         state.tested += 1
         outcomes = run(state)
         for reached, _ in outcomes:
@@ -204,7 +210,8 @@ class Evaluator(Variables):
         return outcomes
 
     def _statement(self, node: Node, state: State, source: Source) -> Outcomes:
-        """Evaluates one statement by its kind."""
+        """Evaluates one statement by its kind. Returns the possible states of the simulated shell afterwards; nothing is
+        run."""
         kind = node.type
         if kind in ("command", "declaration_command", "unset_command", "variable_assignment", "variable_assignments"):
             return self.simple(source.of(node), [], state, source, node)
@@ -244,7 +251,7 @@ class Evaluator(Variables):
         raise self.unreadable(node, source)
 
     def condition(self, node: Node, state: State, source: Source) -> Outcomes:
-        """Evaluates `[ .. ]` or `[[ .. ]]`."""
+        """Evaluates `[ .. ]` or `[[ .. ]]`. Returns the possible states of the simulated shell afterwards; nothing is run."""
         raw, where = source.of(node), source.where(node)
         if raw.startswith("(("):
             return self.arithmetic(raw[2:-2], state, where)
@@ -262,7 +269,7 @@ class Evaluator(Variables):
         return split(text)
 
     def arithmetic(self, raw: str, state: State, where: str) -> Outcomes:
-        """Evaluates `(( .. ))`."""
+        """Evaluates `(( .. ))`. Returns the possible states of the simulated shell afterwards; nothing is run."""
         value = self.words(state, where).number(raw)
         state.status = Conditions(self, state, where).lifted(
             [value],
@@ -272,7 +279,8 @@ class Evaluator(Variables):
         return [(state, "")]
 
     def in_subshell(self, state: State, run: Callable[[State], Outcomes], where: str) -> Outcomes:
-        """Runs a function in a subshell: its output, commands, written files and status stay, its variables do not."""
+        """Runs a function in a subshell: its output, commands, written files and status stay, its variables do not. Returns the
+        possible states of the simulated shell afterwards; nothing is run."""
         inner = state.copy()
         outcomes = self.deeper(lambda: run(inner))
         end = merged([reached for reached, _ in outcomes], self.marks, frozenset(), where)
@@ -282,7 +290,8 @@ class Evaluator(Variables):
         return [(state, "")]
 
     def pipeline(self, nodes: Sequence[Node], state: State, source: Source) -> Outcomes:
-        """Evaluates `a | b`: the output of a command is the input of the next one."""
+        """Evaluates `a | b`: the output of a command is the input of the next one. Returns the possible states of the simulated
+        shell afterwards; nothing is run."""
         given: str | None = state.given
         captured, before = state.captures, state.printed
         status: Truth = True
@@ -300,7 +309,8 @@ class Evaluator(Variables):
         return [(state, "")]
 
     def simple(self, text: str, more: Sequence[Raw], state: State, source: Source, node: Node) -> Outcomes:
-        """Evaluates a simple command: assignments, words and redirections. more: words in addition to those of the text."""
+        """Evaluates a simple command: assignments, words and redirections. more: words in addition to those of the text.
+        Returns the possible states of the simulated shell afterwards; nothing is run."""
         raws = [*self.raw(text), *more]
         if "expand_aliases" in state.options and raws and (alias := state.aliases.get(raws[0].text)) is not None:
             text = alias + text[raws[0].position + len(raws[0].text) :]
@@ -357,7 +367,8 @@ class Evaluator(Variables):
         )  # fmt: skip
 
     def called(self, name: str, words: Sequence[str], state: State, where: str) -> Outcomes:
-        """Calls a function of the script. words: its arguments."""
+        """Calls a function of the script. words: its arguments. Returns the possible states of the simulated shell afterwards;
+        nothing is run."""
         body, source = state.functions[name]
         saved = (state.arguments, state.shifted, state.closed)
         state.arguments, state.shifted, state.closed = list(words), 0, True
@@ -375,7 +386,8 @@ class Evaluator(Variables):
         worded: bool = False,
     ) -> Outcomes:  # fmt: skip
         """Evaluates a text in a shell of its own, which has the exported variables. name: `$0`. words: positional parameters.
-        worded: whether the text consists of words of the command that starts the shell."""
+        worded: whether the text consists of words of the command that starts the shell. Returns the possible states of the
+        simulated shell afterwards; nothing is run."""
 
         def run(inner: State) -> Outcomes:
             inner.variables = {
@@ -394,7 +406,8 @@ class Evaluator(Variables):
         return self.in_subshell(state, run, where)
 
     def worded(self, text: str, state: State, where: str) -> Outcomes:
-        """Evaluates a text that consists of words of a command; its arguments count as written where these words are."""
+        """Evaluates a text that consists of words of a command; its arguments count as written where these words are. Returns
+        the possible states of the simulated shell afterwards; nothing is run."""
         path, _, line = where.rpartition(":")
         held, self.settled = self.settled, frozenset(state.lines)
         try:

@@ -16,8 +16,8 @@ VALUED = ("-o", "--options", "-l", "--longoptions", "--long", "--longoption", "-
 
 
 def printed(rest: Sequence[str]) -> str | None:
-    """The output of `getopt`: the options separated and quoted, followed by the other words after `--`. None if it fails, or if
-    an undecided word may be an option."""
+    """The output of the program `getopt` for its arguments (rest): the options separated and quoted, followed by the other
+    words after `--`. None if it fails, or if an undecided word may be an option."""
     options, position = {"-o": "", "-l": ""}, 0
     alone = quiet = False
     while position < len(rest) and rest[position].startswith("-") and rest[position] != "--":
@@ -86,7 +86,9 @@ def _quoted(word: str) -> str:
 
 
 def getopts(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `getopts`: takes the next option of the positional parameters, or of the words after the variable's name."""
+    """Evaluates bash's `getopts`: takes the next option of the positional parameters, or of the words after the variable's
+    name, and assigns it to that variable. rest: the words after `getopts`. Returns the possible states of the simulated shell
+    afterwards; nothing is run."""
     state.status = False
     if len(rest) < 2:
         return [(state, "")]

@@ -48,7 +48,8 @@ class Pattern:
         return {len(text) - end for end in self._ends(_turned(self.parts), text[::-1], {0})}
 
     def _ends(self, parts: list[Part], text: str, positions: set[int]) -> set[int]:
-        """The positions at which parts may end that start at any of some positions."""
+        """The positions of a text at which some parts of the pattern may end, if they start at any of the given positions.
+        Raises TooMuch."""
         for part in parts:
             if not positions:
                 break
@@ -68,7 +69,8 @@ class Pattern:
         return positions
 
     def _alternatives(self, part: Part, text: str, positions: set[int]) -> set[int]:
-        """The positions at which an extended pattern, such as `@(a|b)`, may end."""
+        """The positions of a text at which an extended pattern, such as `@(a|b)`, may end, if it starts at any of the given
+        positions."""
         assert isinstance(part, tuple)
         sign, alternatives = part
         if sign == "!":
@@ -126,7 +128,8 @@ def _parts_of(text: str) -> list[Part]:
 
 
 def _set(inner: str) -> re.Pattern[str] | None:
-    """The regular expression of a set `[..]`; None if it is none."""
+    """The regular expression for a set of characters such as `[a-z]` in a bash pattern, given the text between the brackets;
+    None if it is not valid."""
     sign = "^" if inner[:1] in ("!", "^") else ""
     try:
         return re.compile(f"[{sign}{_classes(inner[len(sign) :])}]", re.DOTALL)

@@ -20,7 +20,8 @@ LETTERS = {
 
 
 def read(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `read`: takes a line of the input and assigns its words to variables."""
+    """Evaluates `read`: takes a line of the input and assigns its words to variables. Returns the possible states of the
+    simulated shell afterwards; nothing is run."""
     names, array, whole, raw, position = list[str](), "", False, False, 0
     while position < len(rest):
         word = rest[position]
@@ -76,7 +77,7 @@ def _parts(line: str, count: int, separators: str) -> list[str]:
 
 def mapfile(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
     """Evaluates `mapfile`: assigns the lines of the input to an array. Options: -n at most this number, -s skip this number, -O
-    first index."""
+    first index. Returns the possible states of the simulated shell afterwards; nothing is run."""
     options, name, position = {"n": "0", "s": "0", "O": "", "d": "\n"}, "MAPFILE", 0
     while position < len(rest):
         match = re.fullmatch(r"-(t*)([nsOduCc]?)(.*)", rest[position])

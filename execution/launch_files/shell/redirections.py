@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def redirected(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
-    """Evaluates a redirected statement."""
+    """Evaluates a redirected statement. Returns the possible states of the simulated shell afterwards; nothing is run."""
     body = node.child_by_field_name("body")
     more: list[Raw] = []
     targets: list[Raw] = []
@@ -78,7 +78,8 @@ def streamed(
     prints: bool = False,
 ) -> Outcomes:
     """Runs a function whose input and output are redirected. targets: the redirections. given: its input from a here-document.
-    prints: whether the input is printed, as by `$(< file)`."""
+    prints: whether the input is printed, as by `$(< file)`. Returns the possible states of the simulated shell afterwards;
+    nothing is run."""
     words = shell.words(state, where)
     into: tuple[str, bool] | None = None
     for target in targets:

@@ -123,7 +123,7 @@ class State:
         )
 
     def known(self) -> dict[int, bool]:
-        """The undecided conditions whose side is fixed in this state, by number."""
+        """The undecided conditions that are assumed on the way to this state: by number, the assumed side."""
         return dict(self.guards)
 
 
