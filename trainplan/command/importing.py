@@ -62,7 +62,7 @@ def command(name: str, words: Sequence[str]) -> Command:
             flag(
                 "settings",
                 list[str] | None,
-                "NAME=VALUE, a variable of a script; 1=VALUE, its first parameter; section.key=VALUE, a key of a file; repeatable.",
+                "NAME=VALUE, a script variable; 1=VALUE, its first parameter; section.key=VALUE, a key of a file; repeatable.",
                 names=("--set",),
             ),
             flag(

@@ -111,41 +111,20 @@ def of_values(
     tp, pp = (keys.whole(f"--{name}-model-parallel-size") or 1 for name in ("tensor", "pipeline"))
     notes = small_differences(keys, tp)
     copies = keys.whole("--num-distributed-optimizer-instances") or 1
-    distributed = keys.flag("--use-distributed-optimizer")
-    zero: Literal[0, 1, 2, 3] = 0
-    sharded = keys.word("--data-parallel-sharding-strategy")
-    reshards = not keys.flag("--torch-fsdp2-no-reshard-after-forward")
-    if keys.flag("--use-torch-fsdp2"):
-        zero = 3 if reshards else 2
-    elif keys.flag("--use-megatron-fsdp") or keys.flag("--use-custom-fsdp"):
-        zero = sharded
-    elif distributed:
-        zero = 1
-    staged = stage_of(keys, engine, notes)
-    if staged is not None:
-        zero = SHARDED_STAGES[staged]
+    zero, software = _sharding(keys, engine, notes)
     cp = keys.whole("--context-parallel-size") or 1
     exchange = _exchange(keys, cp, notes)
     optimizer, dealt = _optimizer(keys, notes)
     if dealt:
         zero = max(zero, 1)
-    if optimizer == "muon" and copies > 1:
-        fix = "leave it out: Muon's tensors are dealt to all data-parallel ranks"
-        raise keys.error("--num-distributed-optimizer-instances", f"is {copies}, with Muon", fix)
-    if optimizer == "muon" and zero > 1:
-        raise keys.error(
-            "--optimizer", f"is {shown(keys.get('--optimizer'))}, with sharded gradients", "leave FSDP out, or give adam"
-        )
+    if optimizer == "muon":
+        _refuse_sharded_muon(keys, copies, zero)
     layers = _layers(keys, user.model)
     cuts, chunks = _stages(keys, layers, pp)
     refuse_mapping(keys, tp, pp, chunks)
     model = _model(keys, layers, user, notes)
     multiple = (keys.whole("--make-vocab-size-divisible-by") or 1) * tp
-    dtype = "bfloat16" if keys.flag("--bf16") else "float16" if keys.flag("--fp16") else "float32"
-    reduced = keys.flag("--grad-reduce-in-bf16") or dtype == "float16"
-    if keys.flag("--accumulate-allreduce-grads-in-fp32"):
-        reduced = False
-    precision = PLAIN if dtype == "float32" else Precision(master="float32", gradients="model" if reduced else "float32")
+    dtype, precision = _precision(keys)
     recipe = _recipe(keys, dtype, zero > 0, notes)
     shared = keys.flag("--sequence-parallel") and tp > 1
     recomputed = _recomputed(keys, notes)
@@ -160,7 +139,6 @@ def of_values(
         "config": None if model is None else {**model, **vocabulary(keys)},
     }
     buffers = buffers_of(keys, engine, tool != CORE)
-    software = "megatron-core" if staged is None else "megatron-deepspeed"
     if engine is not None:
         refuse_disagreement(keys, engine, {**fields, "dtype": dtype})
         fields |= {"host": engine.host}
@@ -174,6 +152,46 @@ def of_values(
         notes=tuple(notes), unread=unread, unknown=unknown, recipe=recipe,
         buffers=buffers, taken=(*keys.taken, *(() if engine is None else engine.taken)), **fields,
     )  # fmt: skip
+
+
+def _sharding(
+    keys: KeyReader, engine: RunConfiguration | None, notes: list[str]
+) -> tuple[Literal[0, 1, 2, 3], Literal["megatron-core", "megatron-deepspeed"]]:
+    """The ZeRO stage that corresponds to the way in which states are shared, and the software that shares them. engine: what
+    DeepSpeed's file says, if it is there. notes: lines on differences are added. Raises InputError."""
+    distributed = keys.flag("--use-distributed-optimizer")
+    fsdp_stage: Literal[0, 1, 2, 3] = keys.word("--data-parallel-sharding-strategy")
+    reshards = not keys.flag("--torch-fsdp2-no-reshard-after-forward")
+    zero: Literal[0, 1, 2, 3] = 0
+    if keys.flag("--use-torch-fsdp2"):
+        zero = 3 if reshards else 2
+    elif keys.flag("--use-megatron-fsdp") or keys.flag("--use-custom-fsdp"):
+        zero = fsdp_stage
+    elif distributed:
+        zero = 1
+    deepspeed_stage = stage_of(keys, engine, notes)
+    return (zero, "megatron-core") if deepspeed_stage is None else (SHARDED_STAGES[deepspeed_stage], "megatron-deepspeed")
+
+
+def _refuse_sharded_muon(keys: KeyReader, copies: int, zero: int) -> None:
+    """Raises InputError for Muon with copies of the distributed optimizer's states, or with sharded gradients."""
+    if copies > 1:
+        fix = "leave it out: Muon's tensors are dealt to all data-parallel ranks"
+        raise keys.error("--num-distributed-optimizer-instances", f"is {copies}, with Muon", fix)
+    if zero > 1:
+        problem = f"is {shown(keys.get('--optimizer'))}, with sharded gradients"
+        raise keys.error("--optimizer", problem, "leave FSDP out, or give adam")
+
+
+def _precision(keys: KeyReader) -> tuple[str, Precision]:
+    """The dtype of matrix multiplications, and the dtypes of master weights and gradients."""
+    dtype = "bfloat16" if keys.flag("--bf16") else "float16" if keys.flag("--fp16") else "float32"
+    narrow = keys.flag("--grad-reduce-in-bf16") or dtype == "float16"
+    if keys.flag("--accumulate-allreduce-grads-in-fp32"):
+        narrow = False
+    if dtype == "float32":
+        return dtype, PLAIN
+    return dtype, Precision(master="float32", gradients="model" if narrow else "float32")
 
 
 def _model(keys: KeyReader, layers: int, user: UserSettings, notes: list[str]) -> dict[str, Any] | None:

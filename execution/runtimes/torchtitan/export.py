@@ -49,8 +49,9 @@ from trainplan.execution.runtimes.launch_scripts import here, page, slurm, torch
 from trainplan.execution.runtimes.torchtitan.capabilities import CAPABILITIES
 from trainplan.execution.runtimes.torchtitan.fields import KEYS, ExportedValues
 from trainplan.formulations.plan.plan import Plan
-from trainplan.formulations.plan.strategy import Paradigm
+from trainplan.formulations.plan.strategy import Paradigm, Strategy
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.models.model import Model
 
 RUNTIME = "torchtitan"
 CSV = "schedule.csv"
@@ -119,24 +120,11 @@ def export(plan: Plan, where: str, training: Training = UNSAID) -> Export:
     check_pipeline(plan, CAPABILITIES, RUNTIME, where)
     refuse_half_cut(plan, RUNTIME, "export it --to torch or megatron", where)
     model, strategy = plan.planned_model(), common_strategy(plan, RUNTIME, where)
-    if model.dtype not in ("bfloat16", "float32"):
-        raise InputError(
-            where, "model.dtype", f"is {model.dtype!r}", "plan in bfloat16 or float32: torchtitan trains in no other"
-        )
-    if model.tied:
-        fix = "plan a model with an output matrix of its own: torchtitan ties none across stages"
-        raise InputError(where, "model.config.tie_word_embeddings", "is true", fix)
+    _refuse_model(model, where)
     stages, parts, samples = len(plan.stages), plan.batch.micro_batches, micro_batch_samples(plan, strategy.data_degree)
-    dp, sdp, cp, tp = (strategy.degree(paradigm) for paradigm in ("dp", "sdp", "cp", "tp"))
+    tp = strategy.degree("tp")
     left_out, recipe = [*left_out_of_all(plan, RUNTIME), *left_out_order(strategy)], common_recipe(plan, RUNTIME, where)
-    if dp > 1 and sdp == 1:
-        left_out.append(f"{strategy}: parameters are sharded between steps and gathered once a step; less memory, more time")
-        dp, sdp = sdp, dp
-        strategy = replace(strategy, levels=tuple((SHARDS.get(name, name), degree) for name, degree in strategy.levels), zero=2)
-    elif cp > 1 and sdp == 1:
-        left_out.append(f"{strategy}: parameters are sharded between steps among the ranks of cp; less memory, more time")
-    elif sdp > 1 and stages > 1:
-        left_out.append(f"{strategy}: gradients, and parameters once they are gathered for backward, stay whole; more memory")
+    strategy = _as_sharded(strategy, stages, left_out)
     if tp > 1 and not strategy.sequence_parallel:
         left_out.append("tokens: tensor-parallel ranks share them here; less memory")
     recomputes, partly = recomputation(plan)
@@ -181,32 +169,15 @@ def export(plan: Plan, where: str, training: Training = UNSAID) -> Export:
         warmup=warmup_of(steps),
     )
     toml = sections_of(values_of(KEYS, exported_values))
-    python: dict[str, Any] = {name: toml[name] for name in ("training", "parallelism")}
-    python["training"] = {name: value for name, value in toml["training"].items() if name not in OF_DATA}
-    if stages > 1:
-        python["training"]["disable_cuda_graphs"] = True  # `Trainer.Config` of 0.3 refuses these with a pipeline
-        renamed = {"module_fqns_per_model_part": modules(plan, "lm_head")}
-        python["parallelism"] = {**python["parallelism"], **renamed}
+    python = _python_tables(toml, plan)
     toml_args = [f"--job.config_file {here('torchtitan.toml')}"]
     if CSV in files:
         toml_args.append(f"--parallelism.pipeline_parallel_schedule_csv {here(CSV)}")
     before = [f"CONFIG=({' '.join(toml_args)})"]
-    values = (
-        exported_values.tokenizer,
-        exported_values.dataset,
-        exported_values.folder,
-        exported_values.steps,
-        exported_values.rate,
-        exported_values.warmup,
-    )
     if recipe is None or recipe.name == "mxfp8":
         files = {
             "torchtitan_config.py": _script(
-                python,
-                recomputes,
-                flavour,
-                None if recipe is None else compiled,
-                dict(zip(YOURS, values, strict=True)),
+                python, recomputes, flavour, None if recipe is None else compiled, _yours(exported_values)
             ),
             **files,
         }
@@ -221,6 +192,46 @@ def export(plan: Plan, where: str, training: Training = UNSAID) -> Export:
     }
     settings = {"toml": toml, "python": python, "peak_bytes": peak_bytes}
     return Export("torchtitan", settings, files, tuple(left_out), exported)
+
+
+def _refuse_model(model: Model, where: str) -> None:
+    """Raises InputError for a model with a dtype that torchtitan does not train in, or with tied embeddings."""
+    if model.dtype not in ("bfloat16", "float32"):
+        fix = "plan in bfloat16 or float32: torchtitan trains in no other"
+        raise InputError(where, "model.dtype", f"is {model.dtype!r}", fix)
+    if model.tied:
+        fix = "plan a model with an output matrix of its own: torchtitan ties none across stages"
+        raise InputError(where, "model.config.tie_word_embeddings", "is true", fix)
+
+
+def _as_sharded(strategy: Strategy, stages: int, left_out: list[str]) -> Strategy:
+    """The strategy as torchtitan runs it: copies of states become shards that are gathered once a step. left_out: README lines
+    on the differences are added."""
+    dp, sdp, cp = (strategy.degree(paradigm) for paradigm in ("dp", "sdp", "cp"))
+    if dp > 1 and sdp == 1:
+        left_out.append(f"{strategy}: parameters are sharded between steps and gathered once a step; less memory, more time")
+        return replace(strategy, levels=tuple((SHARDS.get(name, name), degree) for name, degree in strategy.levels), zero=2)
+    if cp > 1 and sdp == 1:
+        left_out.append(f"{strategy}: parameters are sharded between steps among the ranks of cp; less memory, more time")
+    elif sdp > 1 and stages > 1:
+        left_out.append(f"{strategy}: gradients, and parameters once they are gathered for backward, stay whole; more memory")
+    return strategy
+
+
+def _python_tables(toml: dict[str, dict[str, Any]], plan: Plan) -> dict[str, dict[str, Any]]:
+    """The fields of torchtitan 0.3's training and parallelism configurations, from the tables of 0.2."""
+    training = {name: value for name, value in toml["training"].items() if name not in OF_DATA}
+    if len(plan.stages) == 1:
+        return {"training": training, "parallelism": toml["parallelism"]}
+    training["disable_cuda_graphs"] = True  # `Trainer.Config` of 0.3 refuses these with a pipeline
+    renamed = {"module_fqns_per_model_part": modules(plan, "lm_head")}
+    return {"training": training, "parallelism": {**toml["parallelism"], **renamed}}
+
+
+def _yours(values: ExportedValues) -> dict[str, Any]:
+    """The values of the names in YOURS, which are the user's to change."""
+    given = (values.tokenizer, values.dataset, values.folder, values.steps, values.rate, values.warmup)
+    return dict(zip(YOURS, given, strict=True))
 
 
 def _toml(sections: dict[str, dict[str, Any]]) -> str:
