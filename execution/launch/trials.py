@@ -157,7 +157,13 @@ def _start(
         describe = partial(position_in_step, job["jobs"])
         try:
             run_workers(
-                TARGET, world, {**job, "folder": folder}, progress=follow, place=describe, backend=communication, **limits
+                TARGET,
+                world,
+                {**job, "folder": folder},
+                progress=follow,
+                describe_position=describe,
+                backend=communication,
+                **limits,
             )
         except WorkerError as error:
             if len(results) < len(indices):

@@ -21,7 +21,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, as_input_error, name_of_source, only, parse
 from trainplan.profiling.base.quantities import plural
 from trainplan.profiling.clusters.network import Network
-from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.model import Model, model_from_shape
 from trainplan.profiling.models.optimizers import OptimizerName
 from trainplan.profiling.models.precision import PLAIN, Precision
 
