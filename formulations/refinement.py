@@ -79,7 +79,8 @@ class Refinement(ABC):
 
     @abstractmethod
     def unit_alternatives(self, instance: Any, solution: Any, stop: Callable[[], bool]) -> Sequence[Any]:
-        """The options that units of a solution could have instead, with their costs, for each run of equal units.
+        """For each run of equal units of a solution, the options that these units could have instead of theirs, with their
+        costs.
 
         stop: called now and then; where it returns True, the alternatives found so far are returned.
         """

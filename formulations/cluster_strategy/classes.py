@@ -19,8 +19,11 @@ def device_classes(network: Network, kinds: Sequence[int]) -> tuple[int, ...]:
 
 
 def _of_islands(network: Network, kinds: Sequence[int]) -> list[tuple[int, int]]:
-    """A key for every device of a network of islands; devices with equal keys are of one class. A class is a run of devices of
-    one kind that is not divided by the border of an island, or of a node whose devices share its network cards."""
+    """A key for every device of a network of islands: devices with equal keys are of one class.
+
+    A class is a run of devices of one kind that is not divided by the border of an island, or of a node whose devices share its
+    network cards. kinds: the kind of every device.
+    """
     count, borders = len(kinds), {0}
     for island in network.islands:
         for size in {island.devices, island.shared_by} - {1}:

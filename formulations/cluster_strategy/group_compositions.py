@@ -151,7 +151,7 @@ class DegreeCase:
 
     @cached_property
     def _linked(self) -> tuple[Integers, Integers]:
-        """`link_of` and `transfer_ns`."""
+        """The results of `link_of` and `transfer_ns`, computed together."""
         count = len(self.instance.members)
         number = np.full((count, count), -1, np.int64)
         links: dict[bytes, tuple[int, Integers]] = {}
@@ -225,7 +225,8 @@ class DegreeCase:
 
     @cached_property
     def tied_ns(self) -> list[int]:
-        """Time to reduce the tied table, for each composition of `ends`; empty where no table is tied."""
+        """Time in ns to reduce a table that embedding and head share, for each composition of `ends`; empty where there is
+        none."""
         size = self.instance.tied_bytes
         if not size:
             return []
@@ -249,7 +250,7 @@ class DegreeCase:
 
     @cached_property
     def _synchronised(self) -> tuple[list[int], Integers]:
-        """`ring_of` and `sync_ns`."""
+        """The results of `ring_of` and `sync_ns`, computed together."""
         numbers, examples = self._rings(self.replicas, self.degrees.dp)
         sums = self.instance.shards[self.degrees.tmp].gradient_sums
         sizes, index = np.unique(np.maximum(0, sums[None, :] - sums[:, None]), return_inverse=True)
@@ -263,8 +264,8 @@ class DegreeCase:
 
     @property
     def sync_ns(self) -> Integers:
-        """(links, L + 1, L + 1): time D to reduce the gradients of a stage, without R, for every kind of link, by its first
-        layer and the layer after its last."""
+        """(links, L + 1, L + 1): time in ns to reduce the gradients of a stage, the tied table not included, for every kind of
+        link, by the stage's first layer and the layer after its last."""
         return self._synchronised[1]
 
     def spans(self, stage: int) -> list[tuple[int, int]]:
@@ -363,7 +364,8 @@ def _sets(island: Island, count: int) -> Iterator[tuple[str, frozenset[int]]]:
 
 
 def _best_between_classes(instance: Instance) -> Instance:
-    """The instance with all devices on one link that is no worse than that of any group with devices of two classes."""
+    """The instance with a network of one link for all devices, no worse than the link of any group that has devices of two
+    classes; bounds take it for groups that are too many to list."""
     classes, count = instance.classes, instance.devices
     return on_one_link(
         instance,

@@ -188,7 +188,8 @@ class Instance(ProblemInstance):
                     yield from (Degrees(pp, dp, tmp, mbs) for mbs in sizes if self.even_shares(dp, mbs) is not None)
 
     def allows_degree(self, degree: int) -> bool:
-        """Whether dp or tmp may be a number."""
+        """Whether the number of pipelines (dp) or of tensor-parallel devices (tmp) may be `degree`: any number, or only powers
+        of two."""
         return not self.powers_of_two or degree & (degree - 1) == 0
 
     def even_shares(self, dp: int, mbs: int) -> tuple[int, ...] | None:
@@ -199,7 +200,8 @@ class Instance(ProblemInstance):
         return (least + 1,) * more + (least,) * (dp - more)
 
     def placed(self, degrees: Degrees, placement: Sequence[int]) -> Placed:
-        """All times and limits that follow from a placement."""
+        """The costs of placing devices on ranks under given degrees: times and memory limits of stages. placement: the device
+        of every rank."""
         return Placed(self, degrees, np.asarray(placement, np.int64))
 
     def to_dict(self) -> dict[str, Any]:

@@ -65,22 +65,26 @@ class Placed:
         return np.array(self.instance.device_kinds)[self.grid]
 
     def stage_ns(self, cuts: Sequence[int]) -> Integers:
-        """(P, d): t, the time of every stage in every pipeline."""
+        """(P, d): time in ns of one micro-batch in every stage of every pipeline (t in AMP). cuts: first layer of every stage
+        but the first."""
         stages, borders = np.arange(self.degrees.pp), np.array([0, *cuts, self.instance.layers])
         return self._sums_ns[stages, :, borders[1:]] - self._sums_ns[stages, :, borders[:-1]]
 
     def sent_ns(self, cuts: Sequence[int]) -> Integers:
-        """(P-1, d): e, the transfer after every stage but the last in every pipeline."""
+        """(P-1, d): time in ns of the transfer after every stage but the last, in every pipeline (e in AMP). cuts: as in
+        `stage_ns`."""
         return self.transfer_ns[range(self.degrees.pp - 1), :, [cut - 1 for cut in cuts]]
 
     def pipelines_ns(self, cuts: Sequence[int], shares: Sequence[int]) -> Integers:
-        """(d,): T_i of every pipeline by Eq. 5. shares: its micro-batches."""
+        """(d,): time in ns of every pipeline for its micro-batches, by Eq. 5 of AMP. cuts: as in `stage_ns`; shares: its
+        micro-batches."""
         times = self.stage_ns(cuts)
         return (np.array(shares) - 1) * times.max(axis=0) + times.sum(axis=0) + self.sent_ns(cuts).sum(axis=0)
 
     @cached_property
     def tied_ns(self) -> int:
-        """R: time of the reduction of a tied table over all devices of the first and the last stage."""
+        """Time in ns of the reduction of a table that embedding and head share, over all devices of the first and the last
+        stage; 0 where there is none."""
         size = self.instance.tied_bytes
         if not size:
             return 0
@@ -89,25 +93,27 @@ class Placed:
         return self._group_sync_ns(size, classes, tuple(devices.tolist()))
 
     def sync_ns(self, stage: int, first: int, last: int) -> int:
-        """D of a stage with the layers `first` to `last`: the slowest of the all-reduces of its gradients, plus R on the first
-        and the last stage."""
+        """Time in ns to synchronise the gradients of a stage with the layers `first` to `last`: the slowest of its all-reduces,
+        plus the reduction of the tied table on the first and the last stage."""
         sums = self.instance.shards[self.degrees.tmp].gradient_sums
         size = int(sums[last + 1] - sums[first])
         slowest = max(self._group_sync_ns(size, *group) for group in self._sync_groups[stage])
         return slowest + (self.tied_ns if stage in (0, self.degrees.pp - 1) else 0)
 
     def syncs_ns(self, cuts: Sequence[int]) -> list[int]:
-        """D of every stage."""
+        """Time in ns to synchronise the gradients of every stage. cuts: first layer of every stage but the first."""
         spans = pairwise((0, *cuts, self.instance.layers))
         return [self.sync_ns(stage, first, end - 1) for stage, (first, end) in enumerate(spans)]
 
     def time_ns(self, cuts: Sequence[int], shares: Sequence[int]) -> int:
-        """T, the objective of Eq. 4."""
+        """Time in ns of the step, the objective of Eq. 4 of AMP. cuts: first layer of every stage but the first; shares:
+        micro-batches of every pipeline."""
         return int(self.pipelines_ns(cuts, shares).max()) + max(self.syncs_ns(cuts))
 
     def peak_bytes(self, cuts: Sequence[int], shares: Sequence[int]) -> Integers:
-        """(P, d): peak of every stage in every pipeline under 1F1B. It uses sums over all stages together; a test asserts that
-        they equal `Memory.stage_peak`."""
+        """(P, d): peak bytes of a device in every stage of every pipeline under 1F1B. cuts: first layer of every stage but the
+        first; shares: micro-batches of every pipeline. It uses sums over all stages together; a test asserts that they equal
+        `Memory.stage_peak`."""
         degrees, starts = self.degrees, [0, *cuts]
         table, shard = self.instance.tables[degrees.tmp, degrees.mbs], self.instance.shards[degrees.tmp]
         states, kept = (np.add.reduceat(column, starts) for column in (shard.state_bytes, table.kept_bytes))

@@ -207,6 +207,7 @@ def load(source: Source, where: str = "instance") -> Instance:
     record = parse(source, InstanceRecord, name_of_source(source, where))
 
     def column(name: str) -> Any:
+        """A number of every option, given by its name in the file: for each layer an array (S_l,)."""
         arrays: list[Integers] = []
         for layer in record.layers:
             numbers = [getattr(option, name) for option in layer.options or []]

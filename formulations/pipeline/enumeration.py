@@ -16,7 +16,8 @@ StageChoices = list[tuple[int, int, tuple[int, ...]]]  # time, synchronisation a
 
 
 def plan_count(instance: Instance, split: Split | None = None) -> int:
-    """The number of partitions and choices in all configurations. split: where given, the only partition that counts."""
+    """The number of plans of an instance: partitions into stages times choices of options, over all configurations. split:
+    where given, the only partition that counts."""
     return sum(
         (1 if split else comb(instance.layers - 1, configuration.stages - 1))
         * len(configuration.tables.strategies) ** instance.layers

@@ -29,7 +29,7 @@ FAR = np.int64(2**62)
 
 
 def left_over(instance: Instance, stage: int) -> int:
-    """a_x: the number of forward passes of a stage after its first backward pass."""
+    """The number of forward passes that a stage runs after its first backward pass (a_x at the head of this file)."""
     return max(0, instance.micro_batches - (instance.stages - stage))
 
 

@@ -288,13 +288,15 @@ def gather_groups(before: Strategy, after: Strategy) -> Iterator[tuple[int, ...]
 
 
 def only_slices(before: Strategy, after: Strategy) -> bool:
-    """Whether every rank already holds all rows that it needs under `after`. All ranks are equal in this."""
+    """Whether a re-layout from one strategy to another needs no communication: every rank already holds all rows that it needs
+    under `after`."""
     return _freed_digits(before, after) == ()
 
 
 @cache
 def _freed_digits(before: Strategy, after: Strategy) -> tuple[Digit, ...] | None:
-    """The digits of ranks to gather over; None where ranks have no digits in which both strategies are written."""
+    """The digits of ranks over which a re-layout from one strategy to another gathers rows; None where ranks have no digits in
+    which both strategies are written."""
     digits = [*before.layout, *after.layout]
     cuts = sorted({stride for stride, _ in digits} | {stride * degree for stride, degree in digits})
     if any(high % low for low, high in pairwise(cuts)):
@@ -304,7 +306,7 @@ def _freed_digits(before: Strategy, after: Strategy) -> tuple[Digit, ...] | None
 
 
 def _in_primes(layout: Sequence[Digit], cuts: Sequence[int]) -> list[Digit]:
-    """The digits of a layout, cut at the given strides and further to prime degrees."""
+    """The digits of a layout, divided at the given strides and further into digits of prime degrees."""
     digits: list[Digit] = []
     for stride, degree in layout:
         inside = [cut for cut in cuts if stride <= cut <= stride * degree]
@@ -328,8 +330,8 @@ def _digit_at(digits: Sequence[Digit], index: int) -> tuple[Digit | None, int]:
 
 
 def piece_peers(strategy: Strategy, rank: int, pieces: int) -> tuple[int, ...]:
-    """The ranks that work on the other pieces of the samples of which `rank` works on a piece, by piece and including `rank`:
-    neighbours in the innermost level of data parallelism. pieces: the number of pieces of each sample."""
+    """The ranks, by piece, that work on the pieces of the same samples as `rank`, itself included, where each sample is cut
+    into `pieces` pieces (context parallelism): neighbours in the innermost level of data parallelism."""
     level: Paradigm = "sdp" if strategy.degree("sdp") > 1 else "dp"
     stride, piece = strategy.strides().get(level, 0), strategy.data_index(rank) % pieces
     return tuple(rank + (other - piece) * stride for other in range(pieces))

@@ -156,8 +156,11 @@ def _paper_ns(profile: Profile, work: UnitWork[float], strategy: Strategy) -> tu
 def transition_ns(
     profile: Profile, costs: CostModel, before: Strategy, after: Strategy, samples: int, sample_bytes: int
 ) -> int:
-    """R: time of the Slice-Gather of rows and tokens of the hidden states forward and of their gradients backward. samples: of
-    a micro-batch; sample_bytes: hidden states of one sample between the two layers."""
+    """Time in ns of a re-layout between two neighbouring layers: the Slice-Gather of rows and tokens of the hidden states
+    forward and of their gradients backward (R in the paper).
+
+    samples: of a micro-batch; sample_bytes: hidden states of one sample between the two layers.
+    """
     pieces = [
         move(profile, *direction, samples, sample_bytes)
         for direction in ((before, after), (after, before))
@@ -167,7 +170,8 @@ def transition_ns(
 
 
 def layer_costs(parts: Sequence[UnitCosts]) -> UnitCosts:
-    """Consecutive units under one strategy as one layer: Eq. 2 (`stage_peak`) over the units gives the layer's O_b exactly."""
+    """The cost of consecutive units under one strategy as one layer. Eq. 2 (`stage_peak`) over the units gives the bytes that
+    the layer's backward pass adds exactly."""
     stacked, peak = 0, 0
     for part in parts:
         stacked += part.forward_bytes

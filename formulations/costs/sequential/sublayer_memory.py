@@ -42,7 +42,8 @@ def unit_bytes(
     least: bool = False,
     pieces: bool = False,
 ) -> tuple[int, int, int]:
-    """O_f, O_b and O_ms of a sub-layer, in bytes.
+    """Memory of a sub-layer under a strategy, in bytes of one device, as three numbers of Eq. 2: what a micro-batch keeps from
+    its forward to its backward pass (O_f), what the backward pass adds for its duration (O_b), and model states (O_ms).
 
     Args:
         executed: whether they are those of trainplan's programs, or the paper's.
@@ -55,7 +56,7 @@ def unit_bytes(
             pass, where it is computed again, or when its input has its gradient, whichever is most; without what neighbours or
             other lanes may hold, and without a kernel's workspace of the backward pass, which may begin when some of this is
             gone.
-        pieces: whether samples belong to several context-parallel ranks, each of which has its pieces.
+        pieces: whether samples belong to several context-parallel ranks, which have a piece of each sample.
     """
     precision = precision or profile.precision
     tp, rows = strategy.degree("tp"), samples // strategy.data_degree
@@ -130,7 +131,11 @@ class _Held:
 
 
 def _least_held(held: _Held, strategy: Strategy, is_head: bool, pieces: bool) -> tuple[int, int]:
-    """O_f and O_b that programs surely hold (see `least` of `unit_bytes`)."""
+    """The bytes that programs surely hold for a sub-layer: kept from its forward to its backward pass, and added in the
+    backward pass.
+
+    is_head: whether it is the model's head; pieces: whether its samples belong to several context-parallel ranks.
+    """
     begun = held.gathered + held.output + held.workspace + (held.rebuilt if strategy.ckpt else 0)
     returned = held.gathered + held.gradients + held.output
     if strategy.modules:  # some of this is freed, and computed again, between these moments
@@ -150,7 +155,8 @@ def _least_held(held: _Held, strategy: Strategy, is_head: bool, pieces: bool) ->
 def _most_held(
     held: _Held, strategy: Strategy, kind: str, moved: int, backward_workspace: int, stepping: int, table_gradient: int
 ) -> tuple[int, int]:
-    """The most O_f and O_b that programs may hold, with the forward pass's peak beyond what it keeps, so that Eq. 2 covers it.
+    """The most bytes that programs may hold for a sub-layer: kept from its forward to its backward pass, and added in the
+    backward pass. The second number also covers the forward pass's peak beyond what it keeps.
 
     Args:
         kind: of the sub-layer.
@@ -191,8 +197,9 @@ def _state_bytes(
     by_muon: int = 0,
     usual: int | None = None,
 ) -> int:
-    """O_ms of a tensor-parallel rank's parameters: for what ZeRO's stage shares, the shard of one rank, padded at the end; for
-    the rest the whole, padded in the same way. (Profiles in half precision have a master copy in addition to the moments.)
+    """Bytes of model states for parameters of a tensor-parallel rank: for what ZeRO's stage shares, the shard of one rank,
+    padded at the end; for the rest the whole, padded in the same way. (Profiles in half precision have a master copy in
+    addition to the moments.)
 
         parameters: their number.
         sharing: the ranks that master copy and moments are divided among, where these are not all that share states.
