@@ -18,6 +18,7 @@ def cut_enumeration(solution: Callable[[tuple[int, ...]], Any]) -> Enumeration:
     """
 
     def cuts(instance: Chain) -> combinations[tuple[int, ...]]:
+        """All cuts of a chain: the first layer of every stage but the first."""
         return combinations(range(1, instance.length), instance.stages - 1)
 
     return Enumeration(

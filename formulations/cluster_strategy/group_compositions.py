@@ -353,8 +353,8 @@ def _exchangeable(instance: Instance, a: list[int], b: list[int]) -> bool:
 
 
 def _sets(island: Island, count: int) -> Iterator[tuple[str, frozenset[int]]]:
-    """The sets of devices that an island holds, and the sets of nodes whose devices share its network cards, with which of both
-    it is."""
+    """Sets of devices that decide where an island's links apply, of `count` devices in all: ("holding", devices that the island
+    joins) and ("sharing", devices of a node that share its network cards)."""
     firsts = range(0, count, island.devices) if island.first is None else [island.first]
     for first in firsts:
         yield "holding", frozenset(range(first, min(count, first + island.devices)))

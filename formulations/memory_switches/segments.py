@@ -140,10 +140,12 @@ def _forward(instance: Instance, layers: Integers, on: Booleans) -> tuple[Intege
     before = None if first else np.tile(matrix([Solution(NEIGHBOURS[:1])])[0], (len(of_layer), 1))
 
     def forward(step: SimulatedStep, i: int) -> None:
+        """Simulate the forward segment of layer i, from what is held at its beginning."""
         _hold(step, step.number("input_bytes", i) + step.number("gathered_parameter_bytes", i))
         step.forward(i)
 
     def head(step: SimulatedStep, i: int) -> None:
+        """Simulate what comes before the first forward segment, from what is held at its beginning."""
         _hold(step, step.number("input_bytes", i))
         step.head()
 
@@ -171,20 +173,24 @@ def _backward(instance: Instance, layers: Integers, on: Booleans) -> tuple[Integ
         _hold(step, step.number("output_bytes", i))
 
     def turn(step: SimulatedStep, i: int) -> None:
+        """Simulate the segment between forward and backward pass, from what is held at its beginning."""
         hold_forward(step, i)
         step.turn()
 
     def backward(step: SimulatedStep, i: int) -> None:
+        """Simulate the backward segment of layer i, from what is held at its beginning."""
         hold_forward(step, i)
         if not last:
             _hold(step, step.number("gathered_parameter_bytes", i + 1) + step.number("gathered_gradient_bytes", i + 1))
         step.backward(i)
 
     def tail(step: SimulatedStep, i: int) -> None:
+        """Simulate the segment after the backward pass, from what is held at its beginning."""
         _hold(step, step.number("gathered_parameter_bytes", i) + step.number("gathered_gradient_bytes", i))
         step.tail()
 
     def optimizer(step: SimulatedStep, i: int) -> None:
+        """Simulate the optimizer's segment of layer i."""
         _hold(step, 0)
         step.optimizer(i)
         if last:

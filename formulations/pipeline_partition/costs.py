@@ -39,9 +39,10 @@ def build(
     name: str | None = None,
     provenance: dict[str, Any] | None = None,
 ) -> Instance:
-    """The partition of one of the pipelines that share a batch of `batch` samples.
+    """The pipeline-partition instance of one of the pipelines that share a step of `batch` samples.
 
     Args:
+        profile: costs of all sub-layers.
         degrees: stages, pipelines, tensor parallelism and micro-batches.
         memory_bytes: of one device; None for no limit.
         recompute: whether every sub-layer keeps its input only, and repeats its forward pass in its backward pass.

@@ -160,6 +160,7 @@ def _levelled_rows(graph: Graph, messages: Messages) -> Rows:
         moments.append(max((moments[index] for index in node.earlier), default=0) + (not instant))
 
     def key(index: int) -> tuple[int, bool, str]:
+        """When a node ends, and what tells nodes that end at the same time apart."""
         return moments[index], graph.nodes[index].task is None, str(graph.nodes[index].duration)
 
     order = sorted(range(len(moments)), key=key)

@@ -47,7 +47,8 @@ def samples_of(plan: Plan) -> int:
 
 
 def planned_work(plan: Plan, profiles: Sequence[Profile]) -> PlannedWork:
-    """Stage times of a regular plan. Raises InputError.
+    """Times of the stages of a plan whose ranks all do the same in a stage, as trainplan's programs run them. Raises
+    InputError.
 
     profiles: one for each stage, for the kinds of devices that it is on, with the costs of all shapes. Of data-parallel
     pipelines with different shares, the one with the most micro-batches counts. A stage also re-lays what it receives.
