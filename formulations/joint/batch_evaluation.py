@@ -1,6 +1,7 @@
-"""Many choices of one configuration at once, in arrays: their steps, and whether they fit. The same as `evaluation`, faster.
+"""Steps and memory of many solutions at once, as arrays: the numbers of `evaluation.evaluate`, computed faster.
 
-For schedules of whole micro-batches with one stage on each site.
+All solutions of a batch have one configuration and the same cuts, and differ in the options of units. Only schedules of whole
+micro-batches with one stage on every device group are supported.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ SUMMED = ("forward_ns", "backward_ns", "last_ns", "reduce_ns", "optimizer_ns")
 
 
 def supports_batching(configuration: Configuration) -> bool:
-    """Whether choices of the configuration can be looked at in lots."""
+    """Whether `ChoiceBatch` can evaluate choices of a configuration."""
     return configuration.schedule.chunks == 1 and not configuration.schedule.sliced and configuration.reduction is None
 
 
 @dataclass(frozen=True, eq=False)
 class ChoiceBatch:
-    """Choices for the units of a configuration between some cuts. choices: (N, L), the option of every unit."""
+    """N choices of options for the L units of a configuration with given cuts. choices: (N, L), the index of every unit's
+    option."""
 
     instance: Instance
     configuration: Configuration
@@ -34,7 +36,8 @@ class ChoiceBatch:
     choices: Integers
 
     def steps_ns(self) -> tuple[Integers, NDArray[np.bool_]]:
-        """(N,) each: the step of every choice; and which of them agree and fit, of the others the step means nothing."""
+        """The step in ns of every choice, (N,), and whether it is feasible, (N,): neighbouring options agree and memory
+        suffices. The step of an infeasible choice means nothing."""
         instance, configuration, choices = self.instance, self.configuration, self.choices
         edges, count = (0, *self.cuts, instance.length), len(choices)
         once = self._is_tied_once()
@@ -53,13 +56,15 @@ class ChoiceBatch:
         return self._aggregated(times, once), fits
 
     def _is_tied_once(self) -> NDArray[np.bool_]:
+        """(N,): whether the table that embedding and head share is one parameter under each choice."""
         tied = self.configuration.tied
         if tied is None or tied.equal is None:
             return np.zeros(len(self.choices), bool)
         return np.asarray(tied.equal)[self.choices[:, 0], self.choices[:, -1]].astype(bool)
 
     def _column(self, name: str, unit: int, stage: int, once: NDArray[np.bool_]) -> Integers:
-        """(N,): a number of the options of a unit."""
+        """(N,): one number, such as `forward_ns`, of the option that each choice gives to a unit in a stage. once: (N,), see
+        `_is_tied_once`."""
         values = getattr(self._table(unit, stage), name)[self.choices[:, unit]]
         tied = self.configuration.tied
         if unit == self.instance.length - 1 and once.any() and tied is not None and tied.once is not None:
@@ -67,9 +72,11 @@ class ChoiceBatch:
         return values
 
     def _table(self, unit: int, stage: int) -> OptionTable:
+        """The options of a unit in a stage."""
         return self.instance.table(self.configuration, stage, unit)
 
     def _fits(self, stage: int, units: Sequence[int], once: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """(N,): whether the units of a stage fit into the memory of its devices and of their hosts."""
         group = self.configuration.device_group(stage)
 
         def columns(name: str) -> Integers:
@@ -83,7 +90,9 @@ class ChoiceBatch:
         return fits
 
     def _cross(self, times: dict[str, Integers], unit: int, stage: int, begins_stage: bool) -> NDArray[np.bool_]:
-        """Add what crosses the boundary before a unit; whether the states there agree. begins: whether the stage does."""
+        """Add the re-layouts and messages of the boundary before a unit to the stages' times, and return (N,) whether the
+        interface states on both sides agree. times: by name, (stages, N). begins_stage: whether the stage begins with the unit.
+        """
         boundary = self.instance.boundary(self.configuration, stage, unit)
         before = self._table(unit - 1, stage - begins_stage).leave[self.choices[:, unit - 1]]
         pairs = before, self._table(unit, stage).enter[self.choices[:, unit]]
@@ -99,6 +108,7 @@ class ChoiceBatch:
         return agree
 
     def _aggregated(self, times: dict[str, Integers], once: NDArray[np.bool_]) -> Integers:
+        """(N,): the step in ns by the instance's objective, from the stages' times by name, (stages, N)."""
         configuration = self.configuration
         tied = np.where(once, 0, 0 if configuration.tied is None else configuration.tied.reduce_ns)
         forward, backward = times["forward_ns"] + times["sent"], times["backward_ns"] + times["returned"]

@@ -1,10 +1,10 @@
-"""What passes between units, from a profile: re-layouts and messages, by the interface states on both sides.
+"""Times of boundaries between units, from a profile: re-layouts within stages and messages between them, by interface state.
 
-The interface state of a strategy is how its ranks share the hidden states: which samples each has, and, with sequence
-parallelism, which tokens. Programs move what differs, forward and backward alike: all tokens of the rank's own samples are
-gathered, samples gathered from those that have them, and the rank's tokens cut out. A message has the sender's state.
-Strategies that write ranks in no common digits (dp2-tp3 and dp3-tp2) do not stand next to each other: every rank would gather
-a whole micro-batch.
+The interface state of a strategy says how the ranks of a stage share the hidden states: the samples that each rank has and,
+with sequence parallelism, the tokens. Where two neighbouring units differ in it, programs move the difference, forward and
+backward alike: a rank gathers all tokens of its own samples, gathers missing samples from the ranks that have them, and keeps
+its own tokens. A message between stages has the sender's state. Strategies whose ranks cannot be numbered in common digits
+(such as dp2-tp3 and dp3-tp2) may not be neighbours, since every rank would have to gather a whole micro-batch.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ State = tuple[tuple[Digit, ...], Digit | None]
 
 
 def state_of(strategy: Strategy) -> State:
-    """The interface state of a strategy: strategies of equal ones need no re-layout between them."""
+    """The interface state of a strategy. Units whose strategies have equal states need no re-layout between them."""
     return strategy.layout, strategy.token_digit
 
 
 def state_name(state: State) -> str:
-    """A state for people: digits of a rank that number its samples, and its tokens, each as values x distance."""
+    """An interface state in words: the digits of a rank that number its samples, and those that number its tokens, each written
+    as values x distance."""
     samples, tokens = state
     words = ["-".join(f"{degree}x{stride}" for stride, degree in samples) or "whole"]
     return ", tokens ".join([*words, *(f"{degree}x{stride}" for stride, degree in ([] if tokens is None else [tokens]))])
 
 
 class Boundaries:
-    """Boundaries of one profile's units between equal stages."""
+    """Times and sizes of the boundaries between the units of one profile, for stages of equally many devices."""
 
     state_of: Callable[[Strategy], Any] = staticmethod(state_of)
     state_name: Callable[[Any], str] = staticmethod(state_name)
@@ -51,8 +52,12 @@ class Boundaries:
     def boundary(
         self, size: int, strategies: Sequence[Strategy], group: int, samples: int, sliced: bool, chunks: int = 1
     ) -> Boundary:
-        """One kind of boundary, of `size` bytes a sample. strategies: one of each interface state; samples: a micro-batch;
-        chunks: stages of each group of devices."""
+        """One kind of boundary between units.
+
+        size: bytes of one sample's hidden states. strategies: one for each interface state, in the order of their numbers.
+        group: devices of one stage. samples: of a micro-batch. sliced: whether micro-batches may run in halves. chunks: stages
+        of each group of devices.
+        """
         shape = (len(self.pairs(group)), len(strategies), len(strategies))
         there, sent = self._relayouts(size, strategies, samples), self._messages(size, strategies, group, samples)
         halves: dict[str, Any] = {}
@@ -76,7 +81,8 @@ class Boundaries:
         )
 
     def _relayouts(self, size: int, strategies: Sequence[Strategy], samples: int) -> Integers:
-        """(C, C): of so many samples, from the state of one strategy to that of another."""
+        """(C, C): the time in ns to bring the hidden states of a number of samples from the interface state of one strategy
+        (row) into that of another (column); FORBIDDEN where these may not be neighbours."""
         times = np.zeros((len(strategies), len(strategies)), np.int64)
         for a, before in enumerate(strategies):
             for b, after in enumerate(strategies):
@@ -88,12 +94,14 @@ class Boundaries:
         return times
 
     def _messages(self, size: int, strategies: Sequence[Strategy], group: int, samples: int) -> Integers:
-        """(K, C): of so many samples in the state of each strategy, by kind of link."""
+        """(K, C): the time in ns to send the hidden states of a number of samples to the next stage, by kind of link and by the
+        interface state of each strategy."""
         messages = [message_bytes(strategy, samples, size) for strategy in strategies]
         times = [[slowest_message_ns(self.profile, message, ranks) for message in messages] for ranks in self.pairs(group)]
         return np.array(times, np.int64).reshape(len(times), len(strategies))
 
 
 def message_bytes(strategy: Strategy, samples: int, size: int) -> int:
-    """What one rank sends of a micro-batch."""
+    """The bytes that one rank sends to the next stage for a micro-batch. samples: of the micro-batch. size: bytes of one
+    sample."""
     return samples // strategy.data_degree * size // strategy.share(0)[1]

@@ -1,6 +1,7 @@
-"""How equal stages lie in a cluster: whether they lie alike, and by which links they send to each other.
+"""Whether equal stages of a pipeline have equal links in a cluster, and by which links they send to each other.
 
-It also says whether the joint problem of a request holds every pipeline of equal stages that its devices have, or not all.
+The joint problem takes stages of one size for equal. So this module also says whether the problem covers every pipeline of
+equal stages that the devices of a request allow, or only some.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ Pairs = list[tuple[int, int]]  # devices that send to each other between two sta
 
 
 def stages_alike(network: Network, size: int, count: int) -> bool:
-    """Whether stages of `size` consecutive devices lie alike: each island holds whole stages, or a stage whole islands."""
+    """Whether `count` stages of `size` consecutive devices have equal links: each island of the network holds whole stages, or
+    each stage holds whole islands."""
     return count == 1 or alike_over(network, size * count, Strategy.of(("dp", size)))
 
 
 def groups_alike(network: Network, devices: int, strategy: Strategy) -> bool:
-    """Whether all groups of each of a strategy's levels have equal links, on the first ones of so many devices."""
+    """Whether, on the first `devices` devices of a network, all groups of ranks of each of a strategy's levels have equal
+    links."""
     if alike_over(network, devices, strategy):
         return True
     for paradigm, _ in strategy.levels:
@@ -36,8 +39,8 @@ def groups_alike(network: Network, devices: int, strategy: Strategy) -> bool:
 
 
 def stage_pairs(profile: Profile, group: int) -> list[Pairs]:
-    """Pairs of devices of two stages of `group` devices that follow each other, one list for each kind of link; from the last
-    stage to the first, too, where chunks of stages follow each other."""
+    """The pairs of devices that send to each other between two consecutive stages of `group` devices: one list for each kind of
+    link. The way from the last stage to the first is included, which interleaved stages use."""
     pairs: dict[Any, Pairs] = {}
     for ranks in _all_pairs(profile, group):
         pairs.setdefault(_links_of(profile.network, ranks), ranks)
@@ -45,7 +48,8 @@ def stage_pairs(profile: Profile, group: int) -> list[Pairs]:
 
 
 def stage_links(profile: Profile, group: int, chunks: int) -> tuple[int, ...]:
-    """The kind of link between each stage and the next, by its place in `stage_pairs`, of so many chunks of all devices."""
+    """For each stage but the last, the index in `stage_pairs` of the kind of link to the next stage. chunks: stages of each
+    group of devices."""
     kinds = [_links_of(profile.network, ranks) for ranks in stage_pairs(profile, group)]
     ring = [kinds.index(_links_of(profile.network, ranks)) for ranks in _all_pairs(profile, group)]
     depth = profile.devices // group
@@ -53,26 +57,27 @@ def stage_links(profile: Profile, group: int, chunks: int) -> tuple[int, ...]:
 
 
 def _all_pairs(profile: Profile, group: int) -> list[Pairs]:
-    """The pairs of each stage and the next one, in a ring; one pair where all of a stage's are alike; none of one stage."""
+    """For each stage, the pairs of devices between it and the next one, the last stage being followed by the first. One pair
+    stands for all where links are equal. Empty where there is one stage only."""
     devices, alike = profile.devices, stages_alike(profile.network, group, profile.devices // group)
     starts = range(0, devices, group) if group < devices else ()
     return [[(first + x, (first + group) % devices + x) for x in range(1 if alike else group)] for first in starts]
 
 
 def _links_of(network: Network, ranks: Pairs) -> tuple[tuple[float, int], ...]:
-    """The different links of some pairs."""
+    """The different links, as (bytes per second, latency in ns), over which some pairs of devices send."""
     links = {network.link(tuple(sorted(pair)), "p2p") for pair in ranks}
     return tuple(sorted((link.bandwidth_bytes_per_s, link.latency_ns) for link in links))
 
 
-MOST_ALIKE = 1024  # devices of a stage whose groups are looked at one by one, where links are no powers of two
+MOST_ALIKE = 1024  # devices of a stage, up to which its groups are compared one by one
 
 
 def unsupported_reason(request: Request) -> str | None:
-    """Why another problem is better for a request; None where this one is for it.
+    """Why a request is better planned by another problem than the joint one, in words; None where the joint problem applies.
 
-    Its devices are of one kind, and its stages and groups those that lie alike in the cluster. Where islands of equal devices
-    tile the cluster, that leaves good plans of every depth (see `unlike_links`); where links are as they come, perhaps none.
+    It applies where all devices are of one kind and their links are regular. Where equal islands tile the cluster, the regular
+    stages that remain include good plans of every depth (see `unlike_links`); where links are given one by one, perhaps none.
     """
     kinds = [kind.name for kind in request.cluster.used_kinds] if request.cluster else list(request.profile.kinds)  # type: ignore[union-attr]
     if len(kinds) > 1:
@@ -81,8 +86,8 @@ def unsupported_reason(request: Request) -> str | None:
 
 
 def unlike_links(request: Request) -> str | None:
-    """Which stages or groups of a request's devices have unlike links, so that no plan of the problem has them; None where all
-    of a power of two of devices lie alike."""
+    """Which stages or groups of the request's devices have unequal links, in words, so that no plan of the joint problem uses
+    them; None where all stages and groups of a power of two of devices have equal links."""
     network = _network(request)
     if network.uniform:
         return None
@@ -90,11 +95,13 @@ def unlike_links(request: Request) -> str | None:
 
 
 def _network(request: Request) -> Network:
+    """The network of a request's cluster or, without one, of its profile."""
     return (request.cluster or request.profile).network  # type: ignore[union-attr]
 
 
 def _unlike(network: Network, devices: int, depth: int | None) -> str | None:
-    """What of the stages of a power of two of devices does not lie alike."""
+    """The first stages or groups of a power of two of devices whose links are unequal, in words; None where there are none.
+    depth: the only number of stages to look at, None for all."""
     sizes = [size for size in divisors(devices) if size & (size - 1) == 0 and depth in (None, devices // size)]
     for size in sizes:
         if not stages_alike(network, size, devices // size):

@@ -1,14 +1,15 @@
-"""From a profile to a joint instance: what every unit costs by trainplan's own programs (`executed` of `formulations.work`).
+"""Joint instances from a profile: the costs of every unit in trainplan's own programs, without overlap (cost model `executed`).
 
-All devices are of one class: where there are several kinds, the slowest counts. Stages have equal numbers of devices, and lie
-on consecutive ones. Only depths are offered whose stages lie alike in the cluster, and only strategies whose groups do, so that
-one stage's first device stands for all; the time walk over the plan's programs then takes exactly as long, on one lane a rank.
-What programs hold is bounded from above, on devices and hosts: a unit has room for re-layouts whatever its neighbours are, and
-for the device's sum of gradients, where the host steps, from the first micro-batch on.
+All devices form one class; where they are of several kinds, the slowest counts. Stages have equally many, consecutive devices.
+Only depths whose stages have equal links are offered, and only strategies whose groups have, so that the first device of a
+stage stands for all of its devices; the simulated programs of a plan, with one lane on each rank, then take exactly the
+problem's step. Memory is an upper bound of the bytes that programs hold, on devices and on hosts: every unit has room for
+re-layouts whatever its neighbours are, and for the device's sum of gradients from the first micro-batch on where the optimizer
+works on the host.
 
-A micro-batch may go in two halves, as trainplan's programs run them: the forward pass of a half gathers parameters anew, takes
-half as long (the odd nanosecond in the second half), and adds up the partial outputs of half as many samples. The backward
-pass of both halves gathers and scatters once, and adds up the partial gradients of each half by itself.
+A micro-batch may run in two halves. The forward pass of a half gathers the parameters again, takes half as long (the odd
+nanosecond is in the second half), and sums the partial outputs of half as many samples. The backward pass of both halves
+gathers and scatters once, and sums the partial gradients of each half separately.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ Parts = tuple[str, ...]  # the sub-layers of one unit of the problem, by name
 
 
 class Setting(NamedTuple):
-    """What tables depend on. group: devices of a stage; samples: of a micro-batch; sliced: whether some go in halves.
-    in_flight: of micro-batches whose inputs may be on the host, the most on a stage; alone: whether one micro-batch in one
-    stage is the whole step. chunks: stages of each group of devices. layout: of all units, where a configuration has one."""
+    """Arguments on which tables depend. group: devices of a stage. samples: of a micro-batch. sliced: whether some
+    micro-batches run in halves. in_flight: the largest number of micro-batches of a stage whose inputs are on the host at once.
+    alone: whether one stage and one micro-batch are the whole step. chunks: stages of each group of devices. layout: the
+    strategy without recomputation that all units have, where a configuration fixes one."""
 
     group: int
     samples: int
@@ -56,13 +58,14 @@ class Setting(NamedTuple):
 
 
 class JointCosts:
-    """The tables of one profile in one space, made when they are first asked for and kept."""
+    """The tables of one profile in one search space, computed when they are first needed and then kept."""
 
     cost_model = "executed"
 
     def __init__(self, profile: Profile, space: Space, tp_degrees: Sequence[int], precision: Precision | None = None) -> None:
-        """profile: of all devices, with the costs of every shape that will be asked for. tp_degrees: that it has. precision: of
-        model states, where it is not the profile's."""
+        """profile: of all devices, with the costs of every shape that will be needed. space: the options to choose from.
+        tp_degrees: the tensor-parallel degrees that the profile has. precision: of model states, where it is not the profile's.
+        """
         self.profile, self.space, self.tp_degrees = profile, space, tp_degrees
         self.precision = precision or profile.precision
         grouped = grouped_units(profile, space.by_unit)
@@ -84,12 +87,15 @@ class JointCosts:
         self.options = cache(self._options)
         self._every = cache(self._every_strategy)
 
-    # What is possible
+    # Possible options
 
     def _options(self, setting: Setting) -> tuple[tuple[Option, ...], ...]:
-        """By kind of unit, the space's options that divide the samples of a micro-batch, or of its halves where some are
-        sliced; nothing where a kind has none. With all states on the host, one stage and one micro-batch are H3T's step, which
-        has an order and a problem of its own (`memory-switches`): what that takes is no option."""
+        """For each kind of unit, the options of the space whose data-parallel degree divides the samples of a micro-batch, or
+        of its halves where some are sliced; empty where some kind has none.
+
+        One stage with one micro-batch and all states on the host is the step of H3T, whose order of operations is a problem of
+        its own (`memory-switches`); its options are left out.
+        """
         group, samples, sliced = setting.group, setting.samples, setting.sliced
         least = 2 if sliced else 1  # samples of a rank
         possible = [strategy for strategy in self._every(group) if samples % (least * strategy.data_degree) == 0]
@@ -102,12 +108,13 @@ class JointCosts:
         return tuple(map(tuple, by_kind)) if all(by_kind) else ()
 
     def _every_strategy(self, group: int) -> list[Strategy]:
+        """The strategies of the space for a stage of `group` devices whose groups of ranks have equal links."""
         possible = every_strategy(group, self.tp_degrees, self.space.zero, self.space.hybrid)
         return [strategy for strategy in possible if groups_alike(self.profile.network, self.profile.devices, strategy)]
 
     @cached_property
     def depths(self) -> list[int]:
-        """Numbers of sites whose stages are of equal size and lie alike."""
+        """The numbers of device groups in a pipeline whose stages are of equal size and have equal links."""
         devices = self.profile.devices
         possible = [depth for depth in divisors(devices) if depth <= len(self.units)]
         return [depth for depth in possible if stages_alike(self.profile.network, devices // depth, depth)]
@@ -115,6 +122,7 @@ class JointCosts:
     # Tables
 
     def _tables(self, setting: Setting) -> Tables:
+        """The tables of all kinds of units and boundaries in a setting."""
         by_kind = self.options(setting)
         by_state = self._by_state(by_kind)
         units = (self._unit(*kind, list(by_state), setting) for kind in zip(self.kinds, by_kind, strict=True))
@@ -126,10 +134,11 @@ class JointCosts:
         )
 
     def _boundary(self, size: int, strategies: Sequence[Strategy], setting: Setting) -> Boundary:
+        """One kind of boundary, of `size` bytes a sample, between strategies of different interface states."""
         boundary = self.boundary_costs.boundary(size, strategies, *setting[:3], setting.chunks)
         if not self.space.least_memory:
             return boundary
-        none = np.zeros_like(boundary.message_forward_bytes)  # when messages lie where they arrive is not sure
+        none = np.zeros_like(boundary.message_forward_bytes)  # messages may be received at different times
         return replace(boundary, message_forward_bytes=none, message_backward_bytes=none.copy())
 
     def _unit(
@@ -140,6 +149,8 @@ class JointCosts:
         setting: Setting,
         once: bool = False,
     ) -> OptionTable:
+        """The options of one kind of unit. parts: the names of its sub-layers. states: the interface states in the order of
+        their numbers. once: whether the unit is a head whose table is also the embedding's, as one parameter."""
         samples, sliced = setting.samples, setting.sliced
         strategies = [strategy_of(option) for option in options]
         plain = {strategy: [self._part(part, strategy, setting, once) for part in parts] for strategy in set(strategies)}
@@ -165,11 +176,13 @@ class JointCosts:
     def _with_host(
         self, sublayer: str, option: Option, samples: int, numbers: dict[str, int], in_flight: int
     ) -> dict[str, int]:
-        """The numbers of one sub-layer, some of it on the host."""
+        """The numbers of one sub-layer under an option that keeps a part of it on the host. numbers: those of its strategy
+        alone. in_flight: see `Setting`."""
         return with_host(self.profile, sublayer, option, samples, numbers, in_flight, self.space.least_memory)
 
     def _part(self, sublayer: str, strategy: Strategy, setting: Setting, once: bool) -> dict[str, int]:
-        """The numbers of one sub-layer, all on the device. once: as of `times_of`."""
+        """The numbers of one sub-layer under a strategy, by their names in NAMES, with nothing on the host. once:
+        see `_unit`."""
         profile, samples, sliced = self.profile, setting.samples, setting.sliced
         optimizer = self.space.optimizer
         times = times_of(profile, sublayer, strategy, samples, once, self.precision, optimizer=optimizer)
@@ -179,20 +192,21 @@ class JointCosts:
         kept, work, state = unit_bytes(
             profile, True, sublayer, strategy, samples, once, precision, optimizer=optimizer, least=least
         )
-        if sliced and least:  # what halves hold while they are computed, of which only some micro-batches consist
+        if sliced and least:  # only some micro-batches run in halves
             halved = unit_bytes(
                 profile, True, sublayer, strategy, samples // 2, once, precision, optimizer=optimizer, least=least
             )
             kept, work = min(kept, 2 * halved[0]), min(work, halved[1])
         elif sliced:  # both halves have a graph
             kept = max(kept, 2 * unit_bytes(profile, True, sublayer, strategy, samples // 2, once)[0])
-        # Where a stage ends, its output is sent while the gradient of an earlier one comes; `work` has room for re-layouts.
+        # Where a stage ends, its output is sent while the gradient of an earlier one arrives; `work` has room for re-layouts.
         exchanged = 2 * samples * moved_bytes(profile, sublayer)[1] if strategy.group == 1 else 0
         work = work if least else max(exchanged, work)
         numbers = (times.forward_ns, times.backward_ns, times.reduce_ns, times.step_ns, kept, work, state, 0)
         return dict(zip(NAMES, numbers, strict=True))
 
     def _tied(self, setting: Setting) -> Tied | None:
+        """The costs of a table that embedding and head share, in a setting; None where they share none."""
         profile, depth = self.profile, self.profile.devices // setting.group
         if not profile.tied_parameters:
             return None
@@ -213,7 +227,7 @@ class JointCosts:
         return Tied(reduce_ns=time, equal=equal, once=once)
 
     def _by_state(self, by_kind: Sequence[Sequence[Option]]) -> dict[Any, Strategy]:
-        """The interface states of some options, and one strategy of each."""
+        """The interface states of some options, and for each a strategy that has it."""
         strategies = (strategy_of(option) for options in by_kind for option in options)
         return {self.boundary_costs.state_of(strategy): strategy for strategy in strategies}
 
@@ -228,8 +242,8 @@ class JointCosts:
         name: str | None = None,
         provenance: dict[str, Any] | None = None,
     ) -> Instance:
-        """The instance of one batch, in samples of a step. memory_bytes: of one device; host_bytes: of its part of its host's
-        memory, None where that is not known to have a limit. Raises InputError."""
+        """The instance of a batch. batch: samples of a step. memory_bytes: of one device. host_bytes: one device's part of its
+        host's memory, None where that is not limited. Raises InputError where nothing can be chosen."""
         profile, space = self.profile, self.space
         return Instance(
             classes=(
@@ -251,6 +265,7 @@ class JointCosts:
         )
 
     def _configurations(self, batch: int) -> list[Configuration]:
+        """All configurations of the space for a batch. Raises InputError where there are none."""
         space, devices = self.space, self.profile.devices
         depths = [depth for depth in self.depths if space.depths is None or depth in space.depths]
         if not depths:
@@ -275,7 +290,7 @@ class JointCosts:
         return configurations
 
     def _schedule_error(self, depths: Sequence[int], numbers: Sequence[int]) -> InputError:
-        """Why none of the schedules suits any depth and number of micro-batches."""
+        """The error for a request none of whose schedules supports any of the depths and numbers of micro-batches."""
         fix = "give 1f1b: these depths and micro-batches do not suit it"
         if "interleaved" in self.space.schedules:
             pairs = [depth for depth in depths if depth > 1 and any(count % depth == 0 for count in numbers)]
@@ -292,7 +307,7 @@ class JointCosts:
         return InputError("command line", "--schedule", f"is {' or '.join(self.space.schedules)}", fix)
 
     def _sound(self, schedule: Schedule, group: int, samples: int) -> bool:
-        """Whether the fixed cuts suit the schedule, and some strategy halves of micro-batches, where it slices them."""
+        """Whether fixed cuts go with a schedule and, where it slices micro-batches, some strategy can run the halves."""
         stages = self.profile.devices // group * schedule.chunks
         cuts = self._cuts(schedule, stages)
         halves = not schedule.sliced or bool(self.options(Setting(group, samples, True)))
@@ -300,22 +315,24 @@ class JointCosts:
         return halves and even and (cuts is None or len(cuts) == stages - 1)
 
     def _cuts(self, schedule: Schedule, stages: int) -> tuple[int, ...] | None:
-        """The cuts of a schedule, where they are fixed."""
+        """The first units of the stages after the first, where the space or even stages fix them; None where they may be
+        chosen."""
         if self.space.cuts is None and self._even(schedule):
             return even_chunks(self.layers, stages)
         return self.space.cuts
 
     def _even(self, schedule: Schedule) -> bool:
-        """Whether all stages have as many layers each."""
+        """Whether all stages of a schedule must have equally many layers."""
         return self.space.even_stages or (self.space.even_chunks and schedule.chunks > 1)
 
     def _settings(self, schedule: Schedule, group: int, samples: int) -> Sequence[Setting]:
-        """What tables may depend on under a schedule: one configuration for each."""
+        """The settings of tables under a schedule: each becomes a configuration of its own."""
         return [Setting(group, samples, bool(schedule.sliced))]
 
     def _configuration(self, schedule: Schedule, depth: int, micro_batches: int, setting: Setting) -> Configuration:
+        """One configuration. depth: the number of device groups. setting: on which its tables depend."""
         group, in_flight = self.profile.devices // depth, 1
-        if "hidden" in self.space.host:  # of a site's several stages each may have all
+        if "hidden" in self.space.host:  # each of a group's several stages may have all
             in_flight = min(micro_batches, depth) if schedule.name == "1f1b" else micro_batches
         alone = bool(self.space.host) and depth == micro_batches == 1
         setting = setting._replace(in_flight=in_flight, alone=alone)
@@ -335,26 +352,27 @@ NAMES = ("forward_ns", "backward_ns", "reduce_ns", "optimizer_ns", *_BYTES)
 
 
 def strategy_of(option: Option) -> Strategy:
-    """The strategy of an option of a plan."""
+    """The strategy of an option that belongs to a plan."""
     assert option.strategy is not None
     return option.strategy
 
 
 def _of_h3t(option: Option, group: int) -> bool:
-    """Whether units of a stage that is all devices are H3T's if all have such options (see `Plan.switches`)."""
+    """Whether an option is one of H3T's (see `Plan.switches`) where one stage has all devices: states on the host, all of them
+    sharded over the `group` devices."""
     strategy = strategy_of(option)
     return "optimizer" in option.host and strategy.levels == Strategy.of(("sdp", group)).levels and strategy.zero == 3
 
 
 def _shared_by(option: Option) -> tuple[Any, ...] | None:
-    """What options of embedding and head have in common if a table of both is one parameter where they are in one stage (see
-    `moves.shares_table`); None where it is none."""
+    """The properties that options of embedding and head must have in common for their shared table to be one parameter where
+    both lie in one stage (see `moves.shares_table`); None where it never is."""
     strategy = strategy_of(option)
     return None if "optimizer" in option.host else (strategy.levels, strategy.zero_stage)
 
 
 def _joined(parts: Sequence[dict[str, int]]) -> dict[str, int]:
-    """Consecutive sub-layers under one strategy as one unit, whose peak in a stage is theirs."""
+    """The numbers of consecutive sub-layers under one strategy as those of one unit, whose peak within a stage is the same."""
     if len(parts) == 1:
         return parts[0]
     joined = {name: sum(part[name] for part in parts) for name in NAMES}
@@ -366,8 +384,8 @@ def _joined(parts: Sequence[dict[str, int]]) -> dict[str, int]:
 
 
 def tp_degrees(request: Request, group: int) -> tuple[int, ...]:
-    """Tensor-parallel degrees up to a group of devices: divisors of it that the model's sub-layers run on; of a profile without
-    a described model, those that it has."""
+    """The tensor-parallel degrees up to a group of devices: the divisors of `group` on which all sub-layers of the model can
+    run, or, without a described model, those that the profile has."""
     model = request.described_model
     if model is None:
         return request.chain.tp_degrees(group)
@@ -377,8 +395,8 @@ def tp_degrees(request: Request, group: int) -> tuple[int, ...]:
 def halved_passes(
     profile: Profile, sublayer: str, strategy: Strategy, samples: int, precision: Precision | None = None
 ) -> tuple[int, int, int]:
-    """The forward passes of the first and the second half, and the backward pass of both, in ns. samples: of both halves.
-    precision: of gradients, where it is not the profile's."""
+    """The times in ns of the forward pass of the first half and of the second half of a micro-batch, and of the backward pass
+    of both. samples: of both halves. precision: of gradients, where it is not the profile's."""
     work = unit_work(profile, sublayer, strategy, samples)
     times = times_of(profile, sublayer, strategy, samples, precision=precision)
     rows = samples // 2 // strategy.data_degree

@@ -1,12 +1,12 @@
-"""joint as an OR-Tools CP-SAT model, on whole nanoseconds and bytes: one configuration at a time.
+"""joint as an OR-Tools CP-SAT model, in whole nanoseconds and bytes: one configuration at a time.
 
-The same path through places (l, i, s), unit l in stage i with option s, as in `milp`, whose symbols and rows these are.
+The path through nodes (l, i, s), unit l in stage i with option s, whose symbols and rows `milp` states.
 
 Variables    x[l,i,s] bool       unit l lies in stage i and takes option s
-             z[q] bool           the crossing is the path's
-             h[l,i,s], e[l,i,s]  the place begins a stage, or ends one, where that takes longer
+             z[q] bool           crossing q is on the path
+             h[l,i,s], e[l,i,s]  the node begins a stage, or ends one, where that takes longer
              D[t]                a time of a stage
-             S[v]                a moment that is a variable, see `end_time_rows`
+             S[v]                the end of a pass that is a variable, see `end_time_rows`
              J                   the step
 """
 
@@ -28,7 +28,8 @@ Variables = dict[Node, cp_model.IntVar]
 
 
 def build(instance: Instance) -> tuple[cp_model.CpModel, Variables]:
-    """The model of an instance of one configuration, and x by unit, stage and option."""
+    """The model of an instance with one configuration, and its variables x by node. Raises Unsuited where the model cannot
+    state the instance."""
     check_supported(instance)
     stated = _Model(instance)
     stated.path()
@@ -40,7 +41,7 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Variables]:
 
 
 class _Model:
-    """The model under way."""
+    """A CP-SAT model being built: the instance's nodes and crossings, and the variables of each."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance, self.nodes, self.model = instance, Nodes(instance), cp_model.CpModel()
@@ -52,7 +53,7 @@ class _Model:
         self.times: dict[Symbol, cp_model.IntVar] = {}
 
     def path(self) -> None:
-        """Every unit has one place, and neighbouring places a crossing."""
+        """Add the rows of the path: every unit has one node, and neighbouring nodes are joined by one crossing."""
         nodes, last = self.nodes, len(self.nodes.units) - 1
         for l in nodes.units:
             self.model.add_exactly_one(x for node, x in self.x.items() if node[0] == l)
@@ -72,7 +73,7 @@ class _Model:
         self.model.add(sum(x for node, x in self.x.items() if node[:2] == (0, 0)) == 1)
 
     def ends(self) -> None:
-        """Which places begin or end a stage."""
+        """Add the rows that say which nodes begin or end a stage."""
         for variables in (self.h, self.e):
             for node, variable in variables.items():
                 self.model.add_implication(variable, self.x[node])
@@ -86,7 +87,8 @@ class _Model:
                 self.model.add(sum(over) == sum(self.e[l, i, s] for s in self.nodes.options(l, i, state, "leave")))
 
     def once(self) -> None:
-        """The last unit's options as one table exactly where the first unit's option lets them be."""
+        """Add the rows by which the last unit takes an option with the shared table as one parameter exactly where the first
+        unit's option allows it."""
         if not self.nodes.has_tied_options:
             return
         last, count = self.nodes.units[-1], self.nodes.last_options
@@ -96,7 +98,7 @@ class _Model:
             self.model.add(self.x[last, 0, s] + equal <= 1)
 
     def time(self, symbol: Symbol) -> cp_model.IntVar:
-        """The variable of a time of a stage."""
+        """The variable of a time of a stage; its row is added when the time is first used."""
         if symbol not in self.times:
             terms: Terms = [(self.x[node], value) for node, value in self.nodes.node_times(symbol)]
             terms += [(self.z[crossing], value) for crossing, value in self.nodes.crossing_times(symbol)]
@@ -108,11 +110,12 @@ class _Model:
         return self.times[symbol]
 
     def total(self, names: Iterable[str], stage: int) -> cp_model.LinearExpr:
-        """Times of a stage together."""
+        """The sum of several times of one stage."""
         return weighted_sum((self.time((name, stage)), 1) for name in names)
 
     def tied(self) -> Any:
-        """What the sum of a tied table takes: nothing where it is one parameter."""
+        """The time in ns in which both ends of the pipeline sum the gradients of a shared table: 0 where it is one
+        parameter."""
         tied = self.nodes.configuration.tied
         if tied is None:
             return 0
@@ -120,7 +123,7 @@ class _Model:
         return tied.reduce_ns * (1 - sum(x for (l, _, s), x in self.x.items() if l == last and s >= count))
 
     def memory(self) -> None:
-        """No device and no host holds more than it has."""
+        """Add the rows by which no device and no host holds more bytes than it has."""
         nodes, configuration = self.nodes, self.nodes.configuration
         of_stage = {x: [node for node in nodes.all_nodes if node[1] == x] for x in nodes.stages}
 
@@ -149,6 +152,7 @@ class _Model:
 
 
 def _simulated(stated: _Model) -> Any:
+    """The step as a variable, bounded from below by the simulated ends of all device groups."""
     model, nodes = stated.model, stated.nodes
     passes = end_time_rows(graph_of(nodes.configuration), lambda duration: duration)
     starts = [model.new_int_var(0, stated.most, f"S[{v}]") for v in range(len(passes.rows))]
@@ -172,6 +176,7 @@ def _simulated(stated: _Model) -> Any:
 
 
 def _eq_8(stated: _Model) -> Any:
+    """The step by Galvatron-BMW's Eq. 8."""
     names = ("forward_ns", "backward_ns", "message_forward_ns", "message_backward_ns")
     slowest, running = _slowest(stated, names)
     syncs = [stated.total(("last_ns", "reduce_ns", "optimizer_ns"), x) for x in stated.nodes.stages]
@@ -179,12 +184,14 @@ def _eq_8(stated: _Model) -> Any:
 
 
 def _eq_5(stated: _Model) -> Any:
+    """The step by AMP's Eq. 5."""
     slowest, running = _slowest(stated, ("forward_ns", "backward_ns"))
     moves = [stated.total(("message_forward_ns", "message_backward_ns"), x) for x in stated.nodes.stages]
     return _sum([(stated.nodes.configuration.micro_batches - 1) * slowest, *running, *moves])
 
 
 def _eq_4(stated: _Model) -> Any:
+    """The step by AMP's Eq. 4."""
     longest, last = stated.model.new_int_var(0, stated.most, "W"), stated.nodes.stages[-1]
     for x in stated.nodes.stages:
         after_passes = stated.total(("reduce_ns", "optimizer_ns"), x)
@@ -193,7 +200,7 @@ def _eq_4(stated: _Model) -> Any:
 
 
 def _slowest(stated: _Model, names: Iterable[str]) -> tuple[cp_model.IntVar, list[Any]]:
-    """The largest sum of times of any stage, and that of each."""
+    """A variable that is at least the sum of the named times of every stage, and these sums."""
     running: list[Any] = [stated.total(names, x) for x in stated.nodes.stages]
     slowest = stated.model.new_int_var(0, stated.most, "V")
     for whole in running:
@@ -202,6 +209,7 @@ def _slowest(stated: _Model, names: Iterable[str]) -> tuple[cp_model.IntVar, lis
 
 
 def _sum(parts: Sequence[Any]) -> Any:
+    """The sum of expressions and numbers."""
     return cp_model.LinearExpr.sum(list(parts))
 
 
@@ -209,5 +217,5 @@ _STEP: dict[str, Callable[[_Model], Any]] = {"simulated": _simulated, "eq8": _eq
 
 
 def extract(instance: Instance, x: Variables, value: Callable[[cp_model.IntVar], bool]) -> Solution:
-    """The solution that x stands for, by the value of each variable."""
+    """The solution for which x stands. value: tells whether a variable is true."""
     return Nodes(instance).solution([node for node, variable in x.items() if value(variable)])

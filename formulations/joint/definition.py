@@ -1,4 +1,4 @@
-"""joint as a problem that trainplan can be asked for: from a request to an instance, and from a solution to a plan."""
+"""joint as a problem of trainplan: from a request to its instances, and from a solution to a plan."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ MOST_VARIABLES = 100_000  # binary ones, of the models of all configurations; a 
 
 
 def subproblems(instance: Instance, out_of_time: Callable[[], bool]) -> list[Subproblem]:
-    """One for each configuration of an instance. Raises Unsuited where models of all of them are too large to be solved."""
+    """One part of an instance for each of its configurations, with its lower bound, for models that hold one configuration
+    each. Raises Unsuited where the models of all configurations together are too large to be solved."""
 
     def lift(index: int) -> Callable[[Solution], Solution]:
         return lambda solution: replace(solution, configuration=index)
@@ -68,8 +69,8 @@ def subproblems(instance: Instance, out_of_time: Callable[[], bool]) -> list[Sub
 
 
 def start(instance: Instance, solution: Solution) -> set[str]:
-    """The names of the variables x that are 1 in a solution, by unit, stage and option; of the last unit, the option with a
-    table of both ends as one parameter where it is one."""
+    """The names of the variables x that are 1 in a solution, by unit, stage and option, for a solver to start from. Where both
+    ends of the pipeline share a table as one parameter, the last unit's name is that of its second copy of the option."""
     nodes = [(l, x, solution.choice[l]) for x, (a, b) in enumerate(solution.spans()) for l in range(a, b + 1)]
     configuration = instance.configurations[solution.configuration]
     if shares_table(configuration, solution.choice):
@@ -79,7 +80,8 @@ def start(instance: Instance, solution: Solution) -> set[str]:
 
 
 class Joint(Problem):
-    """Schedule, micro-batches, stages cut at any sub-layer, and the strategy of every sub-layer, for one batch."""
+    """The problem of choosing schedule, micro-batches, stages cut at any sub-layer, and the strategy of every sub-layer, for
+    one batch."""
 
     name = NAME
     record, solution_record = InstanceRecord, Solution
@@ -99,13 +101,13 @@ class Joint(Problem):
     describe = staticmethod(describe)
 
     def cost_model(self, instance: Instance) -> str:
-        """The name of the costs, and how a step is judged."""
+        """The name of the cost model of an instance, and of the formula by which stages' times add up to a step."""
         return f"{super().cost_model(instance)}, {STEP_NAMES[instance.step]}"
 
     def instances(self, request: Request) -> list[Instance]:
-        """One for each context-parallel degree asked for, and what its ranks exchange, that the devices, the tokens and the
-        heads allow. Raises InputError."""
-        self.scope.clipped_request(request)  # says what they have none of, where one choice would just be left out
+        """One instance for each context-parallel degree, and each kind of exchange, that the request allows and that devices,
+        tokens and heads support. Raises InputError where none is possible."""
+        self.scope.clipped_request(request)  # refuses options that leave nothing, where a single degree would only be skipped
         choices, instances, refused = cp_choices(request.options), list[Instance](), list[InputError]()
         for degree, exchange in choices:
             chosen = {CP.name: str(degree), CP_EXCHANGE.name: exchange}
@@ -118,8 +120,8 @@ class Joint(Problem):
         return instances
 
     def instance(self, request: Request) -> Instance:
-        """All depths, micro-batches and strategies that are possible, or those asked for, of one context-parallel degree.
-        Raises InputError."""
+        """The instance of a request with one context-parallel degree: all depths, numbers of micro-batches and strategies that
+        are possible, or those that the request names. Raises InputError."""
         request = self.scope.clipped_request(request)
         if (first := request.options[RECOMPUTE_FIRST.name]) is not None:
             if (model := request.described_model) is None:
@@ -174,7 +176,8 @@ class Joint(Problem):
         )
 
     def tables(self, instance: Instance, solution: Solution) -> list[Table]:
-        """The stages, and in each the options of its units, runs of equal ones as one row."""
+        """A table for the screen: the stages of a solution, and in each stage its units, where consecutive ones with equal
+        options form one row."""
         configuration, rows = instance.configurations[solution.configuration], []
         evaluation = evaluate(instance, solution)
         for x, stage in enumerate(evaluation.stages):
@@ -204,7 +207,7 @@ STEP_NAMES = {"simulated": "simulated step", "eq8": "Eq. 8", "eq5": "Eq. 5", "eq
 
 
 def _planned(name: str, option: Option) -> PlannedUnit:
-    """A unit of a plan under an option."""
+    """One unit of a plan under an option. name: of the unit."""
     assert option.strategy is not None
     unit, states = planned_unit(name, option.strategy), dict[str, Any]()
     if not option.host:
@@ -216,13 +219,14 @@ def _planned(name: str, option: Option) -> PlannedUnit:
 
 
 def _shares_bus(request: Request) -> bool:
-    """Whether copies to the host and collectives go through one bus, as far as that is known."""
+    """Whether copies to the host and collectives use one bus, as far as the profile says."""
     profile = request.profile or next(iter(request.obtained), None)
     return profile is not None and profile.host is not None and profile.host.shares_bus
 
 
 def host_part_bytes(cluster: Cluster | None) -> int | None:
-    """What one device has of its host's memory, on the smallest host for its devices; None where that is not described."""
+    """One device's part, in bytes, of its host's memory, on the host with the least for each device; None where no host is
+    described."""
     nodes = [] if cluster is None else cluster.nodes
     if any(node.host is None for node in nodes) and not any(node.host for node in nodes):
         return None
@@ -230,7 +234,7 @@ def host_part_bytes(cluster: Cluster | None) -> int | None:
 
 
 def build(request: Request, space: Space) -> Instance:
-    """The instance of a request in a space. Raises InputError."""
+    """The instance of a request within a search space. Raises InputError."""
     devices, samples = request.origin.devices, request.samples
     (cp, exchange), *others = cp_choices(request.options)
     if others:
@@ -263,7 +267,7 @@ def build(request: Request, space: Space) -> Instance:
         costs = JointCosts(profile, space, degrees, request.precision)
     name = f"{profile.name} on {request.cluster_name}" + ("" if cp == 1 else f", cp{cp}{HEADS_WORD * (exchange == 'heads')}")
     if space.host and profile.described_model is not None:
-        host_costs(profile)  # which says what is missing
+        host_costs(profile)  # raises InputError where the profile lacks them
     provenance = {
         "cluster": request.cluster_name,
         CP.name: str(cp),

@@ -1,4 +1,4 @@
-"""Every solution of a tiny instance, one after the other: what brute force looks at."""
+"""All solutions of a small instance, one after the other or in batches, for brute force."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trainplan.formulations.joint.batch_evaluation import ChoiceBatch, supports_
 from trainplan.formulations.joint.evaluation import evaluate, malformed, over_memory
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 
-CLOCK_INTERVAL = 512  # solutions between two moments to look at the clock
-BATCH_SIZE = 4096  # choices that are looked at together
+CLOCK_INTERVAL = 512  # solutions between two looks at the clock
+BATCH_SIZE = 4096  # choices that are evaluated together
 
 
 def binary_variables(instance: Instance) -> int:
-    """How many binary variables models of all configurations have together: one for each unit, stage and option."""
+    """The number of binary variables of the models of all configurations together: one for each unit, stage and option."""
     count = 0
     for configuration in instance.configurations:
         stages = 1 if configuration.cuts is not None else configuration.stages  # fixed cuts leave each unit its stage
@@ -32,6 +32,7 @@ def solution_count(instance: Instance) -> int:
 
 
 def _count(instance: Instance, configuration: Configuration) -> int:
+    """The number of cuts and choices in one configuration, whatever memory they need."""
     partitions = 1 if configuration.cuts is not None else comb(sum(instance.cuttable), configuration.stages - 1)
     kinds = range(len(configuration.tables))
     return partitions * prod(
@@ -40,7 +41,8 @@ def _count(instance: Instance, configuration: Configuration) -> int:
 
 
 def cuts_of(instance: Instance, configuration: Configuration) -> Iterator[tuple[int, ...]]:
-    """Every way to cut the units into the stages of a configuration, in lexicographic order: one where its cuts are fixed."""
+    """Every partition of the units into the stages of a configuration, as the first units of the stages after the first, in
+    lexicographic order: a single one where the configuration fixes its cuts."""
     if configuration.cuts is not None:
         yield configuration.cuts
         return
@@ -49,7 +51,8 @@ def cuts_of(instance: Instance, configuration: Configuration) -> Iterator[tuple[
 
 
 def solutions(instance: Instance) -> Generator[Solution | None, None, None]:
-    """Every solution, whatever memory it needs, unless it links options that do not agree; None to look at the clock."""
+    """Every solution, whatever memory it needs, whose neighbouring options agree. Yields None now and then, so that the caller
+    can look at the clock."""
     count = 0
     for index, configuration in enumerate(instance.configurations):
         for cuts in cuts_of(instance, configuration):
@@ -65,8 +68,9 @@ def solutions(instance: Instance) -> Generator[Solution | None, None, None]:
 
 
 def improving(instance: Instance) -> Generator[Solution | None, None, None]:
-    """Of every lot of choices the best solution that fits, if it takes less time than those before it; None to look at the
-    clock. Where choices cannot be looked at in lots, each solution is a lot."""
+    """The best feasible solution of each batch of choices, if its step is shorter than those of all earlier ones. Yields None
+    in place of others, so that the caller can look at the clock. Where choices cannot be evaluated in batches, each is a batch
+    of its own."""
     best: int | None = None
     for index, configuration in enumerate(instance.configurations):
         batches = _best_by_batch(instance, index) if supports_batching(configuration) else _one_by_one(instance, index)
@@ -82,7 +86,7 @@ Found = tuple[int, Solution] | None
 
 
 def _best_by_batch(instance: Instance, configuration_index: int) -> Iterator[Found]:
-    """The best solution that fits of each lot, with its step."""
+    """The step in ns and the solution of the best feasible choice of each batch; None for a batch without one."""
     configuration = instance.configurations[configuration_index]
     for cuts in cuts_of(instance, configuration):
         stages = [x for x, (first, end) in enumerate(pairwise((0, *cuts, instance.length))) for _ in range(first, end)]
@@ -99,7 +103,7 @@ def _best_by_batch(instance: Instance, configuration_index: int) -> Iterator[Fou
 
 
 def _one_by_one(instance: Instance, configuration_index: int) -> Iterator[Found]:
-    """Every solution that fits, with its step."""
+    """The step in ns and the solution of every feasible solution; None for each infeasible one."""
     alone = instance.only([configuration_index])
     for solution in solutions(alone):
         evaluation = None if solution is None else evaluate(alone, solution)

@@ -1,4 +1,4 @@
-"""What a solution of the problem costs, and what it breaks: time by the instance's `step`, memory by stage."""
+"""The cost of a solution, and the constraints that it breaks: time by the instance's `step`, memory by stage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from trainplan.profiling.base.quantities import format_bytes
 
 @dataclass(frozen=True)
 class EvaluatedStage:
-    """One stage of a solution. times: of its passes; in_flight: micro-batches, the most; peak_unit: in whose pass it peaks."""
+    """One stage of a solution. first, last: its units. in_flight: the largest number of micro-batches in flight. times: of its
+    passes. peak_bytes: of one device, while its own passes run. peak_unit: the unit in whose pass the peak is. state_bytes:
+    model states. host_bytes: on the host, for one device."""
 
     first: int
     last: int
@@ -32,7 +34,8 @@ class EvaluatedStage:
 
 @dataclass(frozen=True)
 class Evaluation(Timed):
-    """What a solution costs, stage by stage. tied_ns: what the pipeline's ends take to add up their gradients of a table."""
+    """The step of a solution in ns, and its stages. tied_ns: the time in which both ends of the pipeline sum the gradients of a
+    shared table."""
 
     time_ns: int
     stages: tuple[EvaluatedStage, ...]
@@ -40,12 +43,12 @@ class Evaluation(Timed):
 
     @property
     def peak_bytes(self) -> int:
-        """The peak of the fullest stage."""
+        """The peak memory in bytes of one device of the fullest stage."""
         return max(stage.peak_bytes for stage in self.stages)
 
 
 def evaluate(instance: Instance, solution: Solution) -> Evaluation:
-    """Time and memory of a solution. Raises ValueError where it is no solution of the instance."""
+    """The time and the memory of a solution. Raises ValueError where it is not a solution of the instance."""
     if wrong := malformed(instance, solution):
         raise ValueError(wrong[0])
     configuration = instance.configurations[solution.configuration]
@@ -72,7 +75,7 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
 
 
 def bytes_of_stages(instance: Instance, solution: Solution, tables: Sequence[OptionTable] | None = None) -> list[StageBytes]:
-    """What the units of every stage hold. tables: of every unit, where they are at hand."""
+    """For every stage, the bytes that its units hold. tables: the options of every unit, where the caller has them already."""
     configuration = instance.configurations[solution.configuration]
     if tables is None:
         tables = tables_of(instance, configuration, solution, shares_table(configuration, solution.choice))
@@ -83,13 +86,13 @@ def bytes_of_stages(instance: Instance, solution: Solution, tables: Sequence[Opt
 
 
 def shares_table(configuration: Configuration, choice: Sequence[int]) -> bool:
-    """Whether a table that both ends of the pipeline share is one parameter."""
+    """Whether a table that both ends of the pipeline share is one parameter under a choice."""
     tied = configuration.tied
     return tied is not None and tied.equal is not None and bool(tied.equal[choice[0], choice[-1]])
 
 
 def tables_of(instance: Instance, configuration: Configuration, solution: Solution, tied_once: bool) -> list[OptionTable]:
-    """The options of every unit where the solution has it."""
+    """For every unit, the options that it has in its stage. once: see `shares_table`."""
     stages = [x for x, (first, last) in enumerate(solution.spans()) for _ in range(first, last + 1)]
     tables = [instance.table(configuration, x, l) for l, x in enumerate(stages)]
     if tied_once and configuration.tied is not None and configuration.tied.once is not None:
@@ -100,15 +103,17 @@ def tables_of(instance: Instance, configuration: Configuration, solution: Soluti
 def stage_times(
     instance: Instance, configuration: Configuration, solution: Solution, tables: Sequence[OptionTable], stage: int
 ) -> StageTimes:
-    """What one stage takes. tables: of every unit."""
+    """The times of one stage. tables: the options of every unit of the model."""
     edges = (0, *solution.cuts, instance.length)
     choice, first, last = solution.choice, edges[stage], edges[stage + 1] - 1
 
     def total(column: str) -> int:
+        """The sum of a column over the options of the stage's units."""
         return sum(int(getattr(tables[l], column)[choice[l]]) for l in range(first, last + 1))
 
     def crossing(matrix: str, unit: int, in_stage: int) -> int:
-        """What crosses the boundary before a unit, by a matrix of the boundary as the tables of a stage have it."""
+        """The number of a boundary's matrix at the boundary before a unit, by the tables of stage `in_stage`; 0 for a re-layout
+        that is not done at a cut."""
         pair = int(tables[unit - 1].leave[choice[unit - 1]]), int(tables[unit].enter[choice[unit]])
         boundary = instance.boundary(configuration, in_stage, unit)
         if unit == edges[in_stage] and not boundary.relayout_at_cut and "relayout" in matrix:
@@ -156,7 +161,7 @@ def stage_times(
 def stage_bytes(
     instance: Instance, configuration: Configuration, solution: Solution, tables: Sequence[OptionTable], stage: int
 ) -> StageBytes:
-    """What the units of one stage hold. tables: of every unit."""
+    """The bytes that the units of one stage hold. tables: the options of every unit of the model."""
     choice, (first, last) = solution.choice, solution.spans()[stage]
 
     def column(name: str) -> Any:
@@ -177,26 +182,29 @@ Aggregate = Callable[[Configuration, Sequence[StageTimes], int], int]
 
 
 def aggregate(step: Step) -> Aggregate:
-    """How a step adds up the times of stages."""
+    """The function that adds up the times of all stages to a step, by the instance's objective."""
     return _AGGREGATES[step]
 
 
 def eq_8_ns(configuration: Configuration, stages: Sequence[StageTimes], tied_ns: int) -> int:
-    """Galvatron-BMW's Eq. 8: the slowest stage's micro-batch m - 1 times, and one of all, with what the last one pays."""
+    """The step in ns by Galvatron-BMW's Eq. 8: m - 1 micro-batches on the slowest stage, and one on all stages, with all work
+    that follows the last micro-batch."""
     times = [stage.micro_batch_ns + stage.message_forward_ns + stage.message_backward_ns for stage in stages]
     syncs = sum(stage.last_ns + stage.reduce_ns + stage.optimizer_ns for stage in stages) + tied_ns
     return (configuration.micro_batches - 1) * max(times) + sum(times) + syncs
 
 
 def eq_5_ns(configuration: Configuration, stages: Sequence[StageTimes], tied_ns: int) -> int:
-    """AMP's Eq. 5: as Eq. 8, with messages beside the largest time, and nothing at the end of the step."""
+    """The step in ns by AMP's Eq. 5: as Eq. 8, but without messages in the slowest stage's time, and without the work at the
+    end."""
     times = [stage.micro_batch_ns for stage in stages]
     moves = sum(stage.message_forward_ns + stage.message_backward_ns for stage in stages)
     return (configuration.micro_batches - 1) * max(times) + sum(times) + moves
 
 
 def eq_4_ns(configuration: Configuration, stages: Sequence[StageTimes], tied_ns: int) -> int:
-    """AMP's Eq. 4: Eq. 5, and the longest that a stage takes for its gradients, with a table that both ends share."""
+    """The step in ns by AMP's Eq. 4: Eq. 5, and the longest time that a stage takes to reduce its gradients and to step, with a
+    table that both ends share."""
     ends = (0, len(stages) - 1)
     syncs = [stage.reduce_ns + stage.optimizer_ns + (tied_ns if x in ends else 0) for x, stage in enumerate(stages)]
     return eq_5_ns(configuration, stages, tied_ns) + max(syncs)
@@ -214,7 +222,7 @@ def violations(instance: Instance, solution: Solution) -> list[str]:
 
 
 def over_memory(instance: Instance, solution: Solution, evaluation: Evaluation) -> list[str]:
-    """Stages that need more memory than their devices or hosts have, in words."""
+    """The stages of a solution that need more memory than their devices or hosts have, in words."""
     configuration, broken = instance.configurations[solution.configuration], []
     for x, stage in enumerate(evaluation.stages):
         group = configuration.device_group(x)
@@ -233,7 +241,7 @@ def over_memory(instance: Instance, solution: Solution, evaluation: Evaluation) 
 
 
 def malformed(instance: Instance, solution: Solution) -> list[str]:
-    """Why a solution is none of the instance, in words; empty where it is one, whatever memory it needs."""
+    """The reasons why a solution does not belong to an instance, in words; empty where it does, whatever memory it needs."""
     count, length = len(instance.configurations), instance.length
     if not 0 <= solution.configuration < count:
         return [f"configuration is {solution.configuration}; the instance has 0 to {count - 1}"]
@@ -267,13 +275,13 @@ def malformed(instance: Instance, solution: Solution) -> list[str]:
 
 
 def group_state_bytes(configuration: Configuration, evaluation: Evaluation, stage: int) -> int:
-    """The states of all stages on the devices of a stage."""
+    """The bytes of model states of all stages on the device group of a stage."""
     group_count = len(configuration.device_groups)
     return sum(chunk.state_bytes for chunk in evaluation.stages[stage % group_count :: group_count])
 
 
 def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
-    """What users see of a solution's costs."""
+    """The costs of a solution as fields of the files and screens that users see."""
     evaluation = evaluate(instance, solution)
     configuration = instance.configurations[solution.configuration]
     worst = max(evaluation.stages, key=lambda stage: stage.peak_bytes)

@@ -1,12 +1,12 @@
-"""What keeping a unit's states or inputs on the host adds to its numbers, as trainplan's programs copy them (`execution`).
+"""The numbers of a unit that keeps states or inputs on the host, as trainplan's programs copy them (`execution`).
 
     optimizer    it works on the host, on the rank's shards there. The device sums the gradients of all micro-batches, copies
-                 the sum out behind their reductions (of a shared table behind the sum of both gradients), and the host steps;
+                 the sum out after their reductions (of a shared table after the sum of both gradients), and the host steps;
                  new parameters come back last
-    parameters   nothing of them stays on the device: the rank's shard is copied in before every pass
+    parameters   none of them stays on the device: the rank's shard is copied in before every pass
     hidden       the input of a recomputed unit is copied out in its forward pass, and back before its backward pass
 
-Copies follow computations one by one, as on one lane; lanes beside each other save some of that.
+Copies follow computations one by one, as on one lane; overlapping lanes save some of that time.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from trainplan.profiling.profiles import Profile
 def with_host(
     profile: Profile, sublayer: str, option: Option, samples: int, numbers: dict[str, int], in_flight: int, least: bool = False
 ) -> dict[str, int]:
-    """The numbers of a sub-layer under an option, by their names in `OptionTable`, from those of its strategy alone. in_flight:
-    the most micro-batches on a stage, each of which may have an input on the host. least: without the sum of gradients, which
-    is on the device for a part of the step alone. Raises InputError where the profile says nothing of the host."""
+    """The numbers of a sub-layer, by their names in `OptionTable`, under an option that keeps a part of it on the host.
+
+    samples: of a micro-batch. numbers: those of the option's strategy alone. in_flight: the largest number of micro-batches on
+    a stage at once, each of which may have an input on the host. least: leave out the sum of gradients, which is on the device
+    for a part of the step only, for a lower bound of memory. Raises InputError where the profile does not describe the host.
+    """
     strategy, result = option.strategy, dict(numbers)
     assert strategy is not None
     if "optimizer" in option.host:
@@ -50,7 +53,7 @@ def with_host(
 
 
 def with_input_away(numbers: dict[str, int], size: int, in_flight: int) -> dict[str, int]:
-    """The numbers of a sub-layer whose input, of so many bytes, is on the host between its passes. in_flight: as of
+    """The numbers of a sub-layer whose input, of `size` bytes, is on the host between its two passes. in_flight: see
     `with_host`."""
     return numbers | {
         "kept_bytes": numbers["kept_bytes"] - size,
@@ -60,6 +63,7 @@ def with_input_away(numbers: dict[str, int], size: int, in_flight: int) -> dict[
 
 
 def input_bytes(profile: Profile, sublayer: str, strategy: Strategy, samples: int) -> int:
-    """A rank's input of a micro-batch of so many samples: of an embedding, or of its own tokens where they are shared."""
+    """The bytes of one rank's input of a sub-layer for a micro-batch of a number of samples: all tokens of an embedding, else
+    the rank's own tokens where ranks share them."""
     shape, rows = profile.shapes[sublayer], samples // strategy.data_degree
     return rows * shape.input_bytes // (1 if shape.kind == "embedding" else strategy.share(0)[1])

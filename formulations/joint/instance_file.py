@@ -1,7 +1,7 @@
-"""Instances of the joint problem in files: what a file holds, its checks, and how it becomes an instance and is written.
+"""Instances of the joint problem in files: the format, its checks, reading and writing.
 
-Parts of an instance are read and written by their own classes (`problem`, `tables`). A file differs from an instance in one
-thing: tables and ties are listed once, and configurations refer to them by their indices, counted from 0.
+The parts of an instance are read and written by their own classes (`problem`, `tables`). A file differs from an instance in one
+way: tables and ties are listed once, and configurations refer to them by their indices, counted from 0.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ PARTS = ("classes", "batch", "units", "boundary_kinds", "cuttable", "step", "res
 
 
 def load(source: Source, where: str = "instance") -> Instance:
-    """The instance of a file or of a dict, which errors call `where`. Raises InputError with file, field, value and fix."""
+    """The instance of a file or of a dict, which error messages call `where`. Raises InputError with file, field, value and
+    fix."""
     record = parse(source, InstanceRecord, name_of_source(source, where))
     configurations = tuple(
         Configuration(
@@ -68,6 +69,7 @@ def load(source: Source, where: str = "instance") -> Instance:
 
 
 def _itself(tied: Tied | None) -> Tied | None:
+    """The argument itself: as a partial function, one that always gives this tied table."""
     return tied
 
 
@@ -100,14 +102,14 @@ def instance_dict(instance: Instance) -> dict[str, Any]:
 
 
 class _Listed:
-    """Objects that are written once, however often they are used. (Equal ones are one object.)"""
+    """A list of objects in their file format in which each object stands once, however often configurations refer to it."""
 
     def __init__(self) -> None:
         self.written: list[dict[str, Any]] = []
         self._indices: dict[int, int] = {}
 
     def index(self, record: Tables | Tied) -> int:
-        """The index of an object among those written."""
+        """The index of an object in the list, to which it is added when it is new. Objects are distinguished by identity."""
         if id(record) not in self._indices:
             self._indices[id(record)] = len(self.written)
             self.written.append(record.to_dict())
@@ -115,7 +117,8 @@ class _Listed:
 
 
 class ConfigurationRecord(Record):
-    """A `Configuration` in a file. tables: the indices of its tables in the file, by kind of site; tied: that of its tie."""
+    """A `Configuration` in a file. tables: the indices of its tables in the file, by kind of device group. tied: the index of
+    its tied table. sites: its device groups."""
 
     schedule: Schedule = Schedule()
     micro_batches: Annotated[int, Field(ge=1, le=10**6)]
@@ -128,7 +131,7 @@ class ConfigurationRecord(Record):
 
     @property
     def stages(self) -> int:
-        """The number of stages: of all chunks of all sites."""
+        """The number of stages: of all chunks of all device groups."""
         return len(self.sites) * self.schedule.chunks
 
 
@@ -149,6 +152,7 @@ class InstanceRecord(InstanceFile):
 
     @model_validator(mode="after")
     def _shapes(self) -> InstanceRecord:
+        """Raises InputError where parts of the file do not go together."""
         for name in ("boundary_kinds", "cuttable"):
             check_length(name, getattr(self, name), len(self.units) - 1, "one for each boundary of two units")
         for index, tables in enumerate(self.tables):
@@ -158,6 +162,8 @@ class InstanceRecord(InstanceFile):
         return self
 
     def _check_tables(self, where: str, index: int, tables: Tables) -> None:
+        """Raises InputError where a table lacks a kind of unit or boundary that the instance has, or an array of a boundary is
+        too small. where: the field's path in error messages. index: of the tables in the file."""
         entries: tuple[tuple[str, Sequence[Any], Sequence[int]], ...] = (
             ("units", tables.units, [unit.kind for unit in self.units]),
             ("boundaries", tables.boundaries, self.boundary_kinds),
@@ -174,6 +180,8 @@ class InstanceRecord(InstanceFile):
             check_boundary(f"{where}.boundaries[{kind}]", boundary, leaves, enters, links)
 
     def _check_configuration(self, where: str, record: ConfigurationRecord) -> None:
+        """Raises InputError where a configuration does not go with its units, tables, devices or batch. where: the field's
+        path."""
         stages, units = record.stages, len(self.units)
         check_schedule(where, record)
         if stages > units:
@@ -207,7 +215,7 @@ class InstanceRecord(InstanceFile):
         self._check_sums(where, record)
 
     def _check_tied(self, where: str, record: ConfigurationRecord, tied: Tied) -> None:
-        """Raises InputError where a shared table does not suit the first and the last unit of a configuration."""
+        """Raises InputError where a shared table does not go with the first and the last unit of a configuration."""
         if tied.equal is None or tied.once is None:
             return
         name, units = f"ties[{record.tied}]", len(self.units)
@@ -248,13 +256,13 @@ def largest(table: OptionTable, name: str) -> int:
 
 
 def _largest_allowed(boundary: Boundary, names: Sequence[str]) -> int:
-    """The largest number in some arrays of a boundary of those that a solution may have; 0 where there is none."""
+    """The largest number, below FORBIDDEN, in the named arrays of a boundary; 0 where there is none."""
     arrays = [array for name in names if (array := getattr(boundary, name)) is not None]
     return max(int(array[array < FORBIDDEN].max(initial=0)) for array in arrays) if arrays else 0
 
 
 def check_schedule(where: str, record: ConfigurationRecord) -> None:
-    """Raises InputError where the sites and micro-batches of a configuration cannot follow its schedule."""
+    """Raises InputError where the device groups and micro-batches of a configuration cannot follow its schedule."""
     schedule, group_count, m = record.schedule, len(record.sites), record.micro_batches
     if (name := schedule.name) != "interleaved" and schedule.chunks > 1:
         raise InputError("", f"{where}.schedule.chunks", f"is {schedule.chunks}", f"give 1: {name} has one")
@@ -272,7 +280,8 @@ def check_schedule(where: str, record: ConfigurationRecord) -> None:
 def check_boundary(where: str, boundary: Boundary, before: int, after: int, links: int) -> None:
     """Raises InputError where an array of a boundary is too small, or has another size than its `relayout_forward_ns`.
 
-    before, after: the numbers of interface states that there must be; links: that of kinds of link.
+    where: the field's path in error messages. before, after: the least numbers of interface states on both sides. links: the
+    number of kinds of link.
     """
     shape = boundary.relayout_forward_ns
     rows, columns = len(shape), len(shape[0]) if len(shape) else 0
@@ -293,6 +302,8 @@ def check_boundary(where: str, boundary: Boundary, before: int, after: int, link
 
 
 def _check_matrix(where: str, matrix: Sequence[Any] | np.ndarray, rows: int, columns: int) -> None:
+    """Raises InputError where a matrix of a boundary does not have these numbers of rows and columns. where: the
+    field's path."""
     check_length(where, matrix, rows, "as relayout_forward_ns has", "rows")
     for row, numbers in enumerate(matrix):
         check_length(f"{where}[{row}]", numbers, columns, "as relayout_forward_ns has")

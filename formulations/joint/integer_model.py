@@ -1,10 +1,11 @@
-"""What both integer models of the joint problem share: an instance of one configuration as a path through places.
+"""The part that both integer models (`milp`, `cpsat`) share: a configuration's solutions as paths through nodes and crossings.
 
-A place of a unit is a pair (stage, option); every stage has a unit, so stage i holds units i .. L-p+i only. Crossings are what
-may lie between neighbouring units: they stay in a stage, or a stage begins, from an interface state to another.
+A node of a unit is a pair (stage, option). Every stage has at least one unit, so stage i can hold units i .. L-p+i only. A
+crossing is a possible boundary between neighbouring units: both lie in one stage, or a stage begins, from one interface state
+to another.
 
-Where one stage may hold a table of both ends as one parameter, the last unit has each of its options twice: as two parameters,
-and as one. Which of both it is, the first unit's option decides.
+Where a table that embedding and head share may be one parameter within one stage, the last unit has each of its options twice:
+with the table as two parameters, and as one. The first unit's option decides which of the two applies.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ Node = tuple[int, int, int]  # unit, stage, option
 
 
 class Crossing(NamedTuple):
-    """The boundary before a unit in a stage, between two states. begins: whether the stage begins there."""
+    """The boundary before a unit that lies in a stage, from interface state `before` to `after`. begins: whether the stage
+    begins there."""
 
     unit: int
     stage: int
@@ -37,33 +39,33 @@ class Crossing(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """The places and crossings of an instance of one configuration."""
+    """The nodes and crossings of an instance with one configuration."""
 
     instance: Instance
 
     @cached_property
     def configuration(self) -> Configuration:
-        """The only configuration."""
+        """The instance's only configuration."""
         (configuration,) = self.instance.configurations
         return configuration
 
     @property
     def units(self) -> range:
-        """The units."""
+        """The indices of the units."""
         return range(self.instance.length)
 
     @property
     def stages(self) -> range:
-        """The stages."""
+        """The indices of the stages."""
         return range(self.configuration.stages)
 
     @cached_property
     def has_tied_options(self) -> bool:
-        """Whether the last unit has its options twice."""
+        """Whether the last unit has each option twice, with the shared table as two parameters and as one."""
         return self.configuration.tied is not None and self.configuration.tied.once is not None
 
     def stages_of(self, unit: int) -> range:
-        """Stages that may hold a unit, by the fixed cuts, too; none before the first unit."""
+        """The stages that may hold a unit, by fixed cuts where there are any; none for an index below 0."""
         if unit < 0:
             return range(0)
         count, fixed = self.configuration.stages, self.configuration.cuts
@@ -73,7 +75,8 @@ class Nodes:
         return range(max(0, unit - (self.instance.length - count)), min(unit + 1, count))
 
     def table(self, unit: int, stage: int) -> OptionTable:
-        """The options of a unit in a stage; of the last unit of one stage, those as one parameter behind the others."""
+        """The options of a unit in a stage. The last unit's are followed by those with the shared table as one parameter, if it
+        has them."""
         table, tied = self.instance.table(self.configuration, stage, unit), self.configuration.tied
         if not self.has_tied_options or unit < self.instance.length - 1 or tied is None or tied.once is None:
             return table
@@ -82,15 +85,16 @@ class Nodes:
 
     @cached_property
     def all_nodes(self) -> list[Node]:
-        """All places."""
+        """All nodes, as (unit, stage, option)."""
         return [(l, i, s) for l in self.units for i in self.stages_of(l) for s in range(len(self.table(l, i).options))]
 
     @cached_property
     def crossings(self) -> list[Crossing]:
-        """All crossings of states that agree."""
+        """All crossings between interface states that agree."""
         return [crossing for l in self.units[1:] for i in self.stages_of(l) for crossing in self._into(l, i)]
 
     def _into(self, unit: int, stage: int) -> Iterator[Crossing]:
+        """The crossings into a unit that lies in a stage."""
         boundary = self.boundary(unit, stage)
         after = np.unique(self.table(unit, stage).enter).tolist()
         for source in (stage - 1, stage):
@@ -111,15 +115,15 @@ class Nodes:
         return self.instance.cuttable[unit - 1] if fixed is None else unit in fixed
 
     def boundary(self, unit: int, stage: int) -> Boundary:
-        """The boundary before a unit in a stage."""
+        """The boundary before a unit that lies in a stage."""
         return self.instance.boundary(self.configuration, stage, unit)
 
     def options(self, unit: int, stage: int, state: int, side: str) -> list[int]:
-        """The options of a unit in a stage that `enter` or `leave` in a state."""
+        """The options of a unit in a stage whose interface state on one side (`enter` or `leave`) is `state`."""
         return np.flatnonzero(getattr(self.table(unit, stage), side) == state).tolist()
 
     def message_bytes(self, message: Message) -> list[tuple[Crossing, int]]:
-        """What crossings add to the size of a message."""
+        """The bytes of a message, as a sum over crossings: each crossing that may send it, with the bytes that it then has."""
         kind, stage = message
         messages = []
         for crossing in self.crossings:
@@ -133,7 +137,8 @@ class Nodes:
     # Times
 
     def node_times(self, symbol: Symbol) -> list[tuple[Node, int]]:
-        """What places add to a time of a stage, beside what lies at the ends of the stage."""
+        """A time of a stage as a sum over nodes: those with a part in it and this part in ns, without the parts of a stage's
+        first and last unit (see `end_times`)."""
         name, stage = symbol
         terms = []
         for l, i, s in self.all_nodes:
@@ -142,7 +147,8 @@ class Nodes:
         return terms
 
     def _node_ns(self, name: str, unit: int, stage: int, option: int) -> int:
-        """What an option adds to a time of its stage; with what it adds as the first or the last unit of all."""
+        """The part in ns of one option in a time of its stage. The first and the last unit of the model always begin and end a
+        stage, so the additional times of these ends are included for them."""
         names = [name]
         if unit == 0:
             names += _AT_FIRST.get(name, [])
@@ -151,7 +157,8 @@ class Nodes:
         return sum(_column(self.table(unit, stage), column, option) for column in names)
 
     def end_times(self, symbol: Symbol, first: bool) -> list[tuple[Node, int]]:
-        """What places add to a time of a stage that they begin (`first`) or end, beside that of the pipeline's own ends."""
+        """A time of a stage as a sum over the nodes that may begin (`first`) or end it: the part in ns that such a node adds.
+        The model's first and last units are left out, see `_node_ns`."""
         name, stage = symbol
         names = (_AT_FIRST if first else _AT_LAST).get(name, [])
         ends = [node for node in (self.firsts if first else self.lasts) if node[1] == stage]
@@ -159,21 +166,23 @@ class Nodes:
 
     @cached_property
     def firsts(self) -> list[Node]:
-        """Places, but those of the first unit, that take longer where they begin a stage; with all of the unit's others."""
+        """The nodes, without those of the model's first unit, that may begin a stage, of all units in which some option takes
+        longer then."""
         return [
             p for p in self.all_nodes if p[0] > 0 and _any(self.table(*p[:2]), ("head_ns", "tail_ns")) and self.may_begin(p[0])
         ]
 
     @cached_property
     def lasts(self) -> list[Node]:
-        """Places, but those of the last unit, that take longer where they end a stage; with all of the unit's others."""
+        """The nodes, without those of the model's last unit, that may end a stage, of all units in which some option takes
+        longer then."""
         ends = self.units[:-1]
         return [
             p for p in self.all_nodes if p[0] in ends and _any(self.table(*p[:2]), ("turn_ns",)) and self.may_begin(p[0] + 1)
         ]
 
     def crossing_times(self, symbol: Symbol) -> list[tuple[Crossing, int]]:
-        """What crossings add to a time of a stage."""
+        """A time of a stage as a sum over crossings: those with a part in it, and this part in ns."""
         name, stage = symbol
         terms = []
         for crossing in self.crossings:
@@ -182,7 +191,7 @@ class Nodes:
         return terms
 
     def _crossing_ns(self, crossing: Crossing, name: str, stage: int) -> int:
-        """A crossing's part of a time of a stage."""
+        """The part in ns of a crossing in a time of a stage."""
         pair = crossing.before, crossing.after
         sender = crossing.stage - crossing.begins
         boundary = self.boundary(crossing.unit, crossing.stage)
@@ -212,7 +221,8 @@ class Nodes:
         return 0
 
     def most_ns(self) -> int:
-        """A time that no step exceeds: all passes of all micro-batches one after the other, each unit at its slowest."""
+        """A time that no step exceeds: all passes of all micro-batches one after the other, every unit under its slowest
+        option."""
         units = sum(max(self._whole_ns(l, i, s) for l, i, s in self.all_nodes if l == unit) for unit in self.units)
         moves = sum(
             max((self._moves_ns(crossing) for crossing in self.crossings if crossing.unit == l), default=0) for l in self.units
@@ -221,11 +231,12 @@ class Nodes:
         return 2 * self.configuration.micro_batches * (units + moves) + tied
 
     def _whole_ns(self, unit: int, stage: int, option: int) -> int:
-        """Every time of an option together, halves beside whole passes."""
+        """The sum in ns of all times of an option, passes of halves in addition to whole passes."""
         halves = ("first_half_ns", "second_half_ns", "halved_backward_ns") if self.configuration.schedule.sliced else ()
         return sum(_column(self.table(unit, stage), name, option) for name in (*TIMES, *halves))
 
     def _moves_ns(self, crossing: Crossing) -> int:
+        """The sum in ns of all times of a crossing, of both stages that it joins."""
         names = ["forward_ns", "message_forward_ns", "backward_ns", "message_backward_ns"]
         if self.configuration.schedule.sliced:
             names += ["first_half_ns", "second_half_ns", "message_half_ns", "halved_backward_ns"]
@@ -235,7 +246,7 @@ class Nodes:
     # Solutions
 
     def solution(self, chosen: Iterator[Node] | list[Node]) -> Solution:
-        """What the places of all units stand for, in any order."""
+        """The solution that has these nodes, one for every unit, given in any order."""
         rows = sorted(chosen)
         stages = [i for _, i, _ in rows]
         cuts = tuple(l for l in self.units[1:] if stages[l] != stages[l - 1])
@@ -244,11 +255,11 @@ class Nodes:
 
     @cached_property
     def last_options(self) -> int:
-        """The number of options of the last unit, each once."""
+        """The number of options of the last unit, without the copies for a shared table."""
         return len(self.instance.table(self.configuration, self.stages[-1], self.units[-1]).options)
 
     def once(self, first: int) -> list[int]:
-        """The last unit's options that are one parameter with an option of the first unit's, counted once."""
+        """The options of the last unit whose table is one parameter with that of an option of the first unit."""
         tied = self.configuration.tied
         assert tied is not None and tied.equal is not None
         return np.flatnonzero(tied.equal[first]).tolist()
@@ -265,7 +276,7 @@ _AT_LAST = {"backward_ns": ["turn_ns"], "halved_backward_ns": ["turn_ns"]}
 
 
 def check_supported(instance: Instance) -> None:
-    """Raises Unsuited where a model cannot state the instance."""
+    """Raises Unsuited where the integer models cannot state an instance."""
     check_additive(instance)
     limits = {instance.limit_bytes(group) for configuration in instance.configurations for group in configuration.device_groups}
     if len(limits) > 1:
@@ -274,17 +285,20 @@ def check_supported(instance: Instance) -> None:
 
 
 def check_additive(instance: Instance) -> None:
-    """Raises Unsuited where what a stage takes is no sum of what its units take."""
+    """Raises Unsuited where some time of a stage is not a sum over its units."""
     if any(configuration.reduction is not None for configuration in instance.configurations):
         problem = "reduces all gradients of a stage together"
         raise Unsuited("instance", "configurations", problem, "give `brute-force`, or `exact` of the problem that it restricts")
 
 
 def _any(table: OptionTable, names: Iterable[str]) -> bool:
+    """Whether any option of a table has a number above 0 in one of the named columns."""
     return any(getattr(table, name).any() for name in names)
 
 
 def _column(table: OptionTable, name: str, option: int) -> int:
+    """The number of an option in a named column, halves included; 0 for a name that options do not have, such as a message's
+    time."""
     if name in ("first_half_ns", "second_half_ns", "halved_backward_ns"):
         assert table.halved is not None
         halved = table.halved

@@ -1,6 +1,6 @@
-"""A bound of one configuration that needs no evidence.
+"""Lower bounds of the step in closed form, which need no search and no certificate.
 
-Bounds are in closed form, of any schedule of given stages, and of a configuration whatever the memory.
+Symbols: m micro-batches; u the least time of both passes of a micro-batch in a unit; p stages. Every function states its proof.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from trainplan.formulations.numbers import Integers
 
 
 def whole_ns(table: OptionTable, sliced: bool) -> Integers:
-    """By option, both passes of a micro-batch, with halves of it where some are sliced and these take less."""
+    """For each option, u in ns: both passes of a micro-batch; where some micro-batches are sliced, the cheaper of whole and
+    halves."""
     if not sliced or table.halved is None:
         return table.forward_ns + table.backward_ns
     halves = table.halved.forward_ns.sum(axis=0)
@@ -24,10 +25,11 @@ def whole_ns(table: OptionTable, sliced: bool) -> Integers:
 
 
 def closed_form_ns(instance: Instance, configuration: Configuration) -> int:
-    """No plan of the configuration has a shorter step.
+    """A lower bound in ns of the step of every plan of a configuration, whatever the memory.
 
-    Proof: some site runs m passes of an even share of the least u at least, or of the largest unit; stage 0 ends last, and then
-    adds what its first unit adds at least. Where cuts are fixed, also `_filled_ns`.
+    Proof: some device group runs m passes of at least an even share of the sum of u, or of the largest u of one unit. Stage 0
+    ends last, and then adds at least the reduction and the optimizer of its first unit. Where cuts are fixed, see also
+    `_filled_ns`.
     """
     kinds = [configuration.tables[kind].units for kind in {group.kind for group in configuration.device_groups}]
     sliced = configuration.schedule.sliced > 0
@@ -49,10 +51,11 @@ def closed_form_ns(instance: Instance, configuration: Configuration) -> int:
 
 
 def _filled_ns(configuration: Configuration, least: Sequence[int]) -> int:
-    """All passes of a site, and one micro-batch's of the stages before its first one. least: u by unit.
+    """A lower bound in ns of the step with fixed cuts: all passes of a device group, and those of one micro-batch in the stages
+    before its first one. least: u of every unit.
 
-    Proof: the first forward pass on a site follows that of the same micro-batch in all stages before the site's first one, and
-    its last backward pass is followed by these stages' backward passes.
+    Proof: the first forward pass on a device group follows those of the same micro-batch in all stages before the group's first
+    one, and its last backward pass is followed by these stages' backward passes.
     """
     assert configuration.cuts is not None
     group_count, stages = len(configuration.device_groups), np.add.reduceat(np.array(least), [0, *configuration.cuts])
@@ -61,13 +64,14 @@ def _filled_ns(configuration: Configuration, least: Sequence[int]) -> int:
 
 
 def any_schedule_ns(configuration: Configuration, evaluation: Evaluation) -> int:
-    """No order of the passes of these stages with these options has a shorter step, whatever memory it needs: passes of whole
-    micro-batches, unless the schedule slices some, with one thing at a time on each device.
+    """A lower bound in ns of the step of these stages with these options under any order of their passes, whatever memory it
+    needs. Passes are of whole micro-batches, unless the schedule slices some; a device does one thing at a time.
 
-    Proof: stage x begins no earlier than micro-batch 0's, or any one's, forward passes through the stages before it allow; then
-    its devices run m passes each way; its last backward pass is followed by those of the same micro-batch on the stages before
-    x and by what stage 0 adds at last, and by what stage x adds itself. Of chunks on one site, each alone, and all of their
-    passes together. A table that both ends of the pipeline share is added up once on each of their sites, which may be one.
+    Proof: stage x begins after some micro-batch's forward passes through the stages before it; then its devices run m passes
+    each way; its last backward pass is followed by those of the same micro-batch on the stages before x and by the work at the
+    end of stage 0, and by the work at the end of stage x. This holds for each of several chunks of a device group, and for all
+    of their passes together. A table that both ends of the pipeline share is summed once on each of their groups, which may be
+    one group.
     """
     m, stages = configuration.micro_batches, [stage.times for stage in evaluation.stages]
     forward = [stage.forward_ns + stage.message_forward_ns for stage in stages]
@@ -97,10 +101,11 @@ def any_schedule_ns(configuration: Configuration, evaluation: Evaluation) -> int
 
 
 def least_ns(instance: Instance) -> int:
-    """Of an instance of one configuration: every unit at its fastest, without links and ends of stages.
+    """A lower bound in ns of the step of an instance with one configuration: every unit at its fastest, without boundaries.
 
-    A site works at least as long as an even share of all micro-batches, and as one unit's; one micro-batch passes all units.
-    Under Eq. 8 and Eq. 5 the slowest stage counts for all micro-batches but one, and all stages for that one.
+    A device group works at least as long as an even share of all micro-batches, and as all micro-batches of one unit; and one
+    micro-batch passes all units. Under Eq. 8 and Eq. 5 the slowest stage counts for all micro-batches but one, and all stages
+    for that one.
     """
     (configuration,) = instance.configurations
     least = [_least_ns(configuration, unit.kind, l == instance.length - 1) for l, unit in enumerate(instance.units)]
@@ -111,7 +116,8 @@ def least_ns(instance: Instance) -> int:
 
 
 def _least_ns(configuration: Configuration, kind: int, last: bool) -> int:
-    """One micro-batch in both passes of a kind of unit. last: whether it is the last one, which may share a table."""
+    """The least time in ns of both passes of a micro-batch in a kind of unit. last: whether the unit is the model's last, which
+    may share a table."""
     tables = [group_tables.units[kind] for group_tables in configuration.tables]
     if last and configuration.tied is not None and configuration.tied.once is not None:
         tables.append(configuration.tied.once)
@@ -119,6 +125,7 @@ def _least_ns(configuration: Configuration, kind: int, last: bool) -> int:
 
 
 def _passes_ns(table: OptionTable) -> int:
+    """The least time in ns of both passes of a micro-batch over all options of a table, whole or in halves."""
     forward, backward = table.forward_ns, table.backward_ns
     if table.halved is not None:
         forward = np.minimum(forward, table.halved.forward_ns.sum(axis=0))

@@ -1,35 +1,35 @@
 """joint as a mixed-integer linear program, in Pyomo: one configuration, with p stages and m micro-batches, at a time.
 
-A plan is a path through places (l, i, s): unit l lies in stage i and takes option s. From unit to unit the path crosses a
+A plan is a path through nodes (l, i, s): unit l lies in stage i and takes option s. From unit to unit the path crosses a
 boundary, from an interface state a to another b, and stays in its stage or begins the next one.
 
 Sets         l units; i stages; s options; q crossings (l, i, a, b, begins): into unit l of stage i from state a to state b
-             t times of stages, by name and stage (see `simulation`); v moments that are variables, see `end_time_rows`
+             t times of stages, by name and stage (see `simulation`); v ends of passes that are variables, see `end_time_rows`
 Parameters   of tables, in scaled units, see `units`; n_i micro-batches in flight; E memory, H memory of the host
 Variables    x[l,i,s] in {0,1}   unit l lies in stage i and takes option s
              z[q] >= 0           the crossing is the path's
-             h[l,i,s], e[l,i,s]  the place begins a stage, or ends one, where that takes longer
+             h[l,i,s], e[l,i,s]  the node begins a stage, or ends one, where that takes longer
              D[t] >= 0           the time of a stage
-             S[v] >= 0           a moment
+             S[v] >= 0           the end of a pass
              F[l,i] >= 0         activations of one micro-batch held by stage i after the forward pass of unit l
              J >= 0              the step
 
     minimise   J
     first      sum_s x[0,0,s] = 1                                                       the path begins
-    leave      sum of z[q] that leave place (l, i) in state a = sum of x[l,i,s] that leave in a     for every l < L-1, i, a
-    enter      sum of z[q] that enter place (l, i) in state b = sum of x[l,i,s] that enter in b     for every l > 0, i, b
+    leave      sum of z[q] that leave node (l, i) in state a = sum of x[l,i,s] that leave in a     for every l < L-1, i, a
+    enter      sum of z[q] that enter node (l, i) in state b = sum of x[l,i,s] that enter in b     for every l > 0, i, b
     ends       h[l,i,s] <= x[l,i,s], and the sum of those that enter in b = sum of z[q] that begin stage i so; e alike
-    time       D[t] = the times of the places and crossings that count for it
-    start      S[v] >= each of its sums of an earlier moment and times                  the simulation
-    step       J >= the end of each stage with D of what comes behind, and the tied table's sum between both ends
+    time       D[t] = the times of the nodes and crossings that count for it
+    start      S[v] >= each of its sums of an earlier end and times                     the simulation
+    step       J >= the end of each stage with D of the work after it, and the tied table's sum between both ends
     hold       F[l,i] = F[l-1,i] + sum_s kept x[l,i,s]
     peak       F[l,i] + sum_s work x[l,i,s] + sum_ks (state + n_i held + (n_i - 1) kept) x[k,i,s] <= E   for every l, i
     host       sum_ls host x[l,i,s] <= H                                                where hosts have a limit
     once       where the last unit has options as one table with the first unit's: these are taken with those alone
 
 With x integer, z is integer as well: it fixes both ends of every crossing. Where Eq. 8 or Eq. 5 judges the step, `start` and
-`step` make place for it. Where chunks share a site, `peak` has a row for every unit and every moment of the site's order at
-which other micro-batches are in flight, with all that the site's other chunks hold.
+`step` are left out. Where chunks share a device group, `peak` has a row for every unit and every moment of the group's order
+with other micro-batches in flight, with all bytes that the group's other chunks hold.
 """
 
 from __future__ import annotations
@@ -48,19 +48,22 @@ from trainplan.formulations.schedule.graph import Symbol
 
 
 def units(instance: Instance) -> tuple[int, int]:
-    """Nanoseconds and bytes of one model unit, by a time that no step exceeds and by the memory."""
+    """The nanoseconds and the bytes that one unit of the model's numbers stands for, chosen by a time that no step exceeds and
+    by the memory limit."""
     nodes = Nodes(instance)
     return unit(nodes.most_ns() // 4), unit(instance.limit_bytes(nodes.configuration.device_groups[0]))
 
 
 def weight(instance: Instance) -> int:
-    """How often the objective counts an error in a row: a path has so many passes, each with a moment, its time and message."""
+    """The factor by which the objective may exceed the error of a single row: the number of rows on a path of passes, each with
+    an end, its time and its message."""
     (configuration,) = instance.configurations
     return 6 * (configuration.micro_batches * configuration.schedule.chunks + configuration.stages)
 
 
 def build(instance: Instance) -> pyo.ConcreteModel:
-    """The Pyomo model of an instance of one configuration; `extract` reads a solution from its solved values."""
+    """The Pyomo model of an instance with one configuration. `extract` reads a solution from its solved values. Raises Unsuited
+    where the model cannot state the instance."""
     check_supported(instance)
     m, nodes = pyo.ConcreteModel(name=instance.name), Nodes(instance)
     ns_per_unit, bytes_per_unit = units(instance)
@@ -90,7 +93,7 @@ def build(instance: Instance) -> pyo.ConcreteModel:
     m.time = pyo.ConstraintList()
 
     def time(symbol: Symbol) -> Any:
-        """The variable of a time of a stage, whose row is added when it is first asked for."""
+        """The variable of a time of a stage; its row is added when the time is first used."""
         if symbol not in m.D:
             parts = [value / ns_per_unit * m.x[node] for node, value in nodes.node_times(symbol)]
             parts += [value / ns_per_unit * m.h[node] for node, value in nodes.end_times(symbol, True)]
@@ -107,7 +110,7 @@ def build(instance: Instance) -> pyo.ConcreteModel:
 
 
 def _add_ends(m: Any, nodes: Nodes) -> None:
-    """Which places begin or end a stage."""
+    """Add the variables h and e and the rows `ends`: which nodes begin or end a stage."""
     crossings = [(q, crossing) for q, crossing in enumerate(nodes.crossings) if crossing.begins]
     m.h = pyo.Var(nodes.firsts, domain=pyo.NonNegativeReals)
     m.e = pyo.Var(nodes.lasts, domain=pyo.NonNegativeReals)
@@ -127,7 +130,8 @@ def _add_ends(m: Any, nodes: Nodes) -> None:
 
 
 def _tied(m: Any, nodes: Nodes, ns_per_unit: int) -> Any:
-    """What the sum of a tied table takes: nothing where it is one parameter."""
+    """The time, in model units, in which both ends of the pipeline sum the gradients of a shared table: 0 where it is one
+    parameter."""
     tied = nodes.configuration.tied
     if tied is None:
         return 0
@@ -137,7 +141,8 @@ def _tied(m: Any, nodes: Nodes, ns_per_unit: int) -> Any:
 
 
 def _add_tied_once(m: Any, nodes: Nodes) -> None:
-    """The last unit's options as one table exactly where the first unit's option lets them be."""
+    """Add the rows `once`: the last unit takes an option with the shared table as one parameter exactly where the first unit's
+    option allows it."""
     m.once = pyo.ConstraintList()
     if not nodes.has_tied_options:
         return
@@ -150,6 +155,7 @@ def _add_tied_once(m: Any, nodes: Nodes) -> None:
 
 
 def _add_simulated(m: Any, nodes: Nodes, time: Any, ns_per_unit: int) -> None:
+    """Add the rows `start` and `step` of the simulated schedule. time: gives the variable of a stage's time."""
     passes = end_time_rows(graph_of(nodes.configuration), lambda duration: duration)
     m.S = pyo.Var(range(len(passes.rows)), domain=pyo.NonNegativeReals)
     m.start, m.step = pyo.ConstraintList(), pyo.ConstraintList()
@@ -171,6 +177,7 @@ def _add_simulated(m: Any, nodes: Nodes, time: Any, ns_per_unit: int) -> None:
 
 
 def _add_eq_8(m: Any, nodes: Nodes, time: Any, ns_per_unit: int) -> None:
+    """Add the rows of Galvatron-BMW's Eq. 8 in place of the simulation."""
     m.V = pyo.Var(domain=pyo.NonNegativeReals)
     running = [_sum(time, ("forward_ns", "backward_ns", "message_forward_ns", "message_backward_ns"), x) for x in nodes.stages]
     syncs = sum(_sum(time, ("last_ns", "reduce_ns", "optimizer_ns"), x) for x in nodes.stages)
@@ -182,6 +189,7 @@ def _add_eq_8(m: Any, nodes: Nodes, time: Any, ns_per_unit: int) -> None:
 
 
 def _add_eq_5(m: Any, nodes: Nodes, time: Any, ns_per_unit: int, after_passes: Any = 0) -> None:
+    """Add the rows of AMP's Eq. 5 in place of the simulation. after_passes: an expression that is added to the step."""
     m.V = pyo.Var(domain=pyo.NonNegativeReals)
     running = [_sum(time, ("forward_ns", "backward_ns"), x) for x in nodes.stages]
     moves = sum(_sum(time, ("message_forward_ns", "message_backward_ns"), x) for x in nodes.stages)
@@ -192,11 +200,12 @@ def _add_eq_5(m: Any, nodes: Nodes, time: Any, ns_per_unit: int, after_passes: A
 
 
 def _add_eq_4(m: Any, nodes: Nodes, time: Any, ns_per_unit: int) -> None:
+    """Add the rows of AMP's Eq. 4 in place of the simulation."""
     m.W = pyo.Var(domain=pyo.NonNegativeReals)
-    m.behind = pyo.ConstraintList()
+    m.after_passes = pyo.ConstraintList()
     for x in nodes.stages:
         tied = _tied(m, nodes, ns_per_unit) if x in (0, nodes.stages[-1]) else 0
-        m.behind.add(_sum(time, ("reduce_ns", "optimizer_ns"), x) + tied <= m.W)
+        m.after_passes.add(_sum(time, ("reduce_ns", "optimizer_ns"), x) + tied <= m.W)
     _add_eq_5(m, nodes, time, ns_per_unit, m.W)
 
 
@@ -204,10 +213,13 @@ _ADD = {"simulated": _add_simulated, "eq8": _add_eq_8, "eq5": _add_eq_5, "eq4": 
 
 
 def _sum(time: Any, names: Iterable[str], stage: int) -> Any:
+    """The sum of the named times of a stage."""
     return sum(time((name, stage)) for name in names)
 
 
 def _add_memory(m: Any, nodes: Nodes, numbers: Mapping[Crossing, int], bytes_per_unit: int) -> None:
+    """Add the rows `hold`, `peak` and `host`: no device and no host holds more bytes than it has. numbers: the index of each
+    crossing."""
     configuration, instance = nodes.configuration, nodes.instance
     m.F = pyo.Var([(l, i) for l in nodes.units for i in nodes.stages_of(l)], domain=pyo.NonNegativeReals)
 
@@ -251,7 +263,7 @@ def _add_memory(m: Any, nodes: Nodes, numbers: Mapping[Crossing, int], bytes_per
 
 
 def extract(instance: Instance, values: Mapping[str, Mapping[Any, float]]) -> Solution:
-    """The solution that x stands for: per unit the stage and option of the largest value."""
+    """The solution for which the values of x stand: for every unit, the node with the largest value."""
     nodes = Nodes(instance)
     rows = [[node for node in nodes.all_nodes if node[0] == l] for l in nodes.units]
     return nodes.solution([max(row, key=lambda node: values["x"].get(node, 0.0)) for row in rows])

@@ -1,4 +1,4 @@
-"""What users may ask of the joint problem: parameters, and the search space that their values stand for."""
+"""The parameters by which users narrow the joint problem, and the search space for which their values stand."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ PARAMETERS = (
 
 
 def cost_words(cost_model: str) -> str:
-    """A cost model in words, with what its name says further."""
+    """A cost model in words, with any further text of its name."""
     name, comma, rest = cost_model.partition(",")
     return COSTS.get(name, name) + comma + rest
 
 
 def space_of(options: Mapping[str, Any]) -> Space:
-    """The space of the parameters' values. Raises InputError."""
+    """The search space for the parameters' values. Raises InputError."""
     return Space(
         depths=None if options["pipeline"] is None else [options["pipeline"]],
         micro_batches=None if options["micro_batches"] is None else [options["micro_batches"]],
@@ -112,14 +112,15 @@ def space_of(options: Mapping[str, Any]) -> Space:
 
 
 def with_tables(request: Request, tables: str) -> Request:
-    """The request with memory counted at most, or at least; as it is where its problem does not tell these apart."""
+    """The request with memory tables that are an upper bound (`most`) or a lower bound (`least`) of the programs' bytes; the
+    request itself where its problem has no such parameter."""
     if MEMORY_TABLES.name not in request.options:
         return request
     return replace(request, options={**request.options, MEMORY_TABLES.name: tables})
 
 
 def streams_refusal(request: Request) -> str | None:
-    """What of a request the cost model `streams` does not take; None where it takes all."""
+    """The reason, in words, why the cost model `streams` does not apply to a request; None where it applies."""
     cluster, model, options = request.cluster, request.model, request.options
     if cluster is None or request.profile is not None or request.measured or model is None:
         return "the numbers are those of a profile"
@@ -136,7 +137,8 @@ def streams_refusal(request: Request) -> str | None:
 
 
 def unusual_costs_reason(request: Request) -> str | None:
-    """Why devices whose kernels are known by their classes are planned with `executed`, where that was not asked for."""
+    """The reason, in words, why devices that `streams` could price are planned with `executed` though the user did not choose
+    it; None where they are not."""
     kinds = () if request.cluster is None else request.cluster.used_kinds
     if not any(kind.efficiencies for kind in kinds) or request.options[COST_MODEL.name] != COST_MODEL.default:
         return None
@@ -145,7 +147,8 @@ def unusual_costs_reason(request: Request) -> str | None:
 
 
 def cost_model_of(request: Request) -> str:
-    """Which cost model a request is planned with. Raises InputError where what is asked for is of another one."""
+    """The name of the cost model with which a request is planned. Raises InputError where the request has an option of the
+    other one."""
     requested, refusal = request.options["cost_model"], streams_refusal(request)
     chosen = requested if requested != "auto" else "executed" if refusal else "streams"
     if chosen == "streams":
@@ -161,8 +164,8 @@ def cost_model_of(request: Request) -> str:
 
 
 def within_optimizer(request: Request) -> Request:
-    """The request with the ZeRO stages in which its optimizer can work. Raises InputError where there are none of them, or
-    something else is asked for that it cannot have."""
+    """The request with those ZeRO stages that its optimizer supports. Raises InputError where none is left, or where another
+    option does not go with the optimizer."""
     options, optimizer = request.options, request.options[OPTIMIZER.name]
     if optimizer == "adamw":
         return request
@@ -184,7 +187,7 @@ def within_optimizer(request: Request) -> Request:
 
 
 def cp_degrees(options: Mapping[str, Any]) -> tuple[int, ...]:
-    """The context-parallel degrees that all units may have, ascending. Raises InputError."""
+    """The context-parallel degrees from which all units together have one, ascending. Raises InputError."""
     words = {word.strip() for word in options[CP.name].split(",")}
     if not all(word.isdecimal() and int(word) for word in words):
         raise InputError(COMMAND_LINE, CP.flag, f"is {shown(options[CP.name])}", "give degrees of at least 1, such as 1,2,4")
@@ -192,7 +195,8 @@ def cp_degrees(options: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def cp_choices(options: Mapping[str, Any]) -> list[tuple[int, Exchange]]:
-    """The context-parallel degrees that all units may have, with what their ranks exchange. Raises InputError."""
+    """The context-parallel degrees from which all units together have one, each with what its ranks exchange. Raises
+    InputError."""
     degrees, requested = cp_degrees(options), options[CP_EXCHANGE.name]
     if requested != CP_EXCHANGE.default and degrees == (1,):
         fix = f"give {CP.flag} of at least 2, or leave it out: one rank exchanges nothing"
@@ -202,6 +206,7 @@ def cp_choices(options: Mapping[str, Any]) -> list[tuple[int, Exchange]]:
 
 
 def _zero_stages(text: str) -> tuple[ZeroStage, ...]:
+    """The ZeRO stages that a parameter's text names. Raises InputError."""
     words = {word.strip() for word in text.split(",")}
     if not words <= set(map(str, ZERO_STAGES)):
         fix = f"give some of {', '.join(map(str, ZERO_STAGES))}, such as 0,3"
@@ -210,6 +215,7 @@ def _zero_stages(text: str) -> tuple[ZeroStage, ...]:
 
 
 def _host_parts(text: str) -> tuple[HostPart, ...]:
+    """The parts of a unit that may be on the host by a parameter's text, in the order of HOST_PARTS. Raises InputError."""
     words = {word.strip() for word in text.split(",")}
     words = {"all": set[str](HOST_PARTS), "none": set[str]()}.get(text.strip(), words)
     if not words <= set(HOST_PARTS):

@@ -1,17 +1,17 @@
-"""From a model and a cluster to a joint instance under the cost model `streams`: what the lanes of frameworks take at least.
+"""Joint instances from a model and a cluster under the cost model `streams`: lower bounds of the time on overlapping lanes.
 
-All units of a plan have one layout (degrees, ZeRO stage, sequence parallelism), as in today's frameworks; what is recomputed
-may differ. So each configuration has one layout, and nothing is laid out anew between units. In pipelines of several stages,
-states are copies, or shared in ZeRO's stage 1, as frameworks have it there.
+All units of a plan have one layout (degrees, ZeRO stage, sequence parallelism), as in today's frameworks; units may differ only
+in what they recompute. So each configuration has one layout, and there are no re-layouts between units. In pipelines of several
+stages, states are copies or sharded in ZeRO stage 1, as frameworks have it there.
 
-The numbers are relaxed where lanes run beside each other (see `formulations.joint.lanes`), so that the problem's step is at
-most the walk over the plan's programs (`execution.streams`), whatever the plan. What the lanes wait for each other is in the
-walk alone, as is what the ends of a pipeline do with a table that they share.
+The tables relax the overlap of lanes (see `overlap_lower_bounds`), so that the problem's step is never longer than the
+simulated step of the plan's programs (`execution.streams`). Times in which lanes wait for each other are in the simulation
+alone, as is the sum of the gradients of a table that both ends of a pipeline share.
 
-Memory is that of trainplan's own programs, as under `executed`: at most, without room for re-layouts, and with room for what is
-gathered ahead; or at least (`MEMORY_TABLES`), without that room. With context parallelism it is that of pieces of samples, with
-keys and values of whole ones while attention needs them; of plans that no program carries out, that of the programs that stand
-for them (`execution.surrogate_of`), with copies of weights in few bits.
+Memory is that of trainplan's own programs, as under `executed`: an upper bound, without room for re-layouts and with room for
+prefetched buffers; or a lower bound (`MEMORY_TABLES`), without either. With context parallelism it is that of pieces of
+samples, and of the keys and values of whole samples while attention needs them. Of plans that no program carries out, it is
+that of the programs that stand for them (`execution.surrogate`), with copies of weights in few bits.
 """
 
 from __future__ import annotations
@@ -56,11 +56,14 @@ from trainplan.profiling.models.sublayers import (
 from trainplan.profiling.profiles import Profile
 
 COST_MODEL = "streams"
-LEFT_OUT = ("one strategy for all sub-layers", "in pipelines ZeRO 0 and 1")  # the cost model's own restrictions, beside options
+LEFT_OUT = (
+    "one strategy for all sub-layers",
+    "in pipelines ZeRO 0 and 1",
+)  # the cost model's own restrictions, in addition to options
 
 
 class SingleLayoutBoundaries(Boundaries):
-    """Boundaries between units of one layout, whose messages take what `streams` says."""
+    """Boundaries between units of one layout, with the message times of the cost model `streams` and no re-layouts."""
 
     state_of = staticmethod(layout_of)
     state_name = staticmethod(str)
@@ -72,7 +75,7 @@ class SingleLayoutBoundaries(Boundaries):
     def boundary(
         self, size: int, strategies: Sequence[Strategy], group: int, samples: int, sliced: bool, chunks: int = 1
     ) -> Boundary:
-        """As of `Borders`, of one interface state."""
+        """One kind of boundary with one interface state. Arguments as of `Boundaries.boundary`."""
         assert not sliced, "halves of micro-batches have no simulation with overlap"
         (layout,) = map(layout_of, strategies)
         sent, none = message_bytes(layout, samples, size), np.zeros((1, 1), np.int64)
@@ -89,7 +92,7 @@ class SingleLayoutBoundaries(Boundaries):
 
 
 class StreamedCosts(JointCosts):
-    """The tables of one model on one cluster of equal devices, under `streams`."""
+    """The tables of one model on one cluster of equal devices under the cost model `streams`."""
 
     cost_model = COST_MODEL
 
@@ -106,9 +109,10 @@ class StreamedCosts(JointCosts):
         recipe: Recipe | None = None,
         precision: Precision | None = None,
     ) -> None:
-        """profile: of the model, for memory; with context parallelism of degree cp, of a cp-th of its tokens. exchange: what
-        the ranks of that exchange. recipe: of the products of transformer layers, where they are in fewer bits than the model's
-        dtype. precision: as of `JointCosts`. Raises InputError."""
+        """profile: of the model, for its memory; with context parallelism of degree cp, of a cp-th of its tokens. batch:
+        samples of a step. exchange: what context-parallel ranks exchange for attention. recipe: of the matrix multiplications
+        of transformer layers, where they are in fewer bits than the model's dtype. Other arguments as of `JointCosts`. Raises
+        InputError."""
         super().__init__(profile, space, tp_degrees, precision)
         self.model, self.cluster, self.batch, self.recipe = model, cluster, batch, recipe
         self.cp, self.exchange = cp, exchange
@@ -134,26 +138,28 @@ class StreamedCosts(JointCosts):
         of_gradients, hidden = self.framework.gradient_bytes, "hidden" in space.host
         self.overlap_memory = OverlapMemory(self.lanes, attentions, self.element_bytes, of_gradients, recipe, hidden)
 
-    # What is possible
+    # Possible options
 
     def _every_strategy(self, group: int) -> list[Strategy]:
+        """The strategies whose ranks are in the order of frameworks, with the context-parallel degree of these costs."""
         possible = [strategy for strategy in super()._every_strategy(group) if _in_order(strategy)]
         if group < self.profile.devices:
             possible = [strategy for strategy in possible if strategy.zero_stage < 2]
         return [strategy for without_cp in possible if (strategy := _with_cp(without_cp, self.cp, self.exchange)) is not None]
 
     def _settings(self, schedule: Schedule, group: int, samples: int) -> Sequence[Setting]:
-        """One for each layout that all kinds of units can have."""
+        """One setting for each layout that all kinds of units can have."""
         setting = Setting(group, samples, chunks=schedule.chunks)
         return [setting._replace(layout=layout) for layout in self.by_layout(group, samples)]
 
     def _options(self, setting: Setting) -> tuple[tuple[Option, ...], ...]:
+        """The options by kind of unit, of one layout where the setting has one."""
         if setting.layout is None:
             return super()._options(setting)
         return self.by_layout(setting.group, setting.samples)[setting.layout]
 
     def _by_layout(self, group: int, samples: int) -> dict[Strategy, tuple[tuple[Option, ...], ...]]:
-        """The options by kind of unit, of each layout that all kinds can have."""
+        """For each layout that all kinds of units can have, its options by kind of unit."""
         every = self.options(Setting(group, samples))
         of_kinds: list[dict[Strategy, list[Option]]] = [{} for _ in every]
         for options, of_layout in zip(every, of_kinds, strict=True):
@@ -164,12 +170,16 @@ class StreamedCosts(JointCosts):
         return {layout: tuple(tuple(of_kind[layout]) for of_kind in of_kinds) for layout in layouts}
 
     def _supports_recipe(self, layout: Strategy, group: int, samples: int) -> bool:
+        """Whether the sizes of all matrix multiplications under a layout are allowed by the recipe; counts the layouts where
+        they are not."""
         run = self.prices(layout, Setting(group, samples, layout=layout)).layout
         supported = all(supports_recipe(part, run) for part in self.model.sublayers.values())
         self.unsupported_layouts += not supported
         return supported
 
     def _configurations(self, batch: int) -> list[Configuration]:
+        """All configurations of a batch. Raises InputError, which names the recipe where it is the reason that
+        there are none."""
         try:
             return super()._configurations(batch)
         except InputError:
@@ -180,7 +190,8 @@ class StreamedCosts(JointCosts):
 
     # Numbers
 
-    def _prices(self, layout: Strategy, setting: Setting) -> InstructionCosts:
+    def _prices(self, layout: Strategy, setting: Setting) -> Prices:
+        """The costs of instructions under a layout in a setting."""
         dtype: Any = self.model.dtype
         run = RunLayout(
             dp=layout.data_degree,
@@ -204,6 +215,8 @@ class StreamedCosts(JointCosts):
         return InstructionCosts(self.sublayers, run)
 
     def _part(self, sublayer: str, strategy: Strategy, setting: Setting, once: bool) -> dict[str, int]:
+        """The numbers of one sub-layer under a strategy, by their names in NAMES. once: whether it is a head whose table is
+        also the embedding's."""
         profile, samples = self.profile, setting.samples
         forward, backward, end = self.lanes.relaxed_ns(sublayer, strategy, setting, once)
         alone, group = without_cp(strategy), strategy.group
@@ -214,7 +227,7 @@ class StreamedCosts(JointCosts):
             and isinstance(self.overlap_memory.pieces.get(sublayer), Attention)
             and self.exchange == "heads"
         ):
-            alone = replace(alone, ckpt=True, modules=())  # ranks that share heads keep other results: surely the input alone
+            alone = replace(alone, ckpt=True, modules=())  # ranks that share heads keep other results: only the input is sure
         kept, work, state = unit_bytes(
             profile,
             True,
@@ -230,11 +243,11 @@ class StreamedCosts(JointCosts):
         )
         exchanged = 2 * samples * self.cp * moved_bytes(profile, sublayer)[1] if group == 1 else 0
         of_keys = self.overlap_memory.exchanged_bytes(sublayer, strategy, samples * self.cp // alone.data_degree)
-        prefetched = self.overlap_memory.largest_bytes(strategy) * strategy.shares_parameters  # of what is gathered ahead
+        prefetched = self.overlap_memory.largest_bytes(strategy) * strategy.shares_parameters  # prefetched parameters
         prefetched += self.overlap_memory.delayed_free_bytes(sublayer, strategy, setting)
         if not least:
             work = max(exchanged, work) + prefetched + of_keys[1]
-        if not least:  # what is exchanged may be made again, or be gone
+        if not least:  # exchanged buffers may be recomputed, or be freed
             kept += of_keys[0]
         copies = self.overlap_memory.copied_bytes(sublayer, layout_of(strategy))
         state, work = state + copies[0], work + copies[1]
@@ -243,10 +256,11 @@ class StreamedCosts(JointCosts):
     def _with_host(
         self, sublayer: str, option: Option, samples: int, numbers: dict[str, int], in_flight: int
     ) -> dict[str, int]:
-        """Copies travel beside computations: a step takes no less without them."""
+        """The numbers of a sub-layer with its input on the host. Copies overlap computations, so times stay as they are."""
         return with_input_away(numbers, input_bytes(self.profile, sublayer, strategy_of(option), samples), in_flight)
 
     def _tied(self, setting: Setting) -> Tied | None:
+        """The costs of a shared table, without the sum of its gradients, which the simulation alone counts."""
         tied = super()._tied(setting)
         return None if tied is None else replace(tied, reduce_ns=0)
 
@@ -260,7 +274,11 @@ def streamed_costs(
     cp: int,
     exchange: Exchange,
 ) -> StreamedCosts:
-    """The costs of a request under `streams`, of one context-parallel degree. Raises InputError."""
+    """The costs of a request under `streams`.
+
+    degrees: tensor-parallel degrees. sizes: samples of micro-batches. groups: devices of stages. cp: the context-parallel
+    degree. exchange: what its ranks exchange. Raises InputError.
+    """
     model, cluster, recipe = request.model, request.cluster, RECIPES.get(request.options[PRECISION.name])
     assert model is not None and cluster is not None
     if recipe is not None and recipe.name not in (able := cluster.used_kinds[0].recipes):
@@ -282,8 +300,8 @@ def streamed_costs(
 
 
 def _sharing_heads(model: Model, degrees: tuple[int, ...], cp: int, requested: int | None) -> tuple[int, ...]:
-    """The tensor-parallel degrees whose heads so many context-parallel ranks can share. asked: the one asked for, if any.
-    Raises InputError where none is."""
+    """Those of the tensor-parallel degrees whose attention heads `cp` context-parallel ranks can share. requested: the user's
+    degree, if any. Raises InputError where none is left."""
     tried = [tp for tp in degrees if requested in (None, tp)] or degrees
     why = {tp: [why_no_head_share(part, tp, cp) for part in model.sublayers.values()] for tp in tried}
     possible = tuple(tp for tp, reasons in why.items() if not any(reasons))
@@ -294,14 +312,15 @@ def _sharing_heads(model: Model, degrees: tuple[int, ...], cp: int, requested: i
 
 
 def _in_order(strategy: Strategy) -> bool:
-    """Whether levels are in the order of frameworks' ranks: copies, shards, then tensor parallelism on the fastest links."""
+    """Whether a strategy's levels are in the order of frameworks' ranks: copies, shards, then tensor parallelism on the fastest
+    links."""
     axes = [paradigm for paradigm, _ in strategy.levels]
     return axes == [paradigm for paradigm in TREE if paradigm in axes]
 
 
 def _with_cp(strategy: Strategy, degree: int, exchange: Exchange) -> Strategy | None:
-    """The strategy for which another one stands (see `without_cp`), with this degree of context parallelism, whose ranks
-    exchange this; None where its ranks do not have as many."""
+    """The strategy for which another one stands (see `without_cp`), with this degree and exchange of context parallelism; None
+    where its data-parallel ranks cannot be divided so."""
     if degree == 1:
         return strategy
     data: Paradigm = "sdp" if strategy.degree("sdp") > 1 else "dp"

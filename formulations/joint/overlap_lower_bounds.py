@@ -1,33 +1,32 @@
-"""What a step takes at least on the lanes of frameworks, by unit: the numbers that tables have under the cost model `streams`.
+"""Lower bounds of the step under overlap, by unit: the times that tables have under the cost model `streams`.
 
-A device's lane of computations does its passes one after the other, in the schedule's order, with the collectives of
-tensor-parallel ranks and, where each device has one stage, the messages that it receives. (Those of interleaved stages, which
-travel beside, take nothing.) The other lane moves parameters and gradients, in the order in which programs issue that. Of a
-unit l let f and b be its forward and backward pass, r the reduction of its gradients, o its optimizer, and u what of the
-gathering of its updated parameters the next step's forward passes do not hide. Behind the passes of a device come, whatever
-the plan,
+A device has two lanes. The lane of computations runs the device's passes one after the other, in the schedule's order, with the
+collectives of tensor-parallel ranks and, where each device has one stage, the messages that it receives. (Messages of
+interleaved stages overlap passes and take nothing.) The other lane moves parameters and gradients in the order in which
+programs issue that. For a unit l let f and b be its forward and backward pass, r the reduction of its gradients, o its
+optimizer, and u the part of the gathering of its updated parameters that the next step's forward passes do not hide. After the
+passes of a device come, in every plan,
 
-- `optimizer`: sum o_l, behind the last pass on its lane;
+- `optimizer`: sum o_l, after the last pass on its lane;
 - `updates`: sum u_l, since every gathering waits for an optimizer, and these for the last pass;
 - `reductions`: sum (r_l - b_l) + sum u_l, the first over the units before the head. When unit j's last backward pass is done,
   those before it are still to be computed, and all up to j to be reduced: reductions end at least sum_{l <= j} r_l -
-  sum_{l < j} b_l behind the last pass, with j the stage's last unit before the head at least sum (r_l - b_l); every gathering
-  is behind all of them on its lane. Taken only where r_l >= b_l for every unit before the head, so that it holds of any stage,
-  and each device has one: between the last passes of two stages it may wait, and reduce meanwhile.
+  sum_{l < j} b_l after the last pass, with j the stage's last unit before the head at least sum (r_l - b_l); every gathering
+  comes after all of them on its lane. Taken only where r_l >= b_l for every unit before the head, so that it holds of any
+  stage, and each device has one: between the last passes of two stages it may wait, and reduce meanwhile.
 
-In ZeRO's stages 2 and 3, the other lane also works in every micro-batch, and a step is no shorter than that:
+In ZeRO stages 2 and 3, the other lane also works in every micro-batch, and a step is no shorter than that work:
 
-- `collectives`: that lane's work in all, the gathering of updated parameters with it; in ZeRO's stage 2, where it has nothing
-  to do before the first backward pass, behind sum f_l.
+- `collectives`: all work of that lane, including the gathering of updated parameters; in ZeRO stage 2, where it has nothing to
+  do before the first backward pass, after sum f_l.
 
-A layout's tables have the numbers of what sums up to most over the model; of `collectives` a mean with as much of the passes as
-costs the bound no more than a hundredth (MIXED), so that what computes less is better, too.
+A layout's tables have the times of the bound with the largest sum over the model. Of `collectives` they have a mean with a
+share of the passes that costs the bound no more than a hundredth (MIXED), so that options that compute less are better, too.
+With Muon whole gradients are summed, which is r, and nothing hides the gathering, so u is all of it.
 
-With Muon whole gradients are summed, which is r, and nothing hides the gathering, which is u whole.
-
-The hidden part of u is not linear: h = max(G / B, G - F), with G the gathering of all updated parameters of a device, F the
-forward passes beside it, and B buckets at least. Of one stage the share h / G of every unit's is exact; else u_l is the larger
-in sum of G_l / B and of G_l - F_l, the latter only where that is positive for every unit.
+The hidden part of u is not linear: it is h = max(G / B, G - F), with G the gathering of all updated parameters of a device, F
+the forward passes that overlap it, and at least B buckets. For one stage the share h / G of every unit's gathering is exact;
+else u_l is the larger in sum of G_l / B and of G_l - F_l, the latter only where it is positive for every unit.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ from trainplan.formulations.joint.cost_tables import Setting
 from trainplan.formulations.plan.strategy import Strategy, without_cp
 from trainplan.profiling.profiles import Profile
 
-MIXED = 0.01  # of the bound, that a mean of both lanes may cost it
+MIXED = 0.01  # the share of the bound that a mean of both lanes may cost it
 Lane = Literal["optimizer", "updates", "reductions", "collectives"]
-ROUNDED_NS = 1  # that rounding may take off a unit's part of what is gathered
+ROUNDED_NS = 1  # that rounding may take off a unit's part of the gathering
 
 
 class EndOfStepTimes(NamedTuple):
-    """What comes behind a unit's last backward pass, in ns: the reduction of its gradients to shards, their sum over copies,
-    its optimizer, and the gathering of its updated parameters, hidden or not."""
+    """Times in ns of a unit after its last backward pass: the reduction of its gradients to shards (scattered), their sum over
+    copies (summed), its optimizer, and the gathering of its updated parameters, hidden or not (updated)."""
 
     scattered: int
     summed: int
@@ -60,16 +59,12 @@ class EndOfStepTimes(NamedTuple):
 
 
 def layout_of(strategy: Strategy) -> Strategy:
-    """A strategy without what it recomputes."""
+    """A strategy without its recomputation."""
     return replace(strategy, ckpt=False, modules=())
 
 
 class LaneTimes:
-    """Times of one model's sub-layers on the lanes of frameworks.
-
-    element_bytes: of the model's dtype; key_of: the model's name of each sub-layer of the profile; batch: samples of a step;
-    prices: of a layout in a setting.
-    """
+    """Times of one model's sub-layers on the lanes of frameworks."""
 
     def __init__(
         self,
@@ -79,6 +74,8 @@ class LaneTimes:
         batch: int,
         prices: Callable[[Strategy, Setting], InstructionCosts],
     ) -> None:
+        """profile: of the model. element_bytes: of the model's dtype. key_of: for each sub-layer of the profile, its name in
+        the model. batch: samples of a step. prices: gives the costs of instructions under a layout in a setting."""
         self.profile, self.key_of, self.batch, self.prices = profile, key_of, batch, prices
         self.counts = Counter(unit.sublayer for unit in profile.units)
         self.element_bytes = element_bytes
@@ -89,8 +86,9 @@ class LaneTimes:
         self.lane = cache(self._lane)
 
     def relaxed_ns(self, sublayer: str, strategy: Strategy, setting: Setting, once: bool) -> tuple[int, int, int]:
-        """Forward and backward pass of a micro-batch, and what is added once, as this module says. once: of a head whose table
-        is the embedding's, where programs have it once."""
+        """The times in ns of a sub-layer that add up to a lower bound of the step, as the module's head defines it: forward
+        pass, backward pass, and once in a step. once: whether it is a head whose table is also the embedding's, as one
+        parameter."""
         layout = layout_of(strategy)
         lane, share = self.lane(layout, setting)
         computed = self.computed_ns(sublayer, strategy, setting)
@@ -102,7 +100,7 @@ class LaneTimes:
         return forward, backward, int((1 - share) * end)
 
     def end_ns(self, sublayer: str, layout: Strategy, setting: Setting, lane: Lane) -> int:
-        """A unit's part of what comes behind the passes."""
+        """The part in ns of a sub-layer in the time after the passes, by the bound that `lane` names."""
         end, head = self.end_of_step(sublayer, layout, setting), self.profile.shapes[sublayer].kind == "head"
         if lane == "optimizer":
             return end.optimizer
@@ -115,7 +113,7 @@ class LaneTimes:
         return updated
 
     def _lane(self, layout: Strategy, setting: Setting) -> tuple[Lane, float]:
-        """What a layout's tables have, and the share of the passes in it."""
+        """The name of the bound whose times a layout's tables have, and the share of the passes in these times."""
         counts, micro_batches = self.counts, self.batch // setting.samples
 
         def total(lane: Lane) -> int:
@@ -133,13 +131,14 @@ class LaneTimes:
         return lane, 1.0
 
     def _unhidden_reduction_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> int:
-        """What of the reduction of a unit's gradients its own backward pass is shorter by, everything recomputed."""
+        """The reduction of a unit's gradients less its own backward pass with everything recomputed, in ns: r - b of the
+        module's head."""
         end = self.end_of_step(sublayer, layout, setting)
         whole = self.computed_ns(sublayer, replace(layout, ckpt=True), setting)
         return end.scattered + end.summed - whole[1]
 
     def _computed_ns(self, sublayer: str, strategy: Strategy, setting: Setting) -> tuple[int, int]:
-        """Both passes on the lane of computations, as instructions are charged."""
+        """Forward and backward pass in ns of a sub-layer on the lane of computations, as its instructions are priced."""
         name, kind = self.key_of[sublayer], self.profile.shapes[sublayer].kind
         prices = self.prices(layout_of(strategy), setting)
         forward_sums, end = prices.sums(kind)
@@ -148,8 +147,8 @@ class LaneTimes:
         return forward, backward + (prices.recompute_ns(name) if strategy.ckpt else 0)
 
     def _moved_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> tuple[int, int]:
-        """What the other lane does for a micro-batch in ZeRO's stages 2 and 3, in each pass; the last unit's parameters are
-        still there for its backward pass."""
+        """The times in ns of the other lane for a micro-batch in ZeRO stages 2 and 3, in the forward and the backward pass. The
+        last unit's parameters are still there for its backward pass."""
         alone, prices, shape = without_cp(layout), self.prices(layout, setting), self.profile.shapes[sublayer]
         ranks, stride, parameters = alone.degree("sdp"), alone.strides()["sdp"], self.parameters(sublayer, layout)
         gather, scatter = 0, self.end_of_step(sublayer, layout, setting).scattered
@@ -158,6 +157,7 @@ class LaneTimes:
         return gather, scatter + (0 if shape.kind == "head" else gather)
 
     def _end_of_step(self, sublayer: str, layout: Strategy, setting: Setting) -> EndOfStepTimes:
+        """The times of a sub-layer after its last backward pass."""
         alone, prices, name = without_cp(layout), self.prices(layout, setting), self.key_of[sublayer]
         shared, copies, strides = alone.degree("sdp"), alone.degree("dp"), alone.strides()
         parameters, stage = self.parameters(sublayer, layout), layout.zero_stage
@@ -177,14 +177,15 @@ class LaneTimes:
         return EndOfStepTimes(scattered, summed, prices.optimizer_ns(name, stepped), updated)
 
     def _exposed_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> int:
-        """What of the gathering of a unit's updated parameters the next step's forward passes do not hide, at least."""
+        """A lower bound in ns of the part of the gathering of a sub-layer's updated parameters that forward passes
+        do not hide."""
         updated = self.end_of_step(sublayer, layout, setting).updated
         share, hidden = self.exposed(layout, setting)
         return max(0, int(share * updated - hidden * self._forward_ns(sublayer, layout, setting)) - ROUNDED_NS)
 
     def _exposed(self, layout: Strategy, setting: Setting) -> tuple[float, float]:
-        """What is shown of the gathering of updated parameters: the share of each unit's, less how many of its forward passes
-        hide some of it."""
+        """Two factors of the exposed part of the gathering of updated parameters: the share of a unit's gathering, and the
+        number of its forward passes that are taken off."""
         counts, alone = self.counts, setting.group == self.profile.devices and setting.chunks == 1
         updated = {name: self.end_of_step(name, layout, setting).updated for name in counts}
         if alone and self.profile.tied_parameters:
@@ -202,10 +203,10 @@ class LaneTimes:
         return (1.0, passes) if longer and all(updated[x] >= passes * forward[x] for x in counts) else (least, 0.0)
 
     def _forward_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> float:
-        """A forward pass, as what is gathered beside it is counted."""
+        """A forward pass in ns, as it counts for hiding the gathering of parameters."""
         prices = self.prices(layout, setting)
         return prices.times(self.key_of[sublayer]).forward_with_collectives_ns * prices.jitter
 
     def parameters(self, sublayer: str, layout: Strategy) -> int:
-        """Those of a tensor-parallel rank."""
+        """The number of a sub-layer's parameters on one tensor-parallel rank."""
         return self.profile.shapes[sublayer].shard(layout.degree("tp")).parameters

@@ -1,4 +1,4 @@
-"""What programs hold beside a unit's own bytes under `streams`: ahead of its time or late, exchanged, or copied in few bits."""
+"""Memory under `streams` in addition to a unit's own bytes: prefetched, freed late, exchanged, or copied in few bits."""
 
 from __future__ import annotations
 
@@ -19,12 +19,7 @@ FREED_LATE = 2  # units
 
 
 class OverlapMemory:
-    """Room for what lanes hold beside computations.
-
-    lanes: whose profile and parameters count. pieces: by name, the attentions on pieces of samples. element_bytes,
-    gradient_bytes: of a parameter and of its gradient. recipe: of products in few bits; hidden: whether units may have their
-    inputs on the host.
-    """
+    """The bytes that buffers of overlapping lanes hold while units compute."""
 
     def __init__(
         self,
@@ -35,14 +30,18 @@ class OverlapMemory:
         recipe: Recipe | None,
         hidden: bool,
     ) -> None:
+        """lanes: their profile and parameters are used. pieces: by name, the attentions that work on pieces of samples.
+        element_bytes, gradient_bytes: of one parameter, and of its gradient. recipe: of matrix multiplications in few bits.
+        hidden: whether units may have their inputs on the host."""
         self.lanes, self.profile, self.pieces, self.recipe, self.hidden = lanes, lanes.profile, pieces, recipe, hidden
         self.element_bytes, self.gradient_bytes = element_bytes, gradient_bytes
         self.consecutive_gradient_bytes = cache(self._consecutive_gradient_bytes)
 
     def delayed_free_bytes(self, sublayer: str, strategy: Strategy, setting: Setting) -> int:
-        """Room beside a unit for what lanes hold ahead and late: of the units before it, whole gradients that are reduced
-        (`execution.walk.frees`), and once what ranks with pieces of samples exchange; and where some have their inputs on the
-        host, those that are copied out, the next one's, and the next messages, both ways."""
+        """Bytes next to a unit's own that overlapping lanes hold early or late: the whole gradients of the units before it that
+        are still being reduced (`execution.analysis.memory.deferred_frees`); once the buffers that ranks with pieces of samples
+        exchange; and where some units have their inputs on the host, those being copied out, the next one, and the next
+        messages in both directions."""
         late, rows = self.consecutive_gradient_bytes(layout_of(strategy)), setting.samples // strategy.data_degree
         late *= strategy.shares_gradients
         shares = [_share(part, strategy.degree("tp")) for part in self.pieces.values()]
@@ -55,8 +54,9 @@ class OverlapMemory:
         return late + ahead
 
     def exchanged_bytes(self, sublayer: str, strategy: Strategy, rows: int) -> tuple[int, int]:
-        """Of attention on pieces of samples: what is kept beside what whole samples of their tokens keep, and what is held for
-        a while: all keys and values beside their gradients and, in order of ranks, once more; or what `_heads_bytes` says."""
+        """For attention on pieces of samples, two numbers of bytes: those kept from forward to backward pass in addition to
+        what whole samples of the rank's tokens keep, and those held while it computes. rows: samples of one rank. The latter
+        are all keys and values with their gradients and, in order of ranks, once more; or those of `_heads_bytes`."""
         part = self.pieces.get(sublayer)
         if part is None:
             return 0, 0
@@ -70,11 +70,12 @@ class OverlapMemory:
         return joined + (0 if share.again else share.graph_bytes(rows)), whole + computed * share.again
 
     def largest_bytes(self, strategy: Strategy) -> int:
-        """The parameters of a tensor-parallel rank of the largest unit."""
+        """The bytes of the parameters of the largest unit on one tensor-parallel rank."""
         return max(self.lanes.parameters(unit, strategy) for unit in self.lanes.counts) * self.element_bytes
 
     def copied_bytes(self, sublayer: str, layout: Strategy) -> tuple[int, int]:
-        """Copies of weights in few bits: of a unit's own, which are held all the time; and of those that are gathered."""
+        """The bytes of copies of weights in few bits: those of the unit's own weights, held during the whole step, and those of
+        gathered weights."""
         kinds = {name: self.profile.shapes[name].kind for name in self.lanes.counts}
         if layout.zero_stage == 3:
             gathered = [
@@ -85,20 +86,22 @@ class OverlapMemory:
         return ceil(copied_bytes(weights, self.recipe, self.element_bytes, layout.zero_stage)), 0
 
     def _consecutive_gradient_bytes(self, layout: Strategy) -> int:
-        """The whole gradients of a tensor-parallel rank of as many units, one after the other, as may be given back late."""
+        """The largest sum, over FREED_LATE consecutive units, of the bytes of whole gradients on one tensor-parallel rank."""
         units = [self.lanes.parameters(unit.sublayer, layout) for unit in self.profile.units]
         sums = (sum(units[index : index + FREED_LATE]) for index in range(len(units)))
         return max(sums) * self.gradient_bytes
 
 
 def _share(part: Attention, tp: int, shared: bool = False, modules: tuple[Module, ...] = ()) -> KeyShare:
-    """What the ranks of an attention on pieces of samples exchange."""
+    """The buffers that the ranks of an attention on pieces of samples exchange. tp: the tensor-parallel degree. shared: whether
+    ranks share the tokens between matrices."""
     return (HeadPieces if part.by_heads else KeyShare)(part, tp, shared, modules)
 
 
 def _heads_bytes(share: HeadPieces, rows: int, ckpt: bool) -> tuple[int, int]:
-    """The same where ranks exchange heads: kept are results of the rank's tokens, and copies of keys and values. Held for a
-    while are own queries, keys and values, and the gradients of the core's results and, twice, of what it works on."""
+    """As `OverlapMemory.exchanged_bytes`, where ranks exchange heads. Kept are the results of the rank's tokens, and copies of
+    keys and values; held are own queries, keys and values, the gradients of the core's results and, twice, those of its inputs.
+    rows: samples of one rank. ckpt: whether the unit is recomputed."""
     own, whole, mixed, results = (
         of(rows) for of in (share.own_bytes, share.whole_bytes, share.mixed_bytes, share.results_bytes)
     )

@@ -1,4 +1,4 @@
-"""A plan, whoever made it, as a solution of a joint instance: what a search may begin from."""
+"""A plan, whoever made it, as a solution of a joint instance, from which a search may start."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from trainplan.formulations.plan.plan import Plan
 
 
 def solution_of_plan(instance: Instance, plan: Plan) -> Solution | None:
-    """The solution that becomes a plan of the same programs; None where the instance has none such: for another batch or
-    optimizer, with stages, a schedule or strategies that it does not offer, on other devices, or with something on the host."""
+    """The solution of an instance that becomes a plan with the same programs. None where the instance has none: the plan is for
+    another batch or optimizer, has stages, a schedule or strategies that the instance does not offer, runs on other devices, or
+    keeps something on the host."""
     batch, ends = plan.batch, [unit.last for unit in instance.units]
     if batch.global_samples != instance.batch or batch.shares or len(plan.units) != ends[-1] + 1 or plan.uses_host:
         return None
@@ -33,7 +34,7 @@ def solution_of_plan(instance: Instance, plan: Plan) -> Solution | None:
 
 
 def _has_shape_of(configuration: Configuration, plan: Plan) -> bool:
-    """Whether a plan has the stages, the devices, the schedule and the micro-batches of a configuration."""
+    """Whether a plan has the stages, devices, schedule and number of micro-batches of a configuration."""
     groups, schedule, begin = configuration.device_groups, configuration.schedule, [0]
     begin += accumulate(group.size for group in groups)
     ranks = [list(range(begin[x % len(groups)], begin[x % len(groups) + 1])) for x in range(configuration.stages)]
@@ -43,7 +44,8 @@ def _has_shape_of(configuration: Configuration, plan: Plan) -> bool:
 
 
 def _choice(instance: Instance, configuration: Configuration, plan: Plan, cuts: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The option of every unit, the same of all where several options of each are alike; None where some unit has none."""
+    """The option of every unit that has the plan's strategy, if possible the same index for all units; None where some unit has
+    no such option. cuts: the first units of the stages after the first."""
     strategies, choices, x = plan.strategies(), list[list[int]](), 0
     for l, unit in enumerate(instance.units):
         x += l in cuts

@@ -1,12 +1,12 @@
 """joint: choose schedule, micro-batches, stages and an option for every unit together, for the least step within the memory.
 
 Sets. Units l = 0 .. L-1 (sub-layers, or groups of them that are cut and chosen together), of kind k(l); boundaries q(l) between
-l and l+1. Devices in classes of equal ones; a site is what the devices of one stage are, with its memory E.
+l and l+1. Devices in classes of equal ones; a device group is the devices of one stage, each with the memory E.
 
-Decisions. A configuration fixes schedule, number of micro-batches m, and sites; it has p stages (P sites, each with v chunks
-where the schedule is interleaved, p = P v; else p = P). In it, choose cuts 0 = a_0 < a_1 < .. < a_p = L, so that stage x holds
-the units a_x .. a_{x+1} - 1, and of every unit l one option s_l. With the numbers of `tables`, of the first unit i and the last
-unit j of stage x:
+Decisions. A configuration fixes schedule, number of micro-batches m, and device groups; it has p stages (P device groups, each
+with v chunks where the schedule is interleaved, p = P v; else p = P). In it, choose cuts 0 = a_0 < a_1 < .. < a_p = L, so that
+stage x holds the units a_x .. a_{x+1} - 1, and for every unit l one option s_l. With the numbers of `tables`, for the first
+unit i and the last unit j of stage x:
 
     f_x = head(s_i) + sum_l f(s_l) + R_f(l, l+1 within x) + R_f(into i)        forward pass of one micro-batch
     b_x = turn(s_j) + sum_l b(s_l) + R_b(l, l+1 within x) + R_b(back into j) + tail(s_i)
@@ -15,12 +15,12 @@ unit j of stage x:
 
 where gradients of a whole stage are reduced together, g_x = that all-reduce of sum_l gradient(s_l) bytes, too.
 
-A re-layout at a cut is made by who receives: forward by the stage after the cut, backward by the stage before it.
+A re-layout at a cut is done by the receiver: forward by the stage after the cut, backward by the stage before it.
 
 Objective, by the instance's `step`:
 
-    simulated   max_x ( end_x + g_x + o_x ): end_x is when site x has ended its last backward pass, every pass as early as the
-                schedule's order allows: its device is free, and what it receives has been sent; then it takes c_x + f_x or
+    simulated   max_x ( end_x + g_x + o_x ): end_x is when device group x has ended its last backward pass, every pass as early
+                as the order of the schedule allows: its devices are free, and its message has been sent; it takes c_x + f_x or
                 d_x + b_x, the last micro-batch's backward pass l_x more (see `simulation`). Where both ends of the pipeline
                 share a table in two parameters, they add up their gradients together: of the stages 0 and p-1,
                 max(end_0 + g_0, end_{p-1} + g_{p-1}) + tied + o_x
@@ -33,8 +33,8 @@ subject to, with n_x micro-batches in flight on stage x (counted from the schedu
     sum state + n_x sum held + (n_x - 1) sum kept + max_l ( sum_{k <= l} kept_k + work_l ) <= E      work: of the larger pass
 
 over the units of the stage. Of interleaved chunks one device holds several: the largest such sum over the passes of its order,
-with as many micro-batches of each chunk in flight as there are then (see `memory`). Where the table that the ends share is one
-parameter (one stage, equal levels), the last unit costs what `Tied.once` says.
+with as many micro-batches of each chunk in flight as there are then (see `stage_memory`). Where the table that the ends share
+is one parameter (one stage, equal levels), the last unit has the costs of `Tied.once`.
 
 All numbers are integers. `evaluate` and `violations` know no solver.
 """
@@ -67,9 +67,12 @@ ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
 
 @dataclass(frozen=True)
 class Schedule(DataclassRecord):
-    """The order of passes. sliced: of 1F1B, how many micro-batches begin in two halves; chunks: how many stages a site has,
-    which is one but for the interleaved schedule; beside: its messages travel while passes run, and a pass waits for its own
-    message alone. Written `gpipe`, `1f1b`, `sliced(2)`, `interleaved(2)`."""
+    """The order in which the stages of a pipeline run their passes, written `gpipe`, `1f1b`, `sliced(2)` or `interleaved(2)`.
+
+    name: the schedule. sliced: the number of first micro-batches that run in two halves, under 1F1B alone. chunks: the number
+    of stages that each device group has, 1 unless the schedule is interleaved. beside: whether messages travel while passes
+    run, so that a pass waits for its own message alone; interleaved schedules only.
+    """
 
     name: ScheduleName = "1f1b"
     sliced: Count = 0
@@ -87,19 +90,21 @@ class Schedule(DataclassRecord):
         return "interleaved-1f1b" if self.name == "interleaved" else self.name
 
     def orders(self, stages: int, micro_batches: int) -> list[list[Pass]]:
-        """The order of passes on every site, in the order of sites. stages: their number, of all sites."""
+        """The passes of every device group in the order in which it runs them. stages: the number of stages of the whole
+        pipeline."""
         return schedules.orders(self.planned, stages, micro_batches, self.sliced, self.chunks)
 
     def in_flight(self, stages: int, micro_batches: int, stage: int) -> int:
-        """The largest number of micro-batches in flight on a stage, of a schedule with one stage on every site."""
+        """The largest number of micro-batches whose forward pass a stage has run, and whose backward pass it has not. stages:
+        the number of stages. stage: the index of the stage. Of schedules with one stage on every device group only."""
         assert self.chunks == 1
         return micro_batches if self.name == "gpipe" else min(micro_batches, stages - stage)
 
 
 @dataclass(frozen=True)
 class DeviceClass(DataclassRecord):
-    """Devices that may stand for each other. host_bytes: of a device's part of its host's memory; None where hosts hold
-    nothing."""
+    """Devices that are equal to each other. count: their number. memory_bytes: of one device. host_bytes: one device's part of
+    its host's memory; None where nothing may be kept on hosts."""
 
     name: str
     count: Annotated[int, Field(ge=1, le=2**20)]
@@ -109,13 +114,15 @@ class DeviceClass(DataclassRecord):
 
 @dataclass(frozen=True)
 class DeviceGroup(DataclassRecord):
-    """The devices of one stage: how many of each class of the instance. kind: of equal costs, by the configuration's tables."""
+    """The devices that run one stage, or several where stages are interleaved. devices: for each device class of the instance,
+    the number of devices of that class. kind: the index of the group's tables in `Configuration.tables`."""
 
     devices: Items[Count]
     kind: Count = 0
 
     def __repr__(self) -> str:
-        """The text that digests of instances have, which files of certificates hold; it keeps the class's first name."""
+        """The text from which digests of instances are made. Files of certificates hold such digests, so it keeps the class's
+        first name."""
         return f"Site(devices={self.devices!r}, kind={self.kind!r})"
 
     @property
@@ -126,7 +133,8 @@ class DeviceGroup(DataclassRecord):
 
 @dataclass(frozen=True)
 class Unit(DataclassRecord):
-    """What is cut and chosen as one: units `first` to `last` of the model, both included. Units of one kind cost alike."""
+    """One or several sub-layers that lie in one stage and have one option together. kind: units of one kind have equal costs.
+    first, last: the indices of the first and the last of the sub-layers in the model, both included."""
 
     name: str
     kind: Count
@@ -136,24 +144,26 @@ class Unit(DataclassRecord):
 
 @dataclass(frozen=True)
 class Reduction(DataclassRecord):
-    """One all-reduce of all gradients of a stage, among these devices of a network; of every stage alike."""
+    """The one all-reduce in which a stage sums all of its gradients, the same for every stage. network: of the cluster.
+    devices: the indices of the devices in the network that take part."""
 
     network: Network
     devices: Annotated[Items[Count], Field(min_length=1)]
 
     def time_ns(self, gradient_bytes: int) -> int:
-        """What it takes for so many bytes."""
+        """The time in ns of the all-reduce of a number of bytes."""
         return round(collective_ns(self.network, "all-reduce", gradient_bytes, self.devices))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Configuration:
-    """A schedule, a number of micro-batches and the sites, in pipeline order; and what holds there.
+    """A schedule, a number of micro-batches, the device groups in pipeline order, and the costs of options there.
 
-    links: the kind of link between a stage and the next, by the boundaries' messages (stages - 1 entries). make_tables: the
-    tables by kind of site, called when they are first asked for; configurations of equal sites and sizes of micro-batch share
-    the call's results. cuts: the first units of the stages after the first, where they are fixed. reduction: of the gradients,
-    where a stage reduces all of them together.
+    links: for each stage but the last, the index of the kind of link to the next stage, by which `Boundary` lists its messages.
+    make_tables: gives the tables by kind of device group; called when they are first needed, and configurations with equal
+    device groups and micro-batches of one size share its results. make_tied: gives the costs of a table that embedding and head
+    share, None where there is none. cuts: the first unit of every stage but the first, where these are fixed; None where they
+    may be chosen. reduction: the all-reduce of gradients, where a stage reduces all of them together.
     """
 
     schedule: Schedule
@@ -167,37 +177,39 @@ class Configuration:
 
     @property
     def stages(self) -> int:
-        """The number of stages p: of all chunks of all sites."""
+        """The number of stages p: of all chunks of all device groups."""
         return len(self.device_groups) * self.schedule.chunks
 
     @cached_property
     def tables(self) -> tuple[Tables, ...]:
-        """The tables by kind of site."""
+        """The tables by kind of device group."""
         return self.make_tables()
 
     @cached_property
     def tied(self) -> Tied | None:
-        """What a table costs that the ends of the pipeline share; None where there is none."""
+        """The costs of a table that the first and the last unit share; None where they share none."""
         return self.make_tied()
 
     def device_group(self, stage: int) -> DeviceGroup:
-        """The site of a stage."""
+        """The device group that runs a stage."""
         return self.device_groups[stage % len(self.device_groups)]
 
     def tables_of(self, stage: int) -> Tables:
-        """The tables of a stage."""
+        """The tables of the device group that runs a stage."""
         return self.tables[self.device_group(stage).kind]
 
     def orders(self) -> list[list[Pass]]:
-        """The order of passes on every site, in the order of sites."""
+        """The passes of every device group in the order in which it runs them."""
         return self.schedule.orders(self.stages, self.micro_batches)
 
     def in_flight(self, stage: int) -> int:
-        """The largest number of micro-batches in flight on a stage, of a schedule with one stage on every site."""
+        """The largest number of micro-batches in flight on a stage at once. Of schedules with one stage on every device group
+        only."""
         return self.schedule.in_flight(self.stages, self.micro_batches, stage)
 
     def with_more(self, every: int, last: int) -> Configuration:
-        """The configuration with so many bytes more while any unit's passes run, and while those of the last kind do."""
+        """The configuration with tables of more memory. every: bytes added while any unit's passes run. last: bytes added on
+        top of them while those of the last kind of unit run."""
         if not every and not last:
             return self
 
@@ -211,7 +223,8 @@ class Configuration:
         return replace(self, make_tables=tables, make_tied=tied)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The configuration with its tables in place of what makes them, for another process."""
+        """The fields for another process, to which the tables are sent as they are, since the functions that make them cannot
+        be."""
         constants = {"make_tables": partial(_constant, self.tables), "make_tied": partial(_constant, self.tied)}
         return {**vars(self), **constants}
 
@@ -220,15 +233,18 @@ class Configuration:
 
 
 def _constant(value: Any) -> Any:
+    """The value itself: a function that can be sent to another process, with `partial`, as one that always gives this value."""
     return value
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Instance(ProblemInstance):
-    """The problem in arrays.
+    """One instance of the joint problem, in arrays.
 
-    units: L of them, in order. boundary_kinds: of the L - 1 boundaries. cuttable: of every boundary, whether a stage may begin
-    after it. reserve_bytes: of every device's memory, left free.
+    classes: the device classes. batch: samples of one step. units: the L units in model order. boundary_kinds: for each of the
+    L - 1 boundaries between units, the index of its kind in `Tables.boundaries`. cuttable: for each boundary, whether a stage
+    may begin after it. configurations: those to choose from. step: how stages' times add up to the step. reserve_bytes: memory
+    of every device that is left free.
     """
 
     classes: tuple[DeviceClass, ...]
@@ -266,49 +282,50 @@ class Instance(ProblemInstance):
         return sizes if limit is None else sizes | {"memory_bytes": limit}
 
     def limit_bytes(self, group: DeviceGroup) -> int:
-        """The memory in bytes of a site's smallest device, without the reserve."""
+        """The memory in bytes that a stage may use on the smallest device of a group, after the reserve."""
         limits = [devices.memory_bytes for devices, count in zip(self.classes, group.devices, strict=True) if count]
         return min(limits) - self.reserve_bytes
 
     def host_limit_bytes(self, group: DeviceGroup) -> int | None:
-        """The host memory in bytes of a device of a site; None where hosts hold nothing that is counted."""
+        """The host memory in bytes that each device of a group may use; None where host memory has no limit."""
         limits = [devices.host_bytes for devices, count in zip(self.classes, group.devices, strict=True) if count]
         present = [limit for limit in limits if limit is not None]
         return min(present, default=None)
 
     def table(self, configuration: Configuration, stage: int, unit: int) -> OptionTable:
-        """The options of a unit in a stage."""
+        """The options of a unit where it lies in a stage of a configuration."""
         return configuration.tables_of(stage).units[self.units[unit].kind]
 
     def boundary(self, configuration: Configuration, stage: int, unit: int) -> Boundary:
-        """The boundary before a unit, which lies in a stage."""
+        """The boundary before a unit that lies in a stage of a configuration."""
         return configuration.tables_of(stage).boundaries[self.boundary_kinds[unit - 1]]
 
     def with_memory(self, memory_bytes: int) -> Self:
-        """The same instance under another memory limit of every device, to which the reserve comes in addition."""
+        """The instance with another memory limit in bytes of every device; the reserve is added to it."""
         classes = tuple(replace(devices, memory_bytes=memory_bytes + self.reserve_bytes) for devices in self.classes)
         return replace(self, classes=classes)
 
     def with_more(self, more: Sequence[tuple[int, int]]) -> Self:
-        """The same instance with so many bytes more while any unit's passes run, and while those of the last one do, by
-        configuration."""
+        """The instance with tables of more memory. more: for each configuration, the bytes added while any unit's passes run,
+        and the bytes added on top of them while those of the last unit run."""
         configurations = [configuration.with_more(*pair) for configuration, pair in zip(self.configurations, more, strict=True)]
         return replace(self, configurations=tuple(configurations))
 
     def only(self, indices: Sequence[int]) -> Self:
-        """The instance with only these configurations, by their indices."""
+        """The instance with these configurations alone, by their indices, in this order."""
         return replace(self, configurations=tuple(self.configurations[index] for index in indices))
 
     def even_cuts(self, stages: int) -> tuple[int, ...] | None:
-        """The first units of the stages after the first, with as many units between embedding and head in each as can be; None
-        where there is no such cut."""
+        """The first unit of every stage but the first, such that the units between embedding and head are spread as evenly as
+        can be over the stages; None where no such cut is allowed."""
         cuts = tuple(1 + round((self.length - 2) * x / stages) for x in range(1, stages))
         possible = all(a < b for a, b in pairwise((0, *cuts, self.length))) and all(self.cuttable[cut - 1] for cut in cuts)
         return cuts if possible else None
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of what the answer depends on (not of names or provenance)."""
+        """SHA-256, in hexadecimal digits, of all fields that a solution's cost depends on; names and provenance are not among
+        them."""
         digest = hashlib.sha256()
         kinds = [unit.kind for unit in self.units]
         limits = [(devices.memory_bytes, devices.host_bytes) for devices in self.classes]
@@ -326,13 +343,13 @@ class Instance(ProblemInstance):
 
     def to_dict(self) -> dict[str, Any]:
         """The instance in its file format."""
-        from trainplan.formulations.joint.instance_file import instance_dict  # which reads what this module states
+        from trainplan.formulations.joint.instance_file import instance_dict  # it imports this module
 
         return instance_dict(self)
 
 
 def uncounted(instance: Instance) -> str | None:
-    """What an instance has that bounds on simulated steps do not count; None where there is nothing."""
+    """A feature of an instance that bounds on simulated steps do not cover, in words; None where there is none."""
     for configuration in instance.configurations:
         if configuration.reduction is not None:
             return "gradients that a stage reduces all together"
@@ -343,12 +360,13 @@ def uncounted(instance: Instance) -> str | None:
 
 @dataclass(frozen=True)
 class Solution(DataclassRecord):
-    """The index of a configuration, the first unit of every stage but the first, and the index of every unit's option."""
+    """A configuration by its index, the first unit of every stage but the first (cuts), and for every unit the index of its
+    option (choice)."""
 
     configuration: Count
     cuts: Items[Annotated[int, Field(ge=1)]]
     choice: Items[Count]
 
     def spans(self) -> list[tuple[int, int]]:
-        """First and last unit of every stage."""
+        """The first and the last unit of every stage, in order."""
         return [(first, end - 1) for first, end in pairwise((0, *self.cuts, len(self.choice)))]

@@ -1,8 +1,8 @@
-"""Plans whose recomputed layers are the first n of every stage, the same n everywhere, as `--recompute-first` asks for.
+"""Plans that recompute the first n layers of every stage, with the same n everywhere (option `--recompute-first`).
 
 Megatron-LM calls it `--recompute-method block --recompute-num-layers n`: every stage, and every chunk where stages are
 interleaved, recomputes its first n layers whole, or all where it has fewer; embedding and head recompute nothing. All units
-have one layout, and all stages as many layers each, unless `--cuts` says where they begin.
+have one layout, and all stages equally many layers, unless `--cuts` fixes where they begin.
 
 A configuration of such an instance is one of the usual instance in one layout, with its cuts. Every unit is a kind of its own
 and has an option for each n: the i-th is the usual table's for the i-th n. Units agree where they have the same n: it is the
@@ -37,8 +37,8 @@ ENDS = ("embedding", "head")
 
 
 def whole_layers(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a request for such plans without what these leave no choice of: modules, halves, and the host. Raises
-    InputError where one of the latter is asked for by name."""
+    """The options of a request for such plans, without those for which they leave no choice: recomputed modules, sliced
+    micro-batches, and the host. Raises InputError where the user named one of the latter two."""
     for name, without in (("host", ("none", "all")), ("sliced", (0,))):
         if options[name] not in without:
             problem, fix = f"is {options[name]}, with {RECOMPUTE_FIRST.flag}", f"leave it or {RECOMPUTE_FIRST.flag} out"
@@ -47,7 +47,8 @@ def whole_layers(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_first_layers(instance: Instance, model: Model, requested: str) -> Instance:
-    """The instance of such plans of a usual one, whose cuts are all fixed. asked: which n. Raises InputError."""
+    """The instance of such plans, made from a usual one whose cuts are all fixed. requested: the user's text for n. Raises
+    InputError."""
     units = [model.units[unit.first] for unit in instance.units]
     layers = [None if unit.kind in ENDS else unit.layer for unit in units]
     numbers, configurations = _numbers(requested, len(set(layers) - {None})), list[Configuration]()
@@ -71,7 +72,7 @@ def with_first_layers(instance: Instance, model: Model, requested: str) -> Insta
 
 
 def _numbers(requested: str, layers: int) -> list[int]:
-    """The n's that are asked for, ascending. Raises InputError."""
+    """The numbers n that a text names, ascending. layers: of the model. Raises InputError."""
     words = {word.strip() for word in requested.split(",")}
     if words == {ANY}:
         return list(range(layers + 1))
@@ -82,7 +83,8 @@ def _numbers(requested: str, layers: int) -> list[int]:
 
 
 def _layers_before(layers: Sequence[int | None], cuts: Sequence[int]) -> list[int | None]:
-    """By unit, how many layers its stage has before its own; None of embedding and head. Raises InputError."""
+    """For each unit, the number of layers of its stage that precede its own layer; None for embedding and head. layers: the
+    layer of each unit. Raises InputError where a stage begins within a layer."""
     layers_before, before = list[int | None](), dict[int, int]()
     for l, layer in enumerate(layers):
         if l in cuts:
@@ -95,13 +97,14 @@ def _layers_before(layers: Sequence[int | None], cuts: Sequence[int]) -> list[in
 
 
 def _layouts(configuration: Configuration) -> list[Strategy]:
-    """Those that all kinds of units have without recomputation and with nothing on the host."""
+    """The strategies, without recomputation and with nothing on the host, that all kinds of units of a configuration have."""
     (tables,) = configuration.tables
     by_kind = [[option.strategy for option in table.options if _plain(option)] for table in tables.units]
     return [layout for layout in by_kind[0] if layout is not None and all(layout in strategies for strategies in by_kind)]
 
 
 def _plain(option: Option) -> bool:
+    """Whether an option recomputes nothing and has nothing on the host."""
     strategy = option.strategy
     return strategy is not None and not option.host and strategy == layout_of(strategy)
 
@@ -113,7 +116,8 @@ def _in_layout(
     layers_before: Sequence[int | None],
     numbers: Sequence[int],
 ) -> Configuration | None:
-    """The configuration in one layout, with an option for each n; None where units cannot be recomputed as all n's ask."""
+    """The configuration with all units in one layout and an option for each n; None where units cannot be recomputed as any n
+    requires. layers_before: see `_layers_before`. numbers: the values of n."""
     (tables,) = configuration.tables
     by_kind = [{option.strategy: s for s, option in enumerate(table.options) if not option.host} for table in tables.units]
     again, kinds = replace(layout, ckpt=True), [unit.kind for unit in instance.units]
@@ -149,7 +153,8 @@ def _in_layout(
 
 
 def _agreeing(boundary: Boundary, state: int, count: int) -> Boundary:
-    """The boundary between units of one state, by n: forbidden where these differ."""
+    """A boundary between units whose interface state is the index of n: re-layouts and messages of interface state `state`,
+    forbidden where the two units differ in n. count: the number of values of n."""
     same = np.eye(count, dtype=bool)
 
     def within(matrix: Integers) -> Integers:

@@ -1,4 +1,4 @@
-"""What the planner needs to go on from a solution of the joint problem to better plans, see `formulations.refinement`."""
+"""The joint problem's answers to the planner's questions about configurations, see `formulations.refinement`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainplan.formulations.refinement import Refinement
 
 
 class JointRefinement(Refinement):
-    """The configurations of joint instances: which are alike, and instances with some of them."""
+    """Which configurations of joint instances are alike, instances with some of them, and better solutions near a given one."""
 
     def layouts(self, instance: Instance) -> list[str]:
         """See `Refinement`."""
@@ -26,11 +26,11 @@ class JointRefinement(Refinement):
         return list(map(str, instance.configurations))
 
     def pass_orders(self, instance: Instance) -> list[str]:
-        """See `Refinement`: groups of devices have several stages, or one."""
+        """See `Refinement`: `several` where device groups have several stages, else `one`."""
         return ["several" if configuration.schedule.chunks > 1 else "one" for configuration in instance.configurations]
 
     def memory_groups(self, instance: Instance) -> list[tuple[str, str]]:
-        """See `Refinement`: to the layout comes the option of the first unit after the embedding, where it has one only."""
+        """See `Refinement`: the layout, with the option of the last kind of unit where it has a single one, and the shape."""
         names = [
             [option.name for option in configuration.tables[0].units[-1].options] for configuration in instance.configurations
         ]
@@ -43,7 +43,7 @@ class JointRefinement(Refinement):
         return instance.only(indices)
 
     def with_even_stages(self, instance: Instance, indices: Sequence[int]) -> Instance | None:
-        """See `Refinement`: embedding and head are not counted; one stage has no cuts to choose."""
+        """See `Refinement`: embedding and head are not counted. None also for pipelines of one stage, which have no cuts."""
         configurations = [instance.configurations[index] for index in indices]
         cuts = [instance.even_cuts(configuration.stages) for configuration in configurations]
         if any(configuration.cuts is not None or configuration.stages == 1 for configuration in configurations) or None in cuts:

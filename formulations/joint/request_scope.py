@@ -1,4 +1,4 @@
-"""Which part of a request joint instances cover, see `formulations.request_scope`."""
+"""The part of a request that joint instances cover, see `formulations.request_scope`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from trainplan.formulations.request_scope import RequestScope
 
 
 class JointScope(RequestScope):
-    """Devices of one kind that lie alike, and what an optimizer, a runtime and the options leave of all joint plans."""
+    """The limits of the joint problem: devices of one kind with regular links, and what optimizer, runtime and
+    options exclude."""
 
     def unsupported_reason(self, request: Request) -> str | None:
-        """See `RequestScope`: what the devices of a request have that is not alike."""
+        """See `RequestScope`: devices of several kinds, or unequal links."""
         return unsupported_reason(request)
 
     def clipped_request(self, request: Request) -> Request:
@@ -26,7 +27,7 @@ class JointScope(RequestScope):
         return within_runtime(within_optimizer(request))
 
     def restrictions(self, request: Request, cost_model: str) -> list[str]:
-        """See `RequestScope`: by the options, by devices whose links are unlike, and by the cost model."""
+        """See `RequestScope`: restrictions by the options, by devices whose links are unequal, and by the cost model."""
         links = unlike_links(request)
         of_links = [] if links is None else [f"no stages or groups with unlike links ({links})"]
         return [*restrictions(request.options), *of_links, *(LEFT_OUT if cost_model.startswith(COST_MODEL) else ())]
@@ -36,8 +37,8 @@ class JointScope(RequestScope):
         return unusual_costs_reason(self.clipped_request(request))
 
     def outside(self, instance: Instance, narrower: Instance, left_out: str) -> Instance | None:
-        """See `RequestScope`: the configurations that only the wider instance has, where the parameter chooses among
-        configurations alone, so that those of both have the same options."""
+        """See `RequestScope`: where the parameter chooses among configurations alone, so that those of both instances have the
+        same options, the configurations that only the wider instance has."""
         if left_out not in OF_CONFIGURATIONS:
             return instance
         both = set(map(_key, narrower.configurations))
@@ -46,7 +47,7 @@ class JointScope(RequestScope):
 
 
 def _key(configuration: Configuration) -> tuple[Any, ...]:
-    """The fields by which configurations of one request differ."""
+    """The fields in which configurations of one request differ."""
     return (
         configuration.schedule,
         configuration.micro_batches,

@@ -1,7 +1,7 @@
-"""Planning within what a runtime runs: `plan --for NAME`, so that `export --to NAME` takes the plan.
+"""Cuts a request down to what one runtime can run (`plan --for NAME`), so that `export --to NAME` accepts the plan.
 
-What each runtime runs is its `CAPABILITIES` (`formulations.runtimes`); here the options of the joint problem are cut to it, and
-what is left of none is refused.
+The capabilities of each runtime are its `CAPABILITIES` (`formulations.runtimes`). An option of the joint problem loses the
+values that its runtime lacks; where none is left, the request is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ FOR = Parameter("for_", str, "plan within what a runtime runs, for `export --to`
 
 
 def with_gradients(request: Request) -> Request:
-    """The request with gradients in the dtype in which its runtime keeps them, unless another is asked for that it takes."""
+    """The request with gradients in the dtype in which its runtime keeps them, unless the user chose another one that the
+    runtime supports."""
     name, model = request.options.get(FOR.name), request.described_model
     if name is None or model is None or request.precision.master is None:
         return request
@@ -32,7 +33,7 @@ def with_gradients(request: Request) -> Request:
 
 
 def within_runtime(request: Request) -> Request:
-    """The request with the options that its runtime leaves. Raises InputError where there is nothing left of one."""
+    """The request with the values of options that its runtime supports. Raises InputError where an option has none left."""
     name = request.options[FOR.name]
     if name is None:
         return request
@@ -92,9 +93,9 @@ def within_runtime(request: Request) -> Request:
 
 
 def _under_fsdp(request: Request) -> Request:
-    """The request with what FSDP2 takes beside the plan's states. Without float32 masters a rank has its shard of the
-    parameters beside all of them under ZeRO-1 and 2: these are left out. What the script holds besides is counted of plans
-    (`planning`). Raises InputError."""
+    """The request with the ZeRO stages for which FSDP2 keeps no second copy of the parameters: without float32 master weights,
+    a rank keeps its shard of the parameters in addition to whole ones under ZeRO 1 and 2. Other bytes of the training script
+    are counted per plan (`planning`). Raises InputError where no stage is left."""
     model, options = request.described_model, request.options
     if model is not None and request.precision.of(model).master is not None:
         return request
@@ -109,7 +110,8 @@ def _under_fsdp(request: Request) -> Request:
 
 
 def _host(name: str, requested: str) -> str:
-    """What units may keep on the host, of what is asked for. Raises InputError where the runtime does not have that."""
+    """The parts of units that the runtime may keep on the host, out of those that the user's text names. name: of the runtime.
+    Raises InputError where it lacks one."""
     has, words = RUNTIMES[name].host, {word.strip() for word in requested.split(",")} - {"none"}
     if words == {"all"}:
         return ",".join(sorted(has)) or "none"

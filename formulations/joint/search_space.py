@@ -1,4 +1,6 @@
-"""Search spaces of the joint problem: what may be chosen, and how a step is judged. A paper's problem is one of them."""
+"""Search spaces of the joint problem: what may be chosen, and how a step is judged. The problem of each paper is one such
+space.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,19 @@ SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 
 @dataclass(frozen=True)
 class Space:
-    """What may be chosen. Where a field is None, all that is possible.
+    """The choices that a plan may have; a field that is None leaves all that are possible.
 
-    depths: numbers of sites in a pipeline; micro_batches: their numbers; schedules: by name, and how many micro-batches may be
-    sliced at most, and how many stages a site may have. zero: ZeRO stages of ranks that split the samples, 0 being copies (dp);
-    hybrid: whether they may hold copies of shards, too (HSDP). sequence_parallel: whether ranks that split a unit may also
-    share its tokens (not where micro-batches are sliced). recompute: what of a unit may be computed again: nothing, all of it,
-    or any of its modules by themselves. host: what units may keep on the host (not where micro-batches are sliced). strategies:
-    those of all these that may be options. cuts: the first units of the stages after the first. even_chunks: whether
-    interleaved stages have as many layers each (see `step.chunks`), even_stages: whether all stages do. by_unit: whether every
-    sub-layer is cut and chosen by itself; else all of one layer are one. between_layers: whether stages begin with a layer.
-    step: how a step is judged. optimizer: what steps the parameters of all units. messages_beside: whether messages of
-    interleaved stages travel beside passes. least_memory: whether tables have what programs surely hold, and not at most.
+    depths: numbers of device groups in a pipeline. micro_batches: their numbers. schedules: by name. most_sliced: the largest
+    number of sliced micro-batches. most_chunks: the largest number of stages on a device group. zero: ZeRO stages of ranks that
+    split the samples, 0 for copies (dp). hybrid: whether such ranks may also hold copies of shards (HSDP). sequence_parallel:
+    whether ranks that split a unit may also share its tokens (not where micro-batches are sliced). recompute: the parts of a
+    unit that may be recomputed: nothing, all of it, or any of its modules. host: the parts that units may keep on the host (not
+    where micro-batches are sliced). strategies: a filter of strategies. cuts: the first units of the stages after the first.
+    even_chunks: whether interleaved stages have equally many layers (see `schedule.even_chunks`); even_stages: whether all
+    stages do. by_unit: whether every sub-layer is a unit; else every layer is one. between_layers: whether a stage begins with
+    a layer. step: how a step is judged. optimizer: of the parameters of all units. messages_beside: whether messages of
+    interleaved stages overlap passes. least_memory: whether tables have a lower bound of the programs' bytes, not an upper
+    bound.
     """
 
     depths: Sequence[int] | None = None
@@ -60,7 +63,8 @@ class Space:
     least_memory: bool = False
 
     def schedules_of(self, depth: int, micro_batches: int, units: int) -> Iterator[Schedule]:
-        """The schedules of so many sites, micro-batches and units. Those that come to the same stand once."""
+        """The schedules of the space for a number of device groups, of micro-batches and of units. Of schedules with equal
+        orders only one is given."""
         if "1f1b" in self.schedules:
             yield Schedule("1f1b")
             for sliced in range(1, min(self.most_sliced, most_sliced(depth, micro_batches)) + 1):
@@ -76,11 +80,11 @@ class Space:
 def every_strategy(
     group: int, tp_degrees: Sequence[int], zero: Sequence[ZeroStage] = (0, 3), hybrid: bool = False
 ) -> list[Strategy]:
-    """All ways to lay a unit out on `group` devices with these tensor-parallel degrees, without recomputation.
+    """All strategies of a unit on `group` devices with these tensor-parallel degrees, without recomputation.
 
-    Degrees are any divisors of the group, of 2 or more. zero: stages of ZeRO; 0 stands for dp, the others for sdp. hybrid: dp
-    beside sdp, too, one level right outside the other, so that shards are gathered over the faster links. For a power of two,
-    without hybrids and of stages 0 and 3 alone, these are those of Galvatron-BMW's decision trees, in their order.
+    Degrees are divisors of the group, 2 or more. zero: ZeRO stages, 0 for dp and others for sdp. hybrid: also dp with sdp
+    inside it, one level next to the other, so that shards are gathered over the faster links. For a power of two, stages 0 and
+    3 and no hybrids, these are the strategies of Galvatron-BMW's decision trees, in their order.
     """
     sharing: tuple[Literal[1, 2, 3], ...] = (3, 2, 1)
     stages, strategies = [stage for stage in sharing if stage in zero], list[Strategy]()
@@ -98,10 +102,10 @@ def every_strategy(
 
 
 def options(space: Space, layouts: Sequence[Strategy], parts: Sequence[Sublayer]) -> list[Option]:
-    """The options of one unit in a space, from those of its layouts; those that recompute less come first.
+    """The options of one unit in a space, made from its layouts; those that recompute less come first.
 
-    parts: the sub-layers of the unit; none where no model is described: then neither tokens are shared, nor modules recomputed,
-    nor is anything on the host.
+    layouts: strategies without recomputation. parts: the sub-layers of the unit; none where no model is described, and then
+    ranks share no tokens, no modules are recomputed, and nothing is on the host.
     """
     strategies = []
     for ckpt, modules in _recomputed(space, parts):
@@ -119,8 +123,9 @@ def options(space: Space, layouts: Sequence[Strategy], parts: Sequence[Sublayer]
 
 
 def _on_host(space: Space, strategy: Strategy, parts: Sequence[Sublayer]) -> list[tuple[HostPart, ...]]:
-    """What of a unit may be on the host: parameters only where the optimizer works there, which takes shards of all states or
-    of none; inputs only where all is recomputed, of one sub-layer that no other stream passes by."""
+    """The sets of parts that a unit under a strategy may have on the host. Parameters may be there only where the optimizer
+    works there, and the optimizer only where all states are sharded or none; inputs only of units with one sub-layer that is
+    recomputed whole and that no other tensor passes by."""
     states: list[tuple[HostPart, ...]] = [()]
     if "optimizer" in space.host and parts and strategy.zero_stage in (0, 3):
         states += [("optimizer",), *([("optimizer", "parameters")] if "parameters" in space.host else [])]  # type: ignore[list-item]
@@ -129,7 +134,7 @@ def _on_host(space: Space, strategy: Strategy, parts: Sequence[Sublayer]) -> lis
 
 
 def _recomputed(space: Space, parts: Sequence[Sublayer]) -> list[tuple[bool, tuple[Module, ...]]]:
-    """Whether all of a unit, and which of its modules, may be computed again."""
+    """The possible recomputations of a unit: whether all of it is recomputed, and else which of its modules are."""
     named = {module for part in parts for module in modules_of(part)}
     modules = [module for module in MODULES if module in named]
     some = [chosen for count in range(1, len(modules) + 1) for chosen in combinations(modules, count)]
@@ -139,7 +144,7 @@ def _recomputed(space: Space, parts: Sequence[Sublayer]) -> list[tuple[bool, tup
 
 
 def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Ordered factorisations of a number into `count` factors of at least 2, the first factor ascending."""
+    """The ordered factorisations of a number into `count` factors of at least 2, by ascending first factor."""
     if count == 0:
         if number == 1:
             yield ()
@@ -150,5 +155,5 @@ def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def only(*paradigms: Paradigm, ckpt: bool = True) -> Filter:
-    """The strategies of these paradigms, with recomputation or without."""
+    """A filter of strategies with no other paradigms than these, and without recomputation unless `ckpt` is true."""
     return lambda strategy: {paradigm for paradigm, _ in strategy.levels} <= set(paradigms) and (ckpt or not strategy.ckpt)

@@ -1,17 +1,19 @@
-"""When the passes of every stage have ended, by any schedule: what the time walk says of a plan's programs on one lane a rank.
+"""The simulated step of a configuration: when the passes of every stage end, under any schedule, with one lane on each rank.
 
-A pass begins once its site is free and its message has been sent, which is when the pass on the neighbouring stage has ended.
-It then takes its message and itself. Sending costs nothing. The last micro-batch's backward pass takes `last_ns` more.
+The times agree with the simulation of a plan's programs on one lane a rank. A pass begins once its device group is free and its
+message has been sent, which is when the pass on the neighbouring stage has ended. It then takes its message's time and its own.
+Sending costs nothing. The last micro-batch's backward pass takes `last_ns` more.
 
-Under the interleaved schedule a site talks to both neighbours in both ways, and its messages stand in an order of their own
-(`step.messages`), some long before the pass that needs them. Messages between two passes of a site are one operation: what it
-sends goes off as the operation begins; what it receives it waits for, and then takes the times of all of them. Where messages
-travel beside passes, as frameworks have it, a pass waits for its own message alone.
+Under the interleaved schedule a device group exchanges messages with both neighbours in both directions, in an order of their
+own (`schedule.message_order`), some long before the pass that needs them. Messages between two passes of a group are one
+operation: the ones sent leave as the operation begins; the group waits for the ones received, and then takes the times of all
+of them. Where messages overlap passes, as in frameworks, a pass waits for its own message alone.
 
 Slicing: the forward pass of a micro-batch in halves takes the times of its halves, and so do its messages; a message that is
-received whole takes that of a whole one. Where a stage ran halves, its backward pass is that of both.
+received whole takes the time of a whole one. Where a stage ran halves, its backward pass is that of both.
 
-Every end is the latest of some other ends plus times of stages. `graph_of` says of which, for numbers and for models alike.
+Every end is the latest of some other ends plus times of stages. `graph_of` gives these dependencies, for numbers and for models
+alike.
 """
 
 from __future__ import annotations
@@ -30,10 +32,11 @@ from trainplan.formulations.schedule.vectorised import pass_ends_ns
 
 @dataclass(frozen=True)
 class StageTimes:
-    """What one stage takes, in ns: f, b, c, d, l, g and o of the problem.
+    """Times in ns of one stage: f, b, c, d, l, g and o of the problem's head, in this order.
 
-    first_half_ns, second_half_ns: the forward pass of a micro-batch in halves; message_half_ns: each message of a half that the
-    stage receives; halved_backward_ns: the backward pass after halves. They are 0 where the schedule is not sliced.
+    first_half_ns, second_half_ns: the forward pass of each half of a sliced micro-batch. message_half_ns: each message of a
+    half that the stage receives. halved_backward_ns: the backward pass after halves. They are 0 where the schedule is not
+    sliced.
     """
 
     forward_ns: int
@@ -50,12 +53,13 @@ class StageTimes:
 
     @property
     def micro_batch_ns(self) -> int:
-        """One micro-batch in both passes, without messages."""
+        """Both passes of one micro-batch in ns, without messages."""
         return self.forward_ns + self.backward_ns
 
 
 def step_ns(configuration: Configuration, stages: Sequence[StageTimes], tied_ns: int) -> int:
-    """The simulated step. tied_ns: what the ends of the pipeline take to add up their gradients of a table, 0 where none."""
+    """The simulated step in ns. tied_ns: the time in which the ends of the pipeline sum their gradients of a shared table, 0
+    where there is none."""
     group_count = len(configuration.device_groups)
     reduced = [
         end + sum(stage.reduce_ns for stage in stages[x::group_count]) for x, end in enumerate(ends_ns(configuration, stages))
@@ -66,7 +70,7 @@ def step_ns(configuration: Configuration, stages: Sequence[StageTimes], tied_ns:
 
 
 def ends_ns(configuration: Configuration, stages: Sequence[StageTimes]) -> list[int]:
-    """When each site has ended its last pass, and each message after it, in ns, by site."""
+    """For each device group, the time in ns at which its last pass, and every message after it, has ended."""
     schedule = configuration.schedule
     if schedule.chunks == 1 and not schedule.sliced:
         return _in_blocks(configuration, stages)
@@ -82,7 +86,7 @@ def ends_ns(configuration: Configuration, stages: Sequence[StageTimes]) -> list[
 
 
 def _in_blocks(configuration: Configuration, stages: Sequence[StageTimes]) -> list[int]:
-    """`ends_ns` of whole micro-batches through one stage on each site: the same as by the graph, and faster."""
+    """As `ends_ns`, for whole micro-batches and one stage on each device group: computed faster than by the graph."""
     forward, backward, last = (
         np.array(column, np.int64)[:, None]
         for column in (
@@ -98,11 +102,13 @@ def _in_blocks(configuration: Configuration, stages: Sequence[StageTimes]) -> li
 
 
 def graph_of(configuration: Configuration) -> Graph:
-    """The graph of a configuration's schedule, in the times of `StageTimes`; its devices are the sites."""
+    """The graph of dependencies between the passes of a configuration, whose durations are names of `StageTimes` and stages,
+    and whose devices are the device groups."""
     return recorded(_shape(configuration))
 
 
 def _shape(configuration: Configuration) -> Shape:
+    """The fields of a configuration on which its graph depends."""
     schedule = configuration.schedule
     messages: Messages = "ordered" if schedule.chunks > 1 and not schedule.beside else "received"
     return Shape(

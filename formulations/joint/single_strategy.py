@@ -10,8 +10,8 @@ from trainplan.formulations.joint.tables import OptionTable
 
 
 def single_strategy_instances(instance: Instance) -> list[Instance]:
-    """One, with a configuration for each option of each of the instance's configurations that all units have; none of plans
-    with the first layers of stages recomputed, which units differ in."""
+    """A list with one instance: for each configuration, and each option that all units have there, a configuration with that
+    option alone. Empty for plans that recompute the first layers of stages, whose units differ by definition."""
     if RECOMPUTE_FIRST.name in instance.provenance:
         return []
     configurations = [single for configuration in instance.configurations for single in with_one_option(configuration)]
@@ -19,8 +19,8 @@ def single_strategy_instances(instance: Instance) -> list[Instance]:
 
 
 def widened(instance: Instance, solution: Solution) -> Solution:
-    """A solution of the first instance of `single_strategy_instances` as one of the instance: the same cuts, with the option of
-    the same name for every unit."""
+    """A solution of the instance that `single_strategy_instances` gives, as a solution of the original instance: the same cuts,
+    and for every unit the option of the same name."""
     names = [(index, name) for index, configuration in enumerate(instance.configurations) for name in _common(configuration)]
     index, name = names[solution.configuration]
     configuration = instance.configurations[index]
@@ -33,7 +33,7 @@ def widened(instance: Instance, solution: Solution) -> Solution:
 
 
 def with_one_option(configuration: Configuration) -> list[Configuration]:
-    """The configuration with one option for all units, once for each option that all of them have."""
+    """For each option that all units of a configuration have, the configuration with that option alone."""
     return [_with_option(configuration, name) for name in _common(configuration)]
 
 
@@ -45,7 +45,7 @@ def _common(configuration: Configuration) -> list[str]:
 
 
 def _with_option(configuration: Configuration, name: str) -> Configuration:
-    """The configuration with the option of a name alone."""
+    """The configuration with the option of one name alone."""
 
     def kept(table: OptionTable) -> OptionTable:
         return table.keep([next(s for s, option in enumerate(table.options) if option.name == name)])

@@ -1,4 +1,4 @@
-"""What the devices of a site hold at most, in bytes (see the problem's head)."""
+"""The peak memory of the devices of a group, in bytes, from the bytes of units (see the head of `problem`)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from trainplan.formulations.schedule.orders import Kind, Pass
 from trainplan.formulations.schedule.recorded import RECORDED
 from trainplan.formulations.schedule.stage_memory import stage_peak
 
-FULL = 6  # times as many micro-batches as sites, beyond which interleaved stages have no other moments
+FULL = 6  # micro-batches for each device group, beyond which interleaved stages have no further moments
 Message = tuple[Kind, int]  # forward into a stage, or the gradients that it sends back
 
 
 @dataclass(frozen=True, eq=False)
 class StageBytes:
-    """What the units of one stage hold, each array of one entry a unit, in order. entering, returning: of one micro-batch, what
-    the stage receives forward from the one before it, and sends back to it."""
+    """The bytes of the units of one stage, arrays with one entry for each unit, in order: model states, kept from a forward to
+    its backward pass, held while a micro-batch is in flight, used while a pass runs (work), and on the host. entering,
+    returning: for one micro-batch, the bytes that the stage receives from the one before it, and sends back to it."""
 
     state: Integers
     kept: Integers
@@ -34,14 +35,15 @@ class StageBytes:
 
     @property
     def in_flight(self) -> int:
-        """What one micro-batch in flight holds."""
+        """The bytes that one micro-batch in flight holds on the stage."""
         return int(self.kept.sum() + self.held.sum())
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A moment of a site's order. counts: micro-batches in flight of each of its stages; messages: how many of each kind wait,
-    to be sent or to be used; stage: whose pass runs, None where only messages are under way."""
+    """A moment in the order of passes of a device group. counts: for each of its stages, the number of micro-batches in flight.
+    messages: for each message, how many copies wait to be sent or used. stage: the stage whose pass runs, None where only
+    messages are under way."""
 
     counts: tuple[tuple[int, int], ...]
     messages: tuple[tuple[Message, int], ...] = ()
@@ -49,16 +51,18 @@ class Moment:
 
 
 def peak(stage: StageBytes, in_flight: int) -> tuple[int, int]:
-    """The peak of a stage that has its devices alone, and the unit, from the stage's first one, in whose pass it is."""
+    """The peak bytes of a stage that has its devices alone, and the index within the stage of the unit in whose pass the peak
+    is. in_flight: the number of micro-batches in flight."""
     most, index = stage_peak(stage.state, stage.kept, stage.work, in_flight, stage.held)
     return int(most), int(index)
 
 
 def peaks(configuration: Configuration, stages: Sequence[StageBytes]) -> list[tuple[int, int]]:
-    """The peak of each stage's devices, and the unit, from the stage's first one, in whose pass that stage comes nearest it.
+    """For each stage, the peak bytes of its devices while its own passes run, and the index within the stage of the unit in
+    whose pass the stage comes nearest to it.
 
-    Chunks of one site share its devices: each stage's entry is the peak while its own passes run, with all that the others hold
-    at the time; messages under way count with the site's first stage. The peak of the site is the largest of its stages'.
+    Chunks of one device group share its devices, so each entry includes the bytes that the group's other stages hold at the
+    time; messages under way count with the group's first stage. The peak of a device group is the largest entry of its stages.
     """
     largest = [(0, 0)] * len(stages)
     for moment in moments_of(configuration):
@@ -72,12 +76,13 @@ def peaks(configuration: Configuration, stages: Sequence[StageBytes]) -> list[tu
 
 
 def _message_bytes(stages: Sequence[StageBytes], message: Message) -> int:
+    """The bytes of one copy of a message."""
     kind, stage = message
     return stages[stage].entering if kind == "forward" else stages[stage].returning
 
 
 def moments_of(configuration: Configuration) -> Sequence[Moment]:
-    """The moments at which sites may hold the most."""
+    """The moments at which device groups may hold the most memory."""
     if configuration.schedule.chunks == 1:
         return [Moment(((x, configuration.in_flight(x)),), stage=x) for x in range(configuration.stages)]
     count = min(configuration.micro_batches, FULL * len(configuration.device_groups))
@@ -85,7 +90,7 @@ def moments_of(configuration: Configuration) -> Sequence[Moment]:
 
 
 def most_in_flight(configuration: Configuration) -> list[int]:
-    """The most micro-batches of each stage that are in flight at once."""
+    """For each stage, the largest number of micro-batches that are in flight at once."""
     most = [0] * configuration.stages
     for moment in moments_of(configuration):
         for stage, count in moment.counts:
@@ -95,13 +100,13 @@ def most_in_flight(configuration: Configuration) -> list[int]:
 
 @lru_cache(maxsize=RECORDED)
 def _interleaved(schedule: Schedule, stages: int, micro_batches: int) -> tuple[Moment, ...]:
-    """`moments_of` where sites have several stages."""
+    """As `moments_of`, for schedules with several stages on each device group."""
     items = with_messages(schedule.orders(stages, micro_batches), stages)
     return tuple(moment for order in items for moment in _fullest(_moments(order, stages)))
 
 
 def _fullest(moments: Sequence[Moment]) -> list[Moment]:
-    """Of different moments of one site, those at which it may hold more than at any other one, whatever its stages are."""
+    """Those moments of one device group at which it may hold more than at any other one, whatever its stages are."""
     messages = sorted({message for moment in moments for message, _ in moment.messages})
     numbers = []
     for moment in moments:
@@ -114,7 +119,7 @@ def _fullest(moments: Sequence[Moment]) -> list[Moment]:
 
 
 def _moments(order: Sequence[Item], stages: int) -> list[Moment]:
-    """The different moments of a site's passes and messages."""
+    """The different moments in the order of passes and messages of one device group. stages: of the whole pipeline."""
     counts = dict.fromkeys(sorted({item.task.stage for item in order if item.what == "pass"}), 0)
     waiting: Counter[Message] = Counter()
     moments: dict[Moment, None] = {}
@@ -140,5 +145,5 @@ def _moments(order: Sequence[Item], stages: int) -> list[Moment]:
 
 
 def _message(task: Pass) -> Message:
-    """What a pass sends."""
+    """The message that a pass sends."""
     return ("forward", task.stage + 1) if task.kind == "forward" else ("backward", task.stage)

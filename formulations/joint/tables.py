@@ -1,9 +1,9 @@
-"""What units cost under their options, in numbers: whole nanoseconds and bytes, in arrays by field.
+"""The costs of units under their options: whole nanoseconds and bytes, in arrays by field.
 
 An option is one way to run a unit on the devices of its stage: how it is parallelised, what is recomputed, where states live.
 An option matters to its neighbours only through the interface state in which a unit takes its input (`enter`) and leaves its
-output (`leave`): what lies between two units is re-laid from one state to the other, and where a stage begins it is sent first.
-So there is one kind of link between options, a matrix by states, and options of equal states are alike to their neighbours.
+output (`leave`): hidden states between two units are re-laid from one state to the other, and where a stage begins they are
+sent first. So the link between options is a matrix by states, and options of equal states are equal to their neighbours.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ HOST_PARTS: tuple[HostPart, ...] = get_args(HostPart)
 
 @dataclass(frozen=True)
 class Option(DataclassRecord):
-    """One way to run a unit. name: unique in its table; strategy: what a plan says of it, None where it is no plan's. host:
-    what of it is on the host, in the order of HOST_PARTS: the optimizer, with gradients and its states; parameters; inputs."""
+    """One way to run a unit. name: unique in its table. strategy: the strategy in a plan, None for options of no plan. host:
+    the parts that are on the host, in the order of HOST_PARTS: the optimizer with gradients and its states, parameters, inputs.
+    """
 
     name: Annotated[str, Field(min_length=1)]
     strategy: Annotated[Strategy, ReadAs(str, parse_strategy)] | None = None
@@ -54,27 +55,27 @@ class Option(DataclassRecord):
 
     @classmethod
     def of(cls, strategy: Strategy, host: tuple[HostPart, ...] = ()) -> Option:
-        """The option of a plan, under the name that people read."""
+        """The option with a strategy and parts on the host, under the name that users read."""
         words = " and ".join(host).replace("hidden", "input")
         return cls(f"{strategy}, {words} on the host" if host else str(strategy), strategy, host)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OptionTable:
-    """The S options of one kind of unit, on one kind of site, with one size of micro-batch. Every array has shape (S,).
+    """The S options of one kind of unit, on one kind of device group, for one size of micro-batch. Every array has shape (S,).
 
-    forward_ns, backward_ns: of one micro-batch. last_ns: what the last micro-batch's backward pass takes longer.
-    reduce_ns, optimizer_ns: what follows the stage's last backward pass, before and after the sum of a tied table's
-    gradients; together `end_ns`. head_ns: added to a stage's forward pass where the unit is its first; turn_ns: to its backward
-    pass where it is its last; tail_ns: to its backward pass where it is its first.
+    forward_ns, backward_ns: the passes of one micro-batch. last_ns: the additional time of the last micro-batch's backward
+    pass. reduce_ns, optimizer_ns: the work after the stage's last backward pass, before and after the sum of a shared table's
+    gradients; together `end_ns`. head_ns: added to the forward pass of a stage that begins with the unit; tail_ns: added to its
+    backward pass. turn_ns: added to the backward pass of a stage that ends with the unit.
 
-    kept_bytes: what a micro-batch keeps from the unit's forward pass to its backward pass, stacked (O_f of Galvatron's Eq. 2);
-    held_bytes: what it holds for as long as it is in flight on the stage. work_forward_bytes, work_backward_bytes: what the
-    passes themselves add for their duration. state_bytes: for the whole step; host_bytes: on the host, for the whole step.
-    gradient_bytes: of the gradients that a stage reduces all together, where the configuration has such a `reduction`.
+    kept_bytes: kept for a micro-batch from the unit's forward pass to its backward pass, stacked (O_f of Galvatron's Eq. 2).
+    held_bytes: held for a micro-batch as long as it is in flight on the stage. work_forward_bytes, work_backward_bytes: added
+    while the unit's pass runs. state_bytes: held during the whole step; host_bytes: on the host during the whole step.
+    gradient_bytes: of the gradients, where a stage reduces all of them together (`Configuration.reduction`).
 
-    enter, leave: the interface states of the input and the output, counted from 0.
-    halved: the unit's passes on halves of a micro-batch, where the schedule is sliced.
+    enter, leave: the interface states of input and output, counted from 0. halved: the passes of a micro-batch in two halves,
+    where the schedule is sliced.
     """
 
     options: tuple[Option, ...]
@@ -99,28 +100,28 @@ class OptionTable:
 
     @classmethod
     def of(cls, options: Sequence[Option], halved: Halved | None = None, **columns: Any) -> OptionTable:
-        """A table whose other columns are 0."""
+        """A table from some of its columns; the others are 0."""
         arrays = {name: np.asarray(columns.get(name, np.zeros(len(options))), np.int64) for name in COLUMNS}
         assert set(columns) <= set(COLUMNS)
         return cls(options=tuple(options), halved=halved, **arrays)
 
     @cached_property
     def end_ns(self) -> Integers:
-        """(S,): nanoseconds after the stage's last backward pass."""
+        """(S,): nanoseconds of work after the stage's last backward pass."""
         return self.reduce_ns + self.optimizer_ns
 
     @cached_property
     def work_bytes(self) -> Integers:
-        """(S,): bytes that the larger of the two passes adds for its duration."""
+        """(S,): bytes added while the larger of the two passes runs."""
         return np.maximum(self.work_forward_bytes, self.work_backward_bytes)
 
     def with_more(self, more_bytes: int) -> OptionTable:
-        """The table with so many bytes more while a pass runs."""
+        """The table with `more_bytes` added while a pass runs."""
         forward, backward = self.work_forward_bytes + more_bytes, self.work_backward_bytes + more_bytes
         return replace(self, work_forward_bytes=forward, work_backward_bytes=backward)
 
     def keep(self, options: Sequence[int]) -> OptionTable:
-        """The table of only these options, by their indices, in this order."""
+        """The table with these options alone, by their indices, in this order."""
         chosen = list(options)
         columns = {name: getattr(self, name)[chosen] for name in COLUMNS}
         halved = None if self.halved is None else self.halved.keep(chosen)
@@ -144,7 +145,7 @@ COLUMNS = ("enter", "leave", *TIMES, *BYTES, "gradient_bytes")
 
 
 class TableRecord(Record):
-    """An `OptionTable` in a file. columns: by name, one number for each option; columns that are left out are 0."""
+    """An `OptionTable` in a file. columns: by name, one number for each option; a column that is left out is 0."""
 
     options: Annotated[Items[Option], Field(min_length=1)]
     columns: dict[str, Row]
@@ -152,6 +153,7 @@ class TableRecord(Record):
 
     @model_validator(mode="after")
     def _lengths(self) -> TableRecord:
+        """Raises InputError where a name occurs twice or is unknown, or a column has another length than the options."""
         count, meaning = len(self.options), "one for each option"
         if len({option.name for option in self.options}) < count:
             raise InputError("", "options", "have one name twice", "give each option its own name")
@@ -168,14 +170,14 @@ class TableRecord(Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Halved(DataclassRecord):
-    """Passes of the S options on a micro-batch that goes in two halves. forward_ns: (2, S), by half; backward_ns: (S,), of both
-    halves, one after the other."""
+    """Passes in ns of the S options for a micro-batch in two halves. forward_ns: (2, S), by half. backward_ns: (S,), of both
+    halves one after the other."""
 
     forward_ns: Annotated[Matrix, Field(min_length=2, max_length=2)]
     backward_ns: Row
 
     def keep(self, options: Sequence[int]) -> Halved:
-        """The passes of only these options, by their indices."""
+        """The passes of these options alone, by their indices."""
         return Halved(forward_ns=self.forward_ns[:, options], backward_ns=self.backward_ns[options])
 
 
@@ -186,16 +188,18 @@ MESSAGES = ("message_forward_ns", "message_backward_ns", "halved_message_forward
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Boundary(DataclassRecord):
-    """One kind of boundary between two units: C interface states before it, D after it, and K kinds of link between stages.
+    """One kind of boundary between two units, with C interface states before it, D after it, and K kinds of link between
+    stages.
 
-    relayout_forward_ns, relayout_backward_ns: (C, D), by the `leave` of the unit before and the `enter` of the unit after; what
-    the pass of the unit that receives takes longer, where both lie in one stage and, with `relayout_at_cut`, where a stage
-    begins between them. FORBIDDEN where they do not agree, in either case.
-    message_forward_ns, message_backward_ns: (K, C, D), where a stage begins here: what the stage after waits for its input
-    once that has been sent, and the stage before for the gradients. message_forward_bytes, message_backward_bytes: (C, D), the
-    sizes, which count where messages wait for passes, as under the interleaved schedule; None: 0. The halved ones: of half a
-    micro-batch forward, the first or the second alike, and of the backward re-layouts of both halves; None where the schedule
-    is not sliced.
+    relayout_forward_ns, relayout_backward_ns: (C, D), by the `leave` of the unit before and the `enter` of the unit after: time
+    added to the receiving unit's pass where both units lie in one stage and, with `relayout_at_cut`, where a stage begins
+    between them. FORBIDDEN where the states may not be neighbours, in either case.
+
+    message_forward_ns, message_backward_ns: (K, C, D), where a stage begins here: the time that the stage after it waits for
+    its input once that has been sent, and the stage before it for the gradients. message_forward_bytes, message_backward_bytes:
+    (C, D), their sizes, which count where messages wait for passes, as under the interleaved schedule; None stands for 0. The
+    halved arrays are of half a micro-batch forward (both halves are equal), and of the backward re-layouts of both halves
+    together; None where the schedule is not sliced.
     """
 
     relayout_forward_ns: Matrix
@@ -213,7 +217,7 @@ class Boundary(DataclassRecord):
 
     @model_validator(mode="after")
     def _without_links(self) -> Boundary:
-        """Of a file in which stages have no links: its messages are (0, C, D)."""
+        """The boundary with messages of shape (0, C, D), for a file whose stages have no links and so empty lists."""
         shape = getattr(self.relayout_forward_ns, "shape", None)  # none of lists of unequal lengths
         empty = [name for name in MESSAGES if (matrices := getattr(self, name)) is not None and not len(matrices)]
         if shape is None or not empty:
@@ -231,10 +235,10 @@ class Boundary(DataclassRecord):
 class Tied(DataclassRecord):
     """A table that the first and the last unit share (embedding and head).
 
-    It is one parameter where both units are in one stage and have equal levels, and else two, whose gradients are summed over
-    the ranks of both stages, once both have reduced theirs and before either's optimizer. equal: (S, T) of bool, by the options
-    of the first and of the last unit; once: the last unit's table where it is one parameter; None where that cannot be, as with
-    several stages. reduce_ns: of the sum; by the configuration.
+    It is one parameter where both units are in one stage with equal levels. Else it is two, whose gradients are summed over the
+    ranks of both stages, after both have reduced theirs and before either's optimizer. equal: (S, T), bool, by the options of
+    the first and of the last unit: whether the table is one parameter. once: the last unit's options where it is. Both are None
+    where that cannot be, as with several stages. reduce_ns: the time of the sum.
     """
 
     reduce_ns: Whole
@@ -245,6 +249,7 @@ class Tied(DataclassRecord):
 
     @model_validator(mode="after")
     def _both(self) -> Tied:
+        """Raises InputError where only one of `equal` and `once` is given."""
         if (self.equal is None) != (self.once is None):
             raise InputError("", "once", "and equal are not both there", "give both, or none")
         return self
@@ -252,15 +257,16 @@ class Tied(DataclassRecord):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Tables(DataclassRecord):
-    """What one kind of site costs with one size of micro-batch. units: by kind of unit; boundaries: by kind of boundary."""
+    """The costs of one kind of device group for one size of micro-batch. units: by kind of unit. boundaries: by kind of
+    boundary. states: names of the interface states, for users."""
 
     units: Annotated[Items[OptionTable], Field(min_length=1)]
     boundaries: Items[Boundary]
     states: Items[str] = ()  # names of interface states, for people
 
     def with_more(self, every: int, last: int) -> Tables:
-        """The tables with `every` bytes more while a unit's passes run, and `last` more on top while those of the last kind
-        do."""
+        """The tables with `every` bytes added while any unit's passes run, and `last` bytes on top while those of the last kind
+        of unit run."""
         *others, end = self.units
         return replace(self, units=(*(table.with_more(every) for table in others), end.with_more(every + last)))
 

@@ -1,4 +1,4 @@
-"""Other options of single units: the step and the memory of the plan with one of them, all else as it is."""
+"""The plan with another option for a single unit, all else unchanged: its step and memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ TRIED = 16  # options of each unit, those of the least work of their own; more o
 
 @dataclass(frozen=True)
 class Alternative:
-    """A plan with one unit under another option.
+    """The plan with one unit under another option.
 
     Attributes:
-        option: its name.
+        option: the name of the other option.
         step_ns: the step of the plan with it.
-        over_bytes: the bytes that a device or a host then lacks; 0 where all fits.
+        over_bytes: the bytes that a device or a host then lacks; 0 or less where all fits.
         more_bytes: for each stage, the bytes that its fullest device needs more than in the plan.
     """
 
@@ -33,7 +33,7 @@ class Alternative:
 
 @dataclass(frozen=True)
 class UnitAlternatives:
-    """A run of units of one stage that have one option, and the options that the first of them could have in its place.
+    """A run of consecutive units of one stage with equal options, and the other options that the first of them could have.
 
     Attributes:
         stage: the index of the stage.
@@ -58,10 +58,10 @@ class UnitAlternatives:
 def unit_alternatives(
     instance: Instance, solution: Solution, stop: Callable[[], bool] = lambda: False
 ) -> list[UnitAlternatives]:
-    """The options that the first unit of each run of units with one option in a stage could have in its place.
+    """For each run of units of a stage with equal options, the other options that its first unit could have.
 
-    stop: asked before each evaluation; once it says so, nothing more is tried. Raises ValueError where the solution is none of
-    the instance.
+    stop: called before each evaluation; once it returns true, nothing more is tried. Raises ValueError where the solution does
+    not belong to the instance.
     """
     configuration, now = instance.configurations[solution.configuration], evaluate(instance, solution)
     rows = []
@@ -85,7 +85,7 @@ def unit_alternatives(
 
 
 def _by_own_work(instance: Instance, solution: Solution, stage: int, unit: int) -> list[int]:
-    """The indices of the other options of a unit, in the order of the time that they take in a step by themselves."""
+    """The indices of a unit's other options, by the time of their own work in a step, shortest first."""
     configuration = instance.configurations[solution.configuration]
     table = instance.table(configuration, stage, unit)
     work = configuration.micro_batches * (table.forward_ns + table.backward_ns) + table.last_ns + table.end_ns
@@ -93,7 +93,8 @@ def _by_own_work(instance: Instance, solution: Solution, stage: int, unit: int) 
 
 
 def _changed(instance: Instance, solution: Solution, now: Evaluation, unit: int, option: int, name: str) -> Alternative | None:
-    """The plan with another option of one unit; None where its neighbours cannot have their options next to it."""
+    """The plan with another option for one unit; None where its neighbours cannot have their options next to it. now: the
+    evaluation of the solution. option, name: the index and the name of the other option."""
     other = replace(solution, choice=(*solution.choice[:unit], option, *solution.choice[unit + 1 :]))
     try:
         evaluation = evaluate(instance, other)

@@ -1,4 +1,6 @@
-"""What users may fix of a joint plan, beside depth, micro-batches and schedule: each a parameter that narrows the space."""
+"""The constraints that users may put on a joint plan, in addition to depth, micro-batches and schedule; each narrows the search
+space.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ WORD = re.compile(r"(dp|sdp|tp|cp|ep)(\d*)|single|sp|ckpt(:[a-z+]+)?|zero[12]")
 
 
 def narrowed(space: Space, request: Request) -> Space:
-    """The space under the constraints of a request; that of one strategy for all sub-layers aside. Raises InputError."""
+    """The space under the constraints of a request, apart from that of one strategy for all sub-layers. Raises InputError."""
     options = request.options
     filters = [space.strategies, *_filters(request, options)]
     cuts = space.cuts
@@ -52,7 +54,7 @@ def narrowed(space: Space, request: Request) -> Space:
 
 
 def restrictions(options: Mapping[str, Any]) -> list[str]:
-    """What the values of the parameters leave out of all plans that the problem knows, as the command's options say it."""
+    """The command's options by which the parameters' values exclude plans that the problem knows, as texts."""
     texts = []
     for parameter in (*PARAMETERS, *CONSTRAINTS):
         value, name = options.get(parameter.name, parameter.default), parameter.name
@@ -74,6 +76,7 @@ def restrictions(options: Mapping[str, Any]) -> list[str]:
 
 
 def _filters(request: Request, options: Mapping[str, Any]) -> Iterator[Filter]:
+    """The filters of strategies by which the options of a request narrow the space. Raises InputError."""
     copies, shares = options["dp"] or 1, options["sdp"] or 1
     if copies > 1 and shares > 1 and not options["hybrid"]:
         problem = f"is {shares} with --dp {copies}, and sub-layers have copies or shards, not both"
@@ -93,7 +96,7 @@ def _filters(request: Request, options: Mapping[str, Any]) -> Iterator[Filter]:
 
 
 def _check_degree(request: Request, paradigm: str, degree: int) -> None:
-    """Raises InputError where no unit has the degree."""
+    """Raises InputError where no unit can have a degree of a paradigm (`tp`, `dp` or `sdp`)."""
     devices = request.origin.devices
     possible = list(tp_degrees(request, devices)) if paradigm == "tp" else divisors(devices)
     if degree not in possible:
@@ -102,7 +105,8 @@ def _check_degree(request: Request, paradigm: str, degree: int) -> None:
 
 
 def _unsplit(request: Request, degree: int) -> str:
-    """Which sub-layer of the model cannot be split into so many parts, in words."""
+    """The sub-layer of the model that cannot be split into `degree` parts, as a text that goes on a sentence; empty where there
+    is none."""
     for part in () if request.described_model is None else request.described_model.sublayers.values():
         attention = attention_of(part)
         if attention is not None and not attention.splits_into(degree):
@@ -112,7 +116,7 @@ def _unsplit(request: Request, degree: int) -> str:
 
 
 def _check_together(request: Request, options: Mapping[str, Any]) -> None:
-    """Raises InputError where the fixed degrees together do not divide the devices."""
+    """Raises InputError where the product of the degrees that the user fixed does not divide the devices."""
     fixed = {flag: options[name] for name in ("tp", "dp", "sdp", "pipeline") if options[name] for flag in [f"--{name}"]}
     if len(fixed) > 1 and request.origin.devices % (together := prod(fixed.values())):
         (flag, degree), *others = reversed(fixed.items())
@@ -124,11 +128,13 @@ def _check_together(request: Request, options: Mapping[str, Any]) -> None:
 
 
 def _of_degree(paradigm: Any, degree: int) -> Filter:
+    """A filter of strategies with one degree of a paradigm."""
     return lambda strategy: strategy.degree(paradigm) == degree
 
 
 def _without(words: Sequence[str]) -> Filter:
-    """Strategies that are none of these, and have none of these words. Raises InputError for what is neither."""
+    """A filter of strategies that are none of `words` and contain none of them. Raises InputError for a word that is neither a
+    strategy nor a part of one."""
     for word in words:
         if WORD.fullmatch(word) is None:
             try:
@@ -147,7 +153,8 @@ def _without(words: Sequence[str]) -> Filter:
 
 
 def _inside(node: int, devices: int) -> Filter:
-    """Strategies whose tensor-parallel groups lie within nodes of so many devices, wherever the stage begins."""
+    """A filter of strategies whose tensor-parallel groups lie inside nodes of `node` devices, wherever on the `devices` devices
+    their stage begins."""
 
     def inside(strategy: Strategy) -> bool:
         size = strategy.group
@@ -159,7 +166,7 @@ def _inside(node: int, devices: int) -> Filter:
 
 
 def _node_devices(request: Request) -> int:
-    """Devices of a node. Raises InputError where none is described, or where nodes differ."""
+    """The number of devices of a node. Raises InputError where no cluster is described, or where nodes differ."""
     sizes = {node.devices for node in request.cluster.nodes} if request.cluster else set()
     if len(sizes) != 1:
         problem = "is given without a cluster" if not sizes else "is given for nodes of unlike sizes"
@@ -168,7 +175,7 @@ def _node_devices(request: Request) -> int:
 
 
 def _depths(space: Space, stages: int, devices: int) -> list[int]:
-    """Numbers of sites that may have so many stages. Raises InputError."""
+    """The numbers of device groups with which a pipeline can have `stages` stages. Raises InputError where there are none."""
     chunks = range(1, space.most_chunks + 1) if "interleaved" in space.schedules else range(1, 2)
     depths = [stages // chunk for chunk in chunks if stages % chunk == 0 and devices % (stages // chunk) == 0]
     if space.depths is not None:
@@ -182,7 +189,7 @@ def _depths(space: Space, stages: int, devices: int) -> list[int]:
 
 
 def _first_units(request: Request, names: Sequence[str], by_unit: bool) -> tuple[int, ...]:
-    """The places of units, in order. Raises InputError where one is none, or they do not rise."""
+    """The indices of the named units, in order. Raises InputError where a name is unknown, or the indices do not rise."""
     units = [unit.name for unit in request.chain.units]
     wanted = [name for text in names for name in text.split(",")]
     if not by_unit:

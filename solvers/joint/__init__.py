@@ -1,1 +1,1 @@
-"""The joint problem, solved with proof: bounds on all spans, a master over suffixes, exact stages where a path uses them."""
+"""Solves the joint problem with proof: bounds on all spans, a search over paths of them, and exact stages."""

@@ -1,20 +1,22 @@
-"""The joint problem to a proven gap: configurations by their bounds, each bounded more sharply whenever it comes first.
+"""The method `decomposition`: the joint problem solved to a proven gap.
 
-    quick       every unit at its cheapest, stages even                                  `closed_form`, `quick.first_plan`
-    coarse      a master over rough bounds on all spans: is a better step possible?      `span_bounds`, `master`
+The configuration with the least lower bound is bounded more sharply by its next step, until no configuration is left below the
+best plan less the requested gap:
+
+    quick       every unit at its cheapest, stages even                                  `closed_form_bound`, `heuristics`
+    coarse      rough bounds on all spans: is a better step possible?                    `span_bounds`, `path_bound_search`
     fine        the same with all prices and depths: the least step by these bounds
-    paths       stages that the least path uses are solved exactly, its pipeline is simulated, and the path is sought again,
-                until its bounds are exact, or have long stood still (not of pipelines that mostly fill and empty, which are
-                priced at once)
-    classes     the same with interface states at cuts told apart, where stages do not know what their neighbours send
-    whole       the same along one whole partition at a time                              `whole_paths`
-    priced      weighted paths and prices of memory along all pipelines at once, and plans from these    `free_cuts`
-    suffixes    all columns of the spans that are left, and all pipelines of them          `fronts`, `suffixes`
+    paths       stages that the least path uses are solved exactly, its pipeline is simulated, and the path is searched again,
+                until its bounds are exact, or have not risen for some rounds (not of pipelines that mostly fill and empty,
+                which are priced at once)
+    classes     the same with interface states at cuts distinguished, where stages do not know what their neighbours send
+    whole       the same along one whole partition at a time                              `path_relaxation`
+    priced      weighted paths and prices of memory along all pipelines at once, and plans from these    `free_cuts.lp_bound`
+    suffixes    all columns of the spans that remain, and all pipelines of them          `pareto_fronts`, `suffix_enumeration`
 
-Configurations whose units have to choose alike are looked at as a whole (`agreeing`). Interleaved ones come behind all others,
-or after a share of the time: each takes long (`interleaved`), and the best plan of the others rules most of them out at once.
-
-What no configuration leaves below the best plan, less the gap asked for, is proven.
+Configurations whose units must all choose the same option are enumerated (`uniform_choices`). Interleaved ones come after all
+others, or after a share of the time: each takes long (`interleaved`), and the best plan of the others excludes most of them at
+once.
 """
 
 from __future__ import annotations
@@ -49,12 +51,12 @@ SEARCHED = "bounds on all spans, exact on the stages used, the rest simulated"
 MEMORY = "least memory over all stages"
 STEPS = ("coarse", "fine", "paths", "classes", "priced", "suffixes", "interleaved", "agreeing")
 QUICK, COARSE, FINE, PATHS, CLASSES, PRICED, SUFFIXES = range(7)
-STRAIGHT = 0.5  # of the time, after which interleaved configurations have their turn
-SHARE = 16  # of the gap asked for, what one stage may be off
-FINENESS = 16  # of the gap asked for, what bisection may be off
-LABELS, MORE, MOST_LABELS = 20_000, 4, 320_000  # of one unit in a front: at first, times as many next, and at most
-PARTS = 4  # of what is between bound and target, of which one is settled first, and then twice as much each time
-MOST_STALLED = 5  # rounds of a path that leave the bound where it is, before what comes next
+STRAIGHT = 0.5  # the share of the time after which interleaved configurations have their turn
+SHARE = 16  # parts of the requested gap, of which one stage may be off by one
+FINENESS = 16  # parts of the requested gap, of which bisection may be off by one
+LABELS, MORE, MOST_LABELS = 20_000, 4, 320_000  # of one unit in a front: at first, the factor of the next try, and at most
+PARTS = 4  # of the gap between bound and target, of which one is settled first, and then twice as much
+MOST_STALLED = 5  # rounds of a path that do not raise the bound, before the next step
 MOST_PARTITIONS = 40  # that are bounded one by one where fronts are larger
 
 
@@ -68,9 +70,10 @@ def decomposition(instance: Instance, search: Search) -> Outcome:
 
 @dataclass
 class _Entry:
-    """A configuration on its way: what comes next, the path that its bounds leave; whether interface states at cuts are told
-    apart by now, and paths followed along whole partitions; how much of the gap is settled next (`PARTS`), with how many
-    labels, and how many rounds of a path have left the bound where it is."""
+    """The state of a configuration in the search. configuration_index: in the instance. stage: the step that comes next. path:
+    the least path by its bounds. states_distinguished: whether interface states at cuts are distinguished. whole: whether paths
+    follow whole partitions. share: the part of the gap that is settled next (`PARTS`). labels: the most labels for that.
+    stalled: rounds of a path since the bound last rose."""
 
     configuration_index: int
     candidate: Candidate | Single | None = None
@@ -84,23 +87,28 @@ class _Entry:
 
 
 def _or_none(value: float) -> float | None:
+    """The value, or None where it is infinite."""
     return None if value == inf else value
 
 
-Waiting = tuple[float, int, _Entry]  # a configuration's bound, its place in the instance, and how far it is
+Waiting = tuple[float, int, _Entry]  # a configuration's bound, its index in the instance, and its entry
 
 
 class _Run:
+    """One search: its statistics, and the least bound of the configurations that are abandoned, which the final bound cannot
+    exceed."""
+
     def __init__(self, instance: Instance, search: Search) -> None:
         self.instance, self.search = instance, search
         check_supported(instance)
         self.statistics: dict[str, Any] = dict.fromkeys((*STEPS, "stages_solved"), 0)
-        self.abandoned_bound_ns = inf  # the least bound of configurations that are given up
+        self.abandoned_bound_ns = inf  # the least bound of configurations that are abandoned
         self.abandoned = False  # whether some were for the number of their labels
         self.source = SOURCE
         self.tolerance, self.loosest = search.gap / SHARE, 0.0
 
     def outcome(self) -> Outcome:
+        """Search until the gap is closed or time is up, and return what was found and proven."""
         waiting: list[Waiting] = []
         try:
             if self.search.objective is None:
@@ -133,11 +141,12 @@ class _Run:
         return self._ended(min([self.abandoned_bound_ns, *(item[0] for item in straight + chunked)]))
 
     def _is_interleaved(self, configuration_index: int) -> bool:
+        """Whether device groups of a configuration have several stages."""
         return self.instance.configurations[configuration_index].schedule.chunks > 1
 
     def _settle(self, waiting: list[Waiting], others: Sequence[Waiting], jobs: Ahead, until: float = inf) -> None:
-        """Advance the configurations of a heap until none of them is of interest, or time is up. others: that wait meanwhile;
-        until: seconds from the start of the search after which no step begins."""
+        """Advance the configurations of a heap until none of them can improve the best plan, or time is up. others: the entries
+        that wait meanwhile. until: seconds from the start of the search after which no step begins."""
         least = min((other[0] for other in others), default=inf)
         while waiting and waiting[0][0] <= self.search.target():
             bound, configuration_index, entry = waiting[0]
@@ -154,10 +163,12 @@ class _Run:
                 heapq.heapreplace(waiting, (max(bound, following), configuration_index, entry))
 
     def _note(self, bound: float) -> None:
+        """Report a lower bound of all configurations, once there is a plan."""
         if self.search.objective is not None and bound < inf:
             self.search.report(bound=int(min(bound, self.search.objective)), source=self.source)
 
     def _ended(self, bound: float) -> Outcome:
+        """The outcome of the search, with `bound` as the lower bound of all configurations."""
         search, target = self.search, self.search.target()
         proven = min(bound, target + 1)
         if search.objective is None:
@@ -176,7 +187,8 @@ class _Run:
         return Outcome(bound=search.bound, bound_source=search.bound_source, message=ended, statistics=self.statistics)
 
     def advanced(self, bound: float, entry: _Entry) -> float | None:
-        """The configuration's bound after one more step; None once nothing of it is of interest. Raises TimeoutError."""
+        """The lower bound in ns of a configuration after its next step; None once it cannot improve the best plan. Raises
+        TimeoutError."""
         if agreeing_choices(self.instance.configurations[entry.configuration_index]) is not None:
             self.statistics["agreeing"] += 1
             found = best_agreeing(self.instance, entry.configuration_index, self.search.target(), self.search)
@@ -248,7 +260,7 @@ class _Run:
         return value
 
     def _settled(self, candidate: Candidate, bound: float, entry: _Entry) -> float | None:
-        """See `_advanced`, of all pipelines with a step up to a limit between the bound and the target."""
+        """As `advanced`, by all pipelines with a step up to a limit between the bound and the best plan."""
         self.statistics["suffixes"] += 1
         self.source, target = SEARCHED, self.search.target()
         limit = 2 * bound if target == inf else min(target, bound + np.ceil((target - bound) * entry.share))
@@ -263,8 +275,9 @@ class _Run:
         return None if limit >= min(self.search.target(), EXACT_FLOATS) else limit + 1
 
     def _by_partitions(self, candidate: Candidate, bound: float, entry: _Entry) -> float | None:
-        """Where fronts are too large: what is proven by the linear program of each partition that the bounds on spans leave,
-        where these are few; what they leave open is settled with more labels next, up to MOST_LABELS. Raises TimeoutError."""
+        """As `advanced`, where there are too many labels: bounds by the linear program of each partition that the bounds on
+        spans allow, where these are few. A configuration that these do not settle gets more labels next, up to MOST_LABELS, and
+        is then abandoned. Raises TimeoutError."""
         configuration_index, limit = candidate.configuration_index, self.search.target()
         configuration = self.instance.configurations[configuration_index]
         few = None
@@ -288,7 +301,7 @@ class _Run:
 
 
 def check_supported(instance: Instance) -> None:
-    """Raises Unsuited where the instance has what this method does not bound."""
+    """Raises Unsuited where the instance has a feature that this method does not bound."""
     if instance.step != "simulated":
         raise Unsuited("instance", "step", f"is {instance.step!r}", "give 'simulated', or take another method")
     if why := uncounted(instance):
@@ -303,11 +316,11 @@ def check_supported(instance: Instance) -> None:
 
 
 def gap_parts(instance: Instance, solution: Solution, gap_ns: int, loosest: float) -> dict[str, int]:
-    """The parts of a gap, in ns, which they add up to. loosest: the largest relative gap of a stage that was solved.
+    """The parts of a gap, in ns, which add up to it. loosest: the largest relative gap of a stage that was solved.
 
-    tolerance of stages: what such a stage may be off, of the whole step, at most; step above its longest path: by how much the
-    plan's simulated step is above the bounds of single paths, with its own stages' times; left to search: the rest, which is
-    what stages may gain between the weights that they were solved at, other cuts, and what time did not allow.
+    `tolerance of stages`: the most that such a stage may be off, of the whole step. `step above its longest path`: by how much
+    the plan's simulated step exceeds the bounds of single paths, with its own stages' times. `left to search`: the rest, which
+    other cuts, or stages between the weights that they were solved at, might gain, or for which there was no time.
     """
     evaluation, configuration = evaluate(instance, solution), instance.configurations[solution.configuration]
     tolerance = min(gap_ns, int(loosest * evaluation.time_ns))
@@ -318,7 +331,8 @@ def gap_parts(instance: Instance, solution: Solution, gap_ns: int, loosest: floa
 
 
 def _by_paths_ns(instance: Instance, solution: Solution) -> int:
-    """The longest of the single paths that `path_bounds` knows through the stages of a plan, with what stage 0 adds."""
+    """The longest, in ns, of the paths that `critical_path_bounds` knows through the stages of a plan, with the work at the end
+    of stage 0."""
     configuration, evaluation = instance.configurations[solution.configuration], evaluate(instance, solution)
     times, m = [stage.times for stage in evaluation.stages], configuration.micro_batches
     u = [time.micro_batch_ns + time.message_forward_ns + time.message_backward_ns for time in times]

@@ -1,14 +1,14 @@
-"""Evidence of a bound on the joint problem, for `formulations.joint.certificate` to check without any solver.
+"""Finds evidence of a lower bound of the joint problem, which `formulations.joint.certificates` checks without any solver.
 
-The check has no exact stages, so what it can prove is weaker than what the search has proven: of every configuration the
-largest step that prices of memory, or weighted paths, show to be impossible. The bound is the least of all configurations', so
-the configuration that has the least by now is worked on, by the next of its ways, the cheapest first:
+The check has no exact stages, so it can prove less than the search has: for every configuration the largest step that prices of
+memory, or weighted paths, show to be impossible. The bound is the least of all configurations', so the configuration that has
+the least at the time gets the next of its proof methods, the cheapest first:
 
     few prices    of one number of micro-batches in flight: enough for most configurations
     prices        all of them, and many numbers in flight; of one stage the best one
-    paths         `path_evidence`; before prices where pipelines mostly fill and empty
+    paths         `by_paths`; before prices where pipelines mostly fill and empty
 
-That ends where the least bound is of a configuration that has no way left, reaches the plan's step, or time is up.
+The search ends where the configuration of the least bound has no method left, its bound reaches the plan's step, or time is up.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ AROUND, GROWTH = 8, 1.01  # how far prices of one stage lie around these; betwee
 SOURCE = "evidence"
 NOTHING = ConfigurationEvidence(-1)
 
-# Of an instance and the place of a configuration: the largest step of interest that can be shown to be impossible, of at least
-# the first number and at most the second one; NOTHING where that is none.
+# From an instance and the index of a configuration: the largest step that can be shown to be impossible, of at least the first
+# number and at most the second one; NOTHING where there is none.
 ProofMethod = Callable[[Instance, int, int, int, Search], ConfigurationEvidence]
 
 
 def evidence(instance: Instance, objective_ns: int, search: Search | None = None) -> Evidence:
-    """Evidence of the largest bound that can be shown, of a plan's step at most; each claim has been checked.
+    """Evidence of the largest lower bound that can be shown, up to a plan's step; each claim has been checked.
 
-    search: whose time limit counts, and which has the bound of all configurations reported whenever it has risen; those that it
-    does not come to have their bound in closed form alone.
+    objective_ns: the plan's step. search: its time limit counts, and the bound of all configurations is reported to it whenever
+    it has risen; configurations that there is no time for have their bound in closed form.
     """
     search, configurations = search or Search(lambda _: None), instance.configurations
     claims, target = [NOTHING] * len(configurations), objective_ns - 1
@@ -67,6 +67,7 @@ def evidence(instance: Instance, objective_ns: int, search: Search | None = None
 
 
 def _proof_methods(configuration: Configuration) -> tuple[ProofMethod, ...]:
+    """The methods for a configuration, in the order in which they are tried."""
     if configuration.schedule.sliced or configuration.schedule.chunks > 1:
         return ()
     if configuration.stages == 1:
@@ -77,7 +78,7 @@ def _proof_methods(configuration: Configuration) -> tuple[ProofMethod, ...]:
 
 
 def _prices(instance: Instance, configuration_index: int) -> tuple[int, ...]:
-    """Prices of memory at which options change, in SCALEths of a nanosecond, ascending."""
+    """Prices of memory at which options change, in parts of a nanosecond (SCALE of them make one), ascending."""
     configuration = instance.configurations[configuration_index]
     in_flight = [configuration.in_flight(0), configuration.in_flight(configuration.stages - 1)]
     prices = prices_of(stage_tables(configuration.tables[configuration.device_groups[0].kind]), sorted(in_flight))
@@ -85,13 +86,15 @@ def _prices(instance: Instance, configuration_index: int) -> tuple[int, ...]:
 
 
 def _few(prices: tuple[int, ...]) -> tuple[int, ...]:
+    """A few of the prices, spread evenly."""
     return prices[:: max(1, len(prices) // FEW)]
 
 
 def _by_one_price(
     instance: Instance, configuration_index: int, bound: int, target: int, search: Search
 ) -> ConfigurationEvidence:
-    """Of one stage, by the best price, which bisection finds: what prices show rises up to that one, and falls from there."""
+    """Evidence for a configuration of one stage, by the best price. The bound that a price shows rises up to the best one and
+    falls after it, so bisection finds it."""
     configuration, prices = instance.configurations[configuration_index], _dense(_prices(instance, configuration_index))
     shown: dict[int, int] = {}
 
@@ -110,7 +113,7 @@ def _by_one_price(
 
 
 def _dense(prices: tuple[int, ...]) -> tuple[int, ...]:
-    """Prices around these, each a little larger than the one before, and 0."""
+    """Prices around the given ones, each a little larger than the one before, and 0."""
     positive = [price for price in prices if price]
     dense, price = [0], min(positive, default=1) // AROUND
     while price <= max(positive, default=1) * AROUND:
@@ -122,6 +125,7 @@ def _dense(prices: tuple[int, ...]) -> tuple[int, ...]:
 def _by_few_prices(
     instance: Instance, configuration_index: int, bound: int, target: int, search: Search
 ) -> ConfigurationEvidence:
+    """Evidence by a few prices and the least number of micro-batches in flight."""
     configuration = instance.configurations[configuration_index]
     least = min(configuration.in_flight(x) for x in range(configuration.stages))
     claim = ConfigurationEvidence(target, _few(_prices(instance, configuration_index)), (least,))
@@ -129,6 +133,7 @@ def _by_few_prices(
 
 
 def _by_prices(instance: Instance, configuration_index: int, bound: int, target: int, search: Search) -> ConfigurationEvidence:
+    """Evidence by all prices and many numbers of micro-batches in flight."""
     configuration = instance.configurations[configuration_index]
     in_flight = [configuration.in_flight(x) for x in range(configuration.stages)]
     depths = [min(in_flight)]
@@ -139,6 +144,7 @@ def _by_prices(instance: Instance, configuration_index: int, bound: int, target:
 
 
 def _by_paths(instance: Instance, configuration_index: int, bound: int, target: int, search: Search) -> ConfigurationEvidence:
+    """Evidence by weighted paths, see `by_paths`."""
     claim = by_paths(instance, configuration_index, target, search)
     return NOTHING if claim is None or claim.impossible_ns < bound else claim
 
@@ -146,12 +152,13 @@ def _by_paths(instance: Instance, configuration_index: int, bound: int, target: 
 def _largest(
     instance: Instance, configuration: Configuration, claim: ConfigurationEvidence, bound: int, fineness: float, search: Search
 ) -> ConfigurationEvidence:
-    """The claim, or the same of the largest step of at least the bound that can be shown by it, to a fineness."""
+    """The claim, or the same prices with the largest impossible step, of at least `bound`, that they show. fineness: the
+    relative precision of the bisection."""
     try:
         check = PriceCheck(instance, configuration, claim)
     except TooLarge:
         return NOTHING
-    low, high = bound - 1, claim.impossible_ns  # low is shown, or what is known anyway
+    low, high = bound - 1, claim.impossible_ns  # low is shown, or known anyway
     if not check.possible(high):
         return claim
     while high - low > max(1, fineness * high) and not search.out_of_time():
@@ -165,8 +172,8 @@ LEAST_WHOLE = 2**8
 
 
 def by_paths(instance: Instance, configuration_index: int, target: int, search: Search) -> ConfigurationEvidence | None:
-    """Evidence that a configuration with one stage on each of several equal sites has no step up to the target, or up to the
-    largest that weighted paths show to be impossible; None where they show nothing, or where the configuration is too large."""
+    """Evidence, by weighted paths, that a configuration with one stage on each of several equal device groups has no step up to
+    the target, or up to the largest that can be shown; None where nothing is shown, or the configuration is too large."""
     configuration = instance.configurations[configuration_index]
     cuts = FreeCuts(instance, configuration_index, 0.0)
     with suppress(TimeoutError):
@@ -182,7 +189,7 @@ def by_paths(instance: Instance, configuration_index: int, target: int, search: 
 
 
 def _rounded(cuts: FreeCuts, point: DualPoint, whole: int) -> ConfigurationEvidence:
-    """A point in whole numbers, of which the weights add up to about `whole`."""
+    """The dual point in whole numbers, whose weights add up to about `whole`."""
     paths = [weighted(cuts.paths[key], round(weight * whole)) for key, weight in point.weights.items()]
     paths = [path for path in paths if path.weight]
     total = sum(path.weight for path in paths)
@@ -191,5 +198,5 @@ def _rounded(cuts: FreeCuts, point: DualPoint, whole: int) -> ConfigurationEvide
 
 
 def weighted(path: Path, weight: int) -> WeightedPath:
-    """A path as evidence."""
+    """A path with its weight in the form of evidence."""
     return WeightedPath(weight, path.end, path.site, int("1" + "".join(map(str, path.turns[::-1])), 2))

@@ -1,4 +1,4 @@
-"""A bound of one configuration in closed form."""
+"""A lower bound of a configuration in closed form, and whether its model states fit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainplan.solvers.joint.stages.option_tables import Floats
 
 
 def least_u_ns(instance: Instance, configuration: Configuration) -> Floats:
-    """By unit, the least u of any option, whatever the memory."""
+    """For each unit, the least u in ns of any option: both passes of a micro-batch, whatever the memory."""
     tables, sliced = configuration.tables[configuration.device_groups[0].kind], configuration.schedule.sliced > 0
     by_kind = [float(whole_ns(table, sliced).min()) for table in tables.units]
     least = np.array([by_kind[unit.kind] for unit in instance.units])
@@ -19,12 +19,13 @@ def least_u_ns(instance: Instance, configuration: Configuration) -> Floats:
 
 
 def quick_bound_ns(instance: Instance, configuration: Configuration) -> float:
-    """No plan of the configuration has a shorter step, whatever the memory.
+    """A lower bound in ns of the step of every plan of a configuration, whatever the memory.
 
-    Proof: let t be the largest u of the sites (of all chunks that a site has), m t of which one of them runs: at least an even
-    share of U, the least sum of u, and the largest unit. Of 1F1B whole, also H + (m - w) t + S + w t / 2 by
-    `path_bounds.one_f_one_b_ns`, with H + S = U - t and w <= P - 1; of GPipe H + S + m t. Behind its last pass the first site
-    adds what its first unit adds at least. Where cuts are fixed, also `formulations.joint.closed_form`.
+    Proof: let u be both passes of a micro-batch in a unit, U the sum of its least values, P the number of device groups, m
+    micro-batches, and t the largest u of a device group (of all of its chunks), which runs m t: at least an even share of U,
+    and the largest unit. Of 1F1B in whole passes, also H + (m - w) t + S + w t / 2 by `critical_path_bounds.one_f_one_b_ns`,
+    with H + S = U - t and w <= P - 1; of GPipe H + S + m t. After its last pass the first device group adds at least the work
+    at the end of its first unit. Where cuts are fixed, also `formulations.joint.lower_bounds.closed_form_ns`.
     """
     least, m = least_u_ns(instance, configuration), configuration.micro_batches
     group_count, schedule = len(configuration.device_groups), configuration.schedule
@@ -41,12 +42,13 @@ def quick_bound_ns(instance: Instance, configuration: Configuration) -> float:
 
 
 def holds_states(instance: Instance, configuration: Configuration) -> bool:
-    """Whether all sites together have room for the least states of all units: else no plan of the configuration fits."""
+    """Whether all device groups together have room for the least model states of all units; without it no plan of the
+    configuration fits."""
     return least_states(instance, configuration) <= sum(instance.limit_bytes(group) for group in configuration.device_groups)
 
 
 def least_states(instance: Instance, configuration: Configuration) -> int:
-    """The bytes of the least states of all units, each of which is on one site."""
+    """The bytes of the least model states of all units, each of which is on one device group."""
     tables, tied = configuration.tables, configuration.tied
     by_kind = [min(int(table.units[kind].state_bytes.min()) for table in tables) for kind in range(len(tables[0].units))]
     least = [by_kind[unit.kind] for unit in instance.units]

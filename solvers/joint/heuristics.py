@@ -1,7 +1,8 @@
-"""joint in milliseconds: a bound in closed form, and the best of plans whose units are alike in state on even stages.
+"""Plans of the joint problem in milliseconds, and a bound in closed form.
 
-Plans are tried on stages that are even in units, and even in time. Each stage takes, of a few choices for all of its units that
-fit it, the one of least m u + g; what lies between stages is what these choices make of it.
+Plans have stages that are even in units, and even in time. Each stage takes, of a few choices for all of its units that fit it,
+the one with the least m u + g: m micro-batches, u both passes of one, g the work after the last one. All units of a choice have
+one interface state.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from trainplan.solvers.joint.free_cuts.pipeline_columns import Passes, steps_ns
 from trainplan.solvers.joint.stages.option_tables import Floats, KindOptions, StageTables, stage_tables
 
 SOURCE = "every sub-layer at its cheapest, stages as even as they can be"
-PRICES = (0.0, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 1e9)  # of memory, in proportion to what it costs in the mean
+PRICES = (0.0, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 1e9)  # of memory, as multiples of its mean cost
 ENOUGH = 3  # configurations with a plan that fits
 FINER = 3  # configurations of the best rough plans
 LEANEST = 3  # choices by which stages are made even in memory
@@ -27,15 +28,16 @@ ROUNDS = 4  # of cuts even in the time that the plan before took
 
 
 def cheap_bound(instance: Instance) -> tuple[int, str]:
-    """No plan has a shorter step, whatever the memory; and why.
+    """A lower bound in ns of every plan's step, whatever the memory, and its reason in words.
 
-    Proof: see `closed_form.quick_bound_ns`, of each configuration; a plan has one of them. Of steps that are not simulated, and
-    of unlike sites, `formulations.joint.bounds.least_ns`.
+    Proof: see `quick_bound_ns`, for each configuration; a plan has one of them. For steps that are not simulated, and for
+    unequal device groups, `formulations.joint.lower_bounds.least_ns`.
     """
     return int(min(_quick_bound_ns(instance, index) for index in range(len(instance.configurations)))), SOURCE
 
 
 def _quick_bound_ns(instance: Instance, configuration_index: int) -> float:
+    """The lower bound in ns of one configuration."""
     configuration = instance.configurations[configuration_index]
     if instance.step != "simulated" or len({group.kind for group in configuration.device_groups}) > 1:
         return least_ns(instance.only([configuration_index]))
@@ -43,9 +45,9 @@ def _quick_bound_ns(instance: Instance, configuration_index: int) -> float:
 
 
 def first_plan(instance: Instance) -> Solution | None:
-    """The best plan of those described above, of the first few configurations with any; None where none fits.
+    """The best plan of the first few configurations for which `quick_plan` finds one; None where it finds none.
 
-    Tables of a configuration may take longer than its plan, so depths are tried from the middle outwards, with numbers of
+    The tables of a configuration may take longer than its plan, so depths are tried from the middle outwards, with numbers of
     micro-batches from the middle upwards, until some have plans.
     """
     by_depth: dict[int, list[int]] = {}
@@ -71,7 +73,8 @@ def first_plan(instance: Instance) -> Solution | None:
 
 
 def best_quick_plan(instance: Instance, bounds: Sequence[float], most: float) -> Solution | None:
-    """The best plan of all configurations with a step below `most`; None where there is none. bounds: on each one's step."""
+    """The best plan of all configurations with a step below `most`; None where there is none. bounds: a lower bound of each
+    configuration's step."""
     rough: list[tuple[int, int, Solution]] = []
     for bound, configuration_index in sorted(zip(bounds, range(len(bounds)), strict=True)):
         if bound >= most:
@@ -89,8 +92,8 @@ def best_quick_plan(instance: Instance, bounds: Sequence[float], most: float) ->
 
 
 def quick_plan(instance: Instance, configuration_index: int, rounds: int = ROUNDS) -> tuple[int, Solution] | None:
-    """The step and the plan of one configuration with one stage on each of equal sites; None where none tried fits. rounds: of
-    cuts even in the time that units took in the plan before."""
+    """The step in ns and the plan of one configuration with one stage on each of equal device groups; None where none that was
+    tried fits. rounds: how often cuts are made even in the time that units took in the plan before."""
     configuration = instance.configurations[configuration_index]
     if agreeing_choices(configuration) is not None:
         return best_agreeing(instance, configuration_index, np.inf)
@@ -126,8 +129,8 @@ def quick_plan(instance: Instance, configuration_index: int, rounds: int = ROUND
 
 
 def even_plans(instance: Instance, configuration_index: int) -> Iterator[Solution]:
-    """Plans of one configuration, of any schedule, on stages even in time, all units in one interface state: the cheapest
-    options of each at a few prices of memory, whether they fit or not."""
+    """Plans of one configuration, of any schedule, with stages even in time and all units in one interface state: the cheapest
+    options at a few prices of memory, whether they fit or not."""
     configuration = instance.configurations[configuration_index]
     planner = _Planner(instance, configuration)
     cuts = planner.balanced(least_u_ns(instance, configuration)) if len(planner.choices) else None
@@ -137,7 +140,7 @@ def even_plans(instance: Instance, configuration_index: int) -> Iterator[Solutio
 
 
 class _Planner:
-    """One configuration with a few choices of options for all units: arrays (choices, L)."""
+    """One configuration with a few choices of options for all units, as arrays of shape (choices, L)."""
 
     def __init__(self, instance: Instance, configuration: Configuration) -> None:
         self.instance, self.configuration = instance, configuration
@@ -150,24 +153,26 @@ class _Planner:
         self.choices: Integers = by_kind[:, self.kinds] if len(by_kind) else np.zeros((0, len(self.kinds)), np.int64)
 
     def option_indices(self) -> Integers:
-        """(choices, L): the formulation's numbers of the options."""
+        """(choices, L): the indices of the options in the formulation's tables."""
         return self._spread([kind.indices for kind in self.tables.kinds])
 
     def _column(self, of: str) -> Integers:
-        """(choices, L): a column of the reduced options."""
+        """(choices, L): a field of `KindOptions` for the option of every unit."""
         return self._spread([np.asarray(getattr(kind, of)) for kind in self.tables.kinds])
 
     def _of_table(self, of: str) -> Integers:
-        """(choices, L): a column of the formulation's tables."""
+        """(choices, L): a column of the formulation's tables for the option of every unit."""
         return self._spread([getattr(kind.table, of)[kind.indices] for kind in self.tables.kinds])
 
     def _spread(self, by_kind: list[Integers]) -> Integers:
+        """(choices, L): values of options, given by kind of unit, for the option of every unit."""
         begins = np.cumsum([0, *map(len, by_kind[:-1])])
         spread: Integers = np.concatenate(by_kind)[begins[self.kinds] + self.choices]
         return spread
 
     def balanced(self, load: Floats) -> tuple[int, ...] | None:
-        """Cuts into stages of about even load, where stages may begin; None where that leaves none for some stage."""
+        """Cuts into stages of about equal load, where stages may begin; None where that leaves a stage without units. load:
+        (L,)."""
         stages, units = self.configuration.stages, self.instance.length
         if self.configuration.cuts is not None:
             return self.configuration.cuts
@@ -184,7 +189,7 @@ class _Planner:
         return tuple(cuts.tolist()) if len(np.unique(cuts)) == stages - 1 and (stages == 1 or cuts[-1] < units) else None
 
     def even_in_memory(self) -> Iterator[tuple[int, ...]]:
-        """Cuts into stages that need about as much memory each, as far as they fit, by the choices that need the least."""
+        """Cuts into stages that need about equal memory, as far as they fit, by the choices that need the least."""
         depth = self.configuration.in_flight(0)
         state, held, kept, work = (self._column(name) for name in ("state", "held", "kept", "work"))
         leanest = (state + depth * (held + kept)).sum(axis=1).argsort(kind="stable")[:LEANEST]
@@ -200,8 +205,8 @@ class _Planner:
                 yield best
 
     def _filled(self, columns: list[list[int]], limit: int) -> tuple[int, ...] | None:
-        """Cuts with as many units in each stage as this much memory holds; None where units are left over. columns: state,
-        held, kept and work of every unit."""
+        """Cuts with as many units in each stage as a limit of bytes holds; None where units do not fit. columns: state, held,
+        kept and work bytes of every unit."""
         state, held, kept, work = columns
         stages, units, cuts, unit = self.configuration.stages, self.instance.length, list[int](), 0
         for x in range(stages):
@@ -222,7 +227,8 @@ class _Planner:
         return tuple(cuts[:-1]) if unit == units else None
 
     def planned(self, cuts: tuple[int, ...]) -> tuple[int, tuple[int, ...], Floats] | None:
-        """The step, the choice, and the time that each unit takes; None where some stage has no choice that fits."""
+        """The step in ns, the options of all units, and the time of each unit, (L,), for given cuts; None where some stage has
+        no choice that fits."""
         configuration, units = self.configuration, self.instance.length
         starts = np.array([0, *cuts])
         stage_of = np.repeat(np.arange(len(starts)), np.diff([*starts, units]))
@@ -249,7 +255,8 @@ class _Planner:
         return step, tuple(options.tolist()), u_ns[chosen].astype(np.float64)
 
     def _passes(self, chosen: tuple[Integers, Integers], starts: Integers) -> Passes | None:
-        """The passes of the one pipeline, (P, 1); None where states do not agree."""
+        """The passes of the one pipeline, (P, 1); None where interface states disagree. chosen: the choice and the unit of
+        every entry. starts: the first unit of every stage."""
         units = self.instance.length
 
         def stage(values: Integers) -> Integers:
@@ -307,7 +314,8 @@ class _Planner:
 
 
 def _choices(tables: StageTables, in_flight: int) -> Integers:
-    """(choices, kinds of units): of each interface cell that all kinds have, the cheapest options at a few prices of memory."""
+    """(choices, kinds of units): for each interface cell that all kinds have, the cheapest options at a few prices
+    of memory."""
     rows = []
     memory = [(kind.state + in_flight * (kind.kept + kind.held)).astype(np.float64) for kind in tables.kinds]
     spread = sum(float(np.ptp(sizes)) for sizes in memory)
@@ -321,6 +329,6 @@ def _choices(tables: StageTables, in_flight: int) -> Integers:
 
 
 def _cheapest(kind: KindOptions, memory: Floats, options: Integers, prices: Floats) -> Integers:
-    """The cheapest of some options at each price of a byte."""
+    """Those of some options of a kind that are cheapest at each price of a byte."""
     cheapest: Integers = options[(kind.u_ns[options] + prices[:, None] * memory[options]).argmin(axis=1)]
     return cheapest

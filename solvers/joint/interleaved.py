@@ -1,7 +1,8 @@
-"""Interleaved configurations: all solutions of tiny ones; of others, unless none of their choices fits, bounds and plans of
-`fixed_cuts` where cuts are fixed, else a few plans, with the closed form as their bound.
+"""Configurations with interleaved stages: all solutions of tiny ones; of others bounds and plans by `fixed_cuts` where cuts are
+fixed, and else a few plans, with the closed form as their bound.
 
-Chunks of one site share its memory, moment by moment, so stages cannot be bounded one by one as those of other schedules can.
+Chunks of one device group share its memory, moment by moment, so stages cannot be bounded one by one as those of other
+schedules can.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from trainplan.solvers.joint.fixed_cuts.search import fixed_cuts
 from trainplan.solvers.joint.heuristics import even_plans
 from trainplan.solvers.joint.memory_feasibility.interleaved_memory import leanest
 
-TINY = 20_000  # solutions that are all looked at
+TINY = 20_000  # solutions, up to which all are evaluated
 MOST_PASSES = 20_000  # of a pipeline that is simulated pass by pass
 
 
 def interleaved(instance: Instance, configuration_index: int, bound: float, search: Search) -> float:
-    """Report the plans of a configuration that are tried; what is proven of it: infinite where all have been, else the bound
-    that is known. Raises TimeoutError."""
+    """Report plans of a configuration, and return what is proven of it in ns: infinite where no plan that was not reported can
+    be better, else the known lower bound. bound: the known lower bound. Raises TimeoutError."""
     part, configuration = instance.only([configuration_index]), instance.configurations[configuration_index]
     if solution_count(part) <= TINY:
         for solution in improving(part):

@@ -1,12 +1,12 @@
-"""Configurations advanced on several cores, with the answer of one.
+"""Advances configurations on several cores, with the answer of one.
 
-The search advances the configuration of the least bound, by a step that depends on the best plan so far. Forked processes,
-which have the instance and its tables already, take that step; those that are idle meanwhile take the first steps of what
-stands behind it. A step taken ahead counts if the best plan is still the same when its turn comes; else it is taken again. So
-steps count in the order of a search in one process, and plan, bound and counts are the same on any number of cores.
+The search advances the configuration of the least bound by a step that depends on the best plan so far. Forked processes, which
+have the instance and its tables already, take that step; idle ones take the first steps of the configurations that come next. A
+step taken in advance counts if the best plan is still the same when its turn comes; else it is taken again. So steps count in
+the order of a search in one process, and plan, bound and counts are the same on any number of cores.
 
-A process that has bounds of a configuration on all spans keeps them, and takes the later steps of that configuration. All of
-them are killed once the search is over, however it ends; if the process that forked them is gone, they end by themselves.
+A process that has bounds of a configuration on all spans keeps them, and takes the later steps of that configuration. All
+processes are killed once the search is over, however it ends; if the process that forked them is gone, they end by themselves.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from trainplan.solvers.core.memory_limit import memory_limited
 from trainplan.solvers.core.search import Search
 
 JOBS = "jobs"  # the method's option
-AHEAD = 4  # configurations for each process, of which the first step may be taken ahead
+AHEAD = 4  # configurations for each process, of which the first step may be taken in advance
 PATIENCE_SECONDS = 0.15  # beyond the limit, for a process that has not noticed it yet
 
 
 class Entry(Protocol):
-    """A configuration on its way. place: in the instance. stage: which step comes next."""
+    """The state of a configuration in the search. stage: the step that comes next."""
 
     configuration_index: int
     stage: int
 
 
 class Run(Protocol):
-    """A search in one process: what `_advanced` changes of it beside the entry is added up in these fields."""
+    """A search in one process. The fields are those that `advanced` changes in addition to the entry; those of all processes
+    are added up."""
 
     search: Search
     statistics: dict[str, Any]
@@ -50,15 +51,14 @@ class Run(Protocol):
     loosest: float
 
     def advanced(self, bound: float, entry: Any) -> float | None:
-        """The bound of a configuration after one more step; None once nothing of it is of interest. Raises TimeoutError."""
+        """The lower bound of a configuration after its next step; None once it cannot improve the best plan. Raises
+        TimeoutError."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One step of a configuration, with all that it depends on: its bound, its stage and the best plan's objective.
-
-    provisional: as of `Search`.
-    """
+    """One step of a configuration with all that it depends on: its bound, its stage and the best plan's objective. provisional:
+    as of `Search`."""
 
     configuration_index: int
     stage: int
@@ -69,7 +69,7 @@ class Task:
 
 @dataclass
 class _Process:
-    """A forked process by its number, the task that it is at, and the plans that it has sent of that."""
+    """A forked process: its number, the task that it works on, and the plans that it has sent for that task."""
 
     number: int
     connection: Connection
@@ -79,8 +79,9 @@ class _Process:
 
 @dataclass
 class Step:
-    """What a task came to. bound: None once nothing is of interest; error: in place of all else; plans: reported on the way, in
-    order, those aside that the search has already; process: that took it."""
+    """The result of a task. bound: None once the configuration cannot improve the best plan. error: raised in place of a
+    result. plans: reported on the way, in order, without those that the search has already. process: the one that took the
+    step."""
 
     task: Task
     stage: int = 0
@@ -96,22 +97,25 @@ class Step:
 
 
 class Ahead:
-    """The processes of one search. early: the stages whose steps depend on nothing but their tasks; entry: makes an entry in
-    such a stage. jobs: processes, 1 for none beside this one; None for 1."""
+    """The processes of one search, and the steps that they have taken in advance."""
 
     def __init__(self, run: Run, jobs: int | None, early: Sequence[int], entry: Callable[[int, int], Entry]) -> None:
+        """run: the search. jobs: the number of processes; with 1 or None all steps are taken in this process. early: the stages
+        whose steps depend on nothing but their tasks. entry: gives a new entry of a configuration index in such a stage."""
         self.run, self.search, self.early, self.entry = run, run.search, early, entry
         self.jobs = jobs if jobs is not None and hasattr(os, "fork") else 1
         self.source = run.source
         self.processes: list[_Process] = []
         self.lifeline: int | None = None
-        self.keepers: dict[int, _Process] = {}  # by place, of configurations with bounds on all spans
-        self.ready: dict[int, Step] = {}  # by place, taken ahead
+        self.keepers: dict[int, _Process] = {}  # by index of configurations with bounds on all spans
+        self.ready: dict[int, Step] = {}  # by index, steps taken in advance
 
     def advanced(self, bound: float, entry: Any, waiting: Sequence[tuple[float, int, Any]]) -> float | None:
-        """The bound of the entry after one more step, as of `Run.advanced`. waiting: all entries, the heap that it is first of.
+        """The lower bound of an entry after its next step, as of `Run.advanced`. waiting: all entries, a heap of which it is
+        the first.
 
-        Raises TimeoutError."""
+        Raises TimeoutError.
+        """
         if not self.processes:
             if self.jobs == 1 or len(waiting) == 1:
                 return self.run.advanced(bound, entry)
@@ -130,10 +134,11 @@ class Ahead:
         return self._counted(step, entry)
 
     def _task(self, bound: float, entry: Entry) -> Task:
+        """The task of an entry's next step."""
         return Task(entry.configuration_index, entry.stage, bound, self.search.objective, self.search.provisional)
 
     def _give(self, task: Task) -> None:
-        """Send a task to an idle process that can take it, unless there is none, or one has it."""
+        """Send a task to an idle process that can take it, unless there is none, or a process works on it already."""
         if any(process.task == task for process in self.processes):
             return
         keeper = None if task.stage in self.early else self.keepers.get(task.configuration_index)
@@ -145,7 +150,7 @@ class Ahead:
                 return
 
     def _receive(self, needed: Task) -> None:
-        """Take what the processes send; plans of the task that is needed are reported at once. Raises TimeoutError."""
+        """Take the messages that processes have sent, and report the plans of the task that is needed. Raises TimeoutError."""
         busy = {process.connection: process for process in self.processes if process.task is not None}
         seconds = self.search.remaining() + PATIENCE_SECONDS
         if seconds < 0:
@@ -169,13 +174,13 @@ class Ahead:
                     self.ready[message.task.configuration_index] = message
 
     def _report(self, plans: list[Any]) -> None:
-        """Report plans, in order, and leave none."""
+        """Report plans to the search, in order, and empty the list."""
         for plan in plans:
             self.search.report(plan)
         plans.clear()
 
     def _counted(self, step: Step, entry: Entry) -> float | None:
-        """Add a step to the run; the entry's bound after it. Raises what the step raised."""
+        """Add a step's result to the run, and return the entry's bound. Raises what the step raised."""
         run = self.run
         self._report(step.plans)
         if step.error is not None:
@@ -195,7 +200,8 @@ class Ahead:
     # Processes
 
     def _fork(self, entries: Sequence[Any]) -> None:
-        """Start the processes, which inherit the run and its entries. Interrupts wait until each leaves them to this one."""
+        """Start the processes, which inherit the run and its entries. Interrupts are blocked until each process
+        ignores them."""
         lifeline, self.lifeline = os.pipe()
         for _ in range(self.jobs):
             connection, other_end = Pipe()
@@ -219,7 +225,7 @@ class Ahead:
             entry.candidate = None
 
     def close(self) -> None:
-        """End the processes."""
+        """Kill the processes."""
         if self.lifeline is not None:
             os.close(self.lifeline)
             self.lifeline = None
@@ -230,7 +236,7 @@ class Ahead:
         self.processes = []
 
     def _serve(self, entries: dict[int, Any], connection: Connection) -> None:
-        """In a forked process: take steps until it is killed."""
+        """Take steps until the process is killed: the main loop of a forked process."""
         search, memory_bytes = self.search, self.search.memory_bytes
         search.progress = lambda _: connection.send(search.best)
         with suppress(EOFError, OSError), memory_limited(None if memory_bytes is None else memory_bytes // self.jobs):
@@ -245,7 +251,7 @@ class Ahead:
                 connection.send(step)
 
     def _taken(self, task: Task, entry: Any) -> Step:
-        """What a task comes to in this process."""
+        """The result of a task in this process."""
         run, step = self.run, Step(task)
         run.abandoned_bound_ns, run.abandoned, run.loosest, run.source = inf, False, 0.0, self.source
         run.statistics.update(dict.fromkeys(run.statistics, 0))
@@ -259,14 +265,14 @@ class Ahead:
 
 
 def _watch(lifeline: int) -> None:
-    """In a forked process: end it once the process that forked it is gone, which alone holds the other end of the pipe."""
+    """End a forked process once the one that forked it is gone, which alone holds the other end of the pipe."""
     os.read(lifeline, 1)
     os._exit(1)
 
 
 @contextmanager
 def ahead(run: Run, jobs: int | None, early: Sequence[int], entry: Callable[[int, int], Entry]) -> Iterator[Ahead]:
-    """The processes of a search, which end with it."""
+    """The processes of a search, as a context that ends them."""
     processes = Ahead(run, jobs, early, entry)
     try:
         yield processes

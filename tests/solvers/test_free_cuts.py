@@ -61,7 +61,7 @@ def test_the_least_sum_at_prices_is_that_of_all_pipelines(seed: int) -> None:
                     total += prices.host[which, x] * stage.host_bytes
                 sums[which].append(total)
         before, values = chain.before(prices)
-        behind = chain.behind(prices)
+        after = chain.after(prices)
         for which in range(2):
             value, pipeline = chain.least(prices, which=which)
             assert value == values[which] == pytest.approx(min(sums[which]))
@@ -76,14 +76,14 @@ def test_the_least_sum_at_prices_is_that_of_all_pipelines(seed: int) -> None:
             own = sum(times[name][which] @ times_of[name] for name in NAMES)
             own += prices.memory[which] @ chain.memory(pipeline) + prices.host[which] @ chain.host(pipeline)
             assert own == pytest.approx(value)
-            # What is before, of, and behind any unit of it adds up to no more; of some way through each unit, to as much.
+            # What is before, of, and after any unit of it adds up to no more; of some way through each unit, to as much.
             costs, first_costs, last_costs = ([each[kind][which] for kind in chain.kinds] for each in chain.unit_costs(prices))
             for l in range(chain.units):
                 kind = chain.tables.kinds[chain.kinds[l]]
                 entered = before.first[l][which][:, kind.enter] + first_costs[l]
                 entered = np.minimum(entered, before.inner[l][which][:, kind.enter])
-                left = behind.last[l][which][:, kind.leave] + last_costs[l]
-                left = np.minimum(left, behind.inner[l][which][:, kind.leave])
+                left = after.last[l][which][:, kind.leave] + last_costs[l]
+                left = np.minimum(left, after.inner[l][which][:, kind.leave])
                 assert (entered + costs[l] + left).min() == pytest.approx(value)
 
 

@@ -1,16 +1,17 @@
-"""What can be checked of a bound without trusting the solver that has it, in whole numbers.
+"""Checks lower bounds in whole numbers, without trust in the solver that found them.
 
-The evidence has, for every configuration, a step V that it claims to be impossible, and the prices of memory (1 to 3) or the
-weighted paths (4) by which this can be seen. The check needs tables and evidence, nothing else, and shares no code with any
+For every configuration the evidence names a step V that it claims to be impossible, and the prices of memory (points 1 to 3) or
+the weighted paths (point 4) that show it. The check needs tables and evidence, nothing else, and shares no code with any
 solver:
 
-1. For every span of units, each number n of micro-batches in flight that the evidence lists, and each price w, the least u of a
-   stage (both passes of a micro-batch, with the cheapest messages) is at least
+1. For every span of units, each number n of micro-batches in flight that the evidence lists, and each price w, the least u of
+   a stage (both passes of a micro-batch, with the cheapest messages) is at least
 
        min over choices of  u + w ( sum state + n sum (kept + held) + work of the last unit - E )
 
-   a shortest path along the units by interface states. Likewise the least u + g, g what comes once. Numbers in flight between
-   two of the list have at least the bound of the smaller one. Times are scaled by `SCALE`, so that prices are whole numbers.
+   a shortest path along the units by interface states. Likewise the least u + g, g the work after the last micro-batch. Numbers
+   in flight between two of the list have at least the bound of the smaller one. Times are scaled by `SCALE`, so that prices are
+   whole numbers.
 2. With S and H the least sums of u of the stages after and before a span, a step up to V needs, of every stage x of P with
    w = P - 1 - x and m micro-batches,
 
@@ -19,13 +20,13 @@ solver:
        GPipe            H + m u + S <= V
 
    where the first stage's u counts with its g, in H and in its own row, by the least p u + g for p = 1 and p = m - w (or m of
-   GPipe), by which the row rises with u. Stages that break it go; where then no partition is left, V is impossible.
+   GPipe), by which the row rises with u. Spans that break a row are removed; where then no partition is left, V is impossible.
 3. Of one stage, the step is m u + g, and bounded likewise. Of schedules with halves or chunks the bound is m times an even
    share of the least u, and the least that the first unit adds.
 4. Paths through the passes of a schedule, and prices of each stage's memory, bound every pipeline of the configuration at once
-   (`path_check`): sharper than 2 where there are few micro-batches, since there no path through one stage is the longest.
+   (`path_bound`): sharper than 2 where there are few micro-batches, since there no path through one stage is the longest.
 
-A bound by such evidence is weaker than the solver's own, which solves stages exactly; both are worth telling.
+Such a bound is weaker than the solver's own, which solves stages exactly; users are told both.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from trainplan.formulations.joint.problem import Configuration, Instance, uncoun
 
 
 def checked_bound_ns(instance: Instance, evidence: Evidence) -> int:
-    """The bound on the simulated step of any plan of the instance that the evidence proves, in ns.
+    """The lower bound in ns of the simulated step of every plan of the instance that the evidence proves.
 
-    Raises ValueError where the evidence is of another instance, or claims what it does not prove.
+    Raises ValueError where the evidence belongs to another instance, or claims more than it proves.
     """
     if instance.step != "simulated":
         raise ValueError(f"the step is {instance.step!r}; evidence is of simulated ones")
@@ -62,7 +63,8 @@ def checked_bound_ns(instance: Instance, evidence: Evidence) -> int:
 
 
 def possible(instance: Instance, configuration: Configuration, claim: ConfigurationEvidence) -> bool:
-    """Whether this evidence leaves a plan of the configuration with a step up to the one that it claims to be impossible."""
+    """Whether, by this evidence, a plan of the configuration may still have a step up to the one that is claimed to be
+    impossible."""
     schedule = configuration.schedule
     if schedule.sliced or schedule.chunks > 1 or len({group.kind for group in configuration.device_groups}) > 1:
         return True

@@ -1,5 +1,6 @@
-"""Evidence of a bound on the joint problem, as files have it: of each configuration a step that is impossible, and the prices
-of memory, or the weighted paths, by which `certificate` sees it."""
+"""The evidence of a lower bound, as certificate files have it: for each configuration a step that is impossible, and the prices
+of memory or the weighted paths by which `certificates.check` sees that.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +10,18 @@ from typing import Any
 import numpy as np
 
 SCALE = 2**16  # parts of a nanosecond in which prices times bytes are counted
-FAR = np.int64(2**60)  # more than anything that is compared; four of them can be added
+FAR = np.int64(2**60)  # more than any number that is compared; four of them can be added
 
 
 @dataclass(frozen=True)
 class WeightedPath:
-    """A path through the passes of a schedule, followed backwards, and how much it counts.
+    """A path through the passes of a schedule, followed backwards, with its weight.
 
-    weight: a whole number, of which those of all paths are the whole. end: the site with whose optimizer the path ends; site:
-    with whose passes it does, which is another one only where both ends of the pipeline wait for each other's gradients. turns:
-    the digits behind a leading 1, the last one first, say of every pass that waits for two others whether the path goes on with
-    that of its own site (0) or that of another stage (1).
+    weight: a whole number; the weights of all paths add up to the whole. end: the index of the device group with whose
+    optimizer the path ends. site: the index of the device group with whose passes it does, another one only where both ends of
+    the pipeline wait for each other's gradients. turns: binary digits after a leading 1, the last digit first: for each pass on
+    the path that waits for two others, whether the path goes on with the pass of its own device group (0) or that of another
+    stage (1).
     """
 
     weight: int
@@ -28,23 +30,24 @@ class WeightedPath:
     turns: int
 
     def to_dict(self) -> dict[str, Any]:
-        """The path as files have it, its turns in hexadecimal digits."""
+        """The path in its file format, with its turns as hexadecimal digits."""
         return {"weight": self.weight, "end": self.end, "site": self.site, "turns": f"{self.turns:x}"}
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> WeightedPath:
-        """The path of a file. Raises ValueError, KeyError and TypeError where it is none."""
+        """The path of a file. Raises ValueError, KeyError or TypeError where the record is not a path."""
         weight, end, site = (_whole(record[name]) for name in ("weight", "end", "site"))
         return cls(weight, end, site, int(record["turns"], 16))
 
 
 @dataclass(frozen=True)
 class ConfigurationEvidence:
-    """impossible_ns: no plan of the configuration has a step up to it, -1 where nothing is claimed beyond the closed form.
+    """Evidence on one configuration. impossible_ns: no plan of the configuration has a step up to this time; -1 where no more
+    is claimed than the closed form.
 
-    prices: of a byte, in SCALEths of a nanosecond; depths: numbers of micro-batches in flight, ascending, from the least. Or
-    paths; memory, host: a price for each stage, of a byte of its device and its host, by the same whole as the paths' weights
-    (none for hosts: 0).
+    prices: of a byte of memory, in parts of a nanosecond (SCALE of them make one). depths: numbers of micro-batches in flight,
+    ascending from the least. Or paths, with memory and host: for each stage the price of a byte of its device and of its host,
+    in the same whole as the paths' weights (0 for a host without a price).
     """
 
     impossible_ns: int
@@ -55,7 +58,7 @@ class ConfigurationEvidence:
     host: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The evidence as files have it."""
+        """The evidence in its file format."""
         numbers = {"prices": self.prices, "depths": self.depths, "memory": self.memory, "host": self.host}
         lists: dict[str, Any] = {name: list(values) for name, values in numbers.items() if values}
         if self.paths:
@@ -64,7 +67,7 @@ class ConfigurationEvidence:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> ConfigurationEvidence:
-        """The evidence of a file. Raises ValueError, KeyError and TypeError where it is none."""
+        """The evidence of a file. Raises ValueError, KeyError or TypeError where the record is not evidence."""
         prices, depths, memory, host = (
             tuple(map(_whole, record.get(name, ()))) for name in ("prices", "depths", "memory", "host")
         )
@@ -74,7 +77,7 @@ class ConfigurationEvidence:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a bound rests on, of all configurations in their order. instance: the digest of the instance."""
+    """The evidence of a lower bound, for all configurations in their order. instance: the digest of the instance."""
 
     instance: str
     configurations: tuple[ConfigurationEvidence, ...]
@@ -86,14 +89,15 @@ class Evidence:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Evidence:
-        """The evidence of a file, of version 2 or of version 1, which has no paths. Raises ValueError where it is none."""
+        """The evidence of a file, of version 2 or of version 1, which has no paths. Raises ValueError where the record is not
+        evidence."""
         if record.get("format") != "joint-evidence" or record.get("version") not in (1, 2) or record.get("scale") != SCALE:
             raise ValueError("no evidence of the joint problem in version 1 or 2")
         return cls(str(record["instance"]), tuple(map(ConfigurationEvidence.from_dict, record["configurations"])))
 
 
 def _whole(value: Any) -> int:
-    """A whole number of a file. Raises ValueError where it is none."""
+    """A whole number of a file. Raises ValueError where the value is not one."""
     if type(value) is not int:
         raise ValueError(f"{value!r} stands where a whole number belongs")
     return value

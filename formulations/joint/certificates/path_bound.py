@@ -1,17 +1,17 @@
-"""What weighted paths through the passes of a schedule prove of every pipeline of a configuration, in whole numbers: point 4 of
-`certificate`.
+"""Checks, in whole numbers, what weighted paths through the passes of a schedule prove about every pipeline of a configuration
+(point 4 of `certificates.check`).
 
-A path is followed backwards: from a device's last step of the optimizer, past the sum of gradients that it waits for, to the
-last backward pass of a site, and from each pass on to one that it waits for, of its own site or of another stage. What is on it
-waits for each other: so whatever a solution is, its step is no shorter than the sum of its own times along the path. With whole
+A path is followed backwards: from the optimizer step of a device group, past the sum of gradients that it waits for, to the
+group's last backward pass, and from each pass on to one that it waits for, of its own group or of another stage. The passes on
+a path wait for each other, so the step of a solution is no shorter than the sum of its own times along any path. With whole
 numbers w >= 0 for paths r, and y, h >= 0 for the memory E and F of each stage's device and host,
 
     W step  >=  sum_r w_r path_r  +  sum_x y_x (memory_x - E) + h_x (host_x - F),        W = sum_r w_r
 
-for every solution that fits, as what y and h are multiplied with is at most 0; memory_x is what stage x has when its last
-unit's pass runs, which its peak is not below. The right side is a sum over units, boundaries and cuts. Its least value, over
-all cuts and all options, is a shortest path along the units by stage and interface state. All numbers are whole, and nothing is
-rounded until that value is divided by W. Nothing of this asks where paths and numbers come from.
+for every solution that fits, as the factors of y and h are then at most 0; memory_x is the memory of stage x while its last
+unit's pass runs, which is at most its peak. The right side is a sum over units, boundaries and cuts. Its least value, over all
+cuts and all options, is a shortest path along the units by stage and interface state. All numbers are whole, and nothing is
+rounded until that value is divided by W. The proof does not depend on where paths and numbers come from.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ CROSSING = (TIMES[0], TIMES[1], TIMES[5], TIMES[6])
 
 
 def least_by_paths_ns(instance: Instance, configuration: Configuration, claim: ConfigurationEvidence) -> int:
-    """No plan of a configuration with one stage on each of several equal sites has a shorter step. Raises ValueError where the
-    paths are none, or numbers are too large."""
+    """A lower bound in ns of the step of every plan of a configuration with one stage on each of several equal device groups.
+    Raises ValueError where the claim's paths are not paths, or its numbers are too large."""
     stages, memory, host = configuration.stages, claim.memory, claim.host or (0,) * configuration.stages
     if len(memory) != stages or len(host) != stages or min((*memory, *host, *(path.weight for path in claim.paths))) < 0:
         raise ValueError("weights and prices of paths are not one for each stage, or below 0")
@@ -53,9 +53,11 @@ def least_by_paths_ns(instance: Instance, configuration: Configuration, claim: C
 
 
 def path_counts(instance: Instance, configuration: Configuration, paths: Sequence[WeightedPath]) -> tuple[Counts, int]:
-    """How often each time of each stage lies on the paths, in all, each as often as it weighs; and what else does, in ns.
+    """For each time of each stage, the sum of the weights of the paths on which it lies, counted as often as it does; and the
+    sum in ns of weighted times that belong to no stage.
 
-    Raises ValueError where one is no path."""
+    Raises ValueError where a path does not follow the schedule's passes.
+    """
     graph, last = graph_of(configuration), configuration.stages - 1
     tied_ns = 0 if configuration.tied is None else configuration.tied.reduce_ns
     counts, constant = {name: [0] * configuration.stages for name in TIMES}, 0
@@ -84,11 +86,13 @@ def path_counts(instance: Instance, configuration: Configuration, paths: Sequenc
 
 
 class _Chain:
-    """The units of a configuration as one chain, at the numbers that counts and prices give each stage's times and bytes."""
+    """The units of a configuration as one chain, with the costs that counts and prices give to options and boundaries."""
 
     def __init__(
         self, instance: Instance, configuration: Configuration, counts: Counts, memory: Sequence[int], host: Sequence[int]
     ) -> None:
+        """counts: see `path_counts`. memory, host: for each stage, the price of a byte on its device and on its host. Raises
+        ValueError where sums may not fit into 64 bits."""
         self.instance, self.configuration, self.stages = instance, configuration, configuration.stages
         self.tables = configuration.tables[configuration.device_groups[0].kind]
         in_flight = [configuration.in_flight(x) for x in range(self.stages)]
@@ -113,7 +117,8 @@ class _Chain:
             self.across.append(np.where(apart, UNREACHED, across))
 
     def _crossing(self, boundary: Boundary) -> tuple[Integers, ...]:
-        """Where states do not agree (C, D), and, 0 there: re-layouts each way (C, D) and messages each way, (p - 1, C, D)."""
+        """Whether interface states disagree (C, D) and, 0 there: re-layouts in each direction (C, D), and messages in each
+        direction (p - 1, C, D)."""
         links = list(self.configuration.links)
         crossings = [boundary.relayout_forward_ns, boundary.relayout_backward_ns]
         apart = np.maximum(*crossings) >= FORBIDDEN
@@ -121,7 +126,8 @@ class _Chain:
         return apart, *(np.where(apart, 0, times) for times in crossings)
 
     def _refuse_large(self, counts: Counts, memory: Sequence[int], flying: Sequence[int], host: Sequence[int]) -> None:
-        """Raises ValueError where sums may not fit into 64 bits: the largest of all, each number at its largest, in floats."""
+        """Raises ValueError where sums may not fit into 64 bits: by the largest possible sum, in floats. flying: for each
+        stage, the price of a byte that every micro-batch in flight holds."""
         factor = {name: float(max(values)) for name, values in counts.items()}
         dearest, flown, hosts = (float(max(values)) for values in (memory, flying, host))
         of_unit = []
@@ -141,7 +147,7 @@ class _Chain:
             raise ValueError("weights and prices of paths are too large to be checked in 64 bits")
 
     def least(self) -> int:
-        """The least sum over all cuts and options; at least `UNREACHED` where there is none."""
+        """The least sum over all cuts and options; at least `UNREACHED` where there is no solution."""
         instance, cuts, stages = self.instance, self.configuration.cuts, self.stages
         states_in = 1 + max(int(table.enter.max()) for table in self.tables.units)
         states_out = 1 + max(int(table.leave.max()) for table in self.tables.units)

@@ -1,7 +1,8 @@
-"""Whether prices of memory leave a pipeline of a configuration with a step up to a limit, in 64-bit integers: points 1 and 2 of
-`certificate`.
+"""Checks, in 64-bit integers, whether prices of memory leave a pipeline with a step up to a limit possible (points 1 and 2 of
+`certificates.check`).
 
-Spans that begin the model are bounded apart: whole pipelines of one stage, and first stages with what they add once.
+u: both passes of a micro-batch in a span of units as a stage; g: the work after its last micro-batch; m: micro-batches. Spans
+that begin the model are bounded separately: whole pipelines of one stage, and first stages with their g.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ class TooLarge(ValueError):
 
 
 class PriceCheck:
-    """One configuration of several stages, for steps up to the claim's.
+    """The bounds that prices give for one configuration of several stages, and steps up to the claim's.
 
-    slow: by kind of unit, the options that alone take longer than the limit. u: (depths, L, lengths), the least u of spans by
-    first unit and length less one, FAR where nothing fits or there is no such span; total: by weight p, the least p u + g of
-    spans as the first stage, (lengths,)."""
+    slow: by kind of unit, whether an option alone takes longer than the limit. u: (depths, L, lengths), the least u of spans,
+    by first unit and by length less one, FAR where nothing fits or there is no such span. total: for each weight p, (lengths,),
+    the least p u + g of spans as the first stage.
+    """
 
     def __init__(self, instance: Instance, configuration: Configuration, claim: ConfigurationEvidence) -> None:
         self.instance, self.configuration, self.claim = instance, configuration, claim
@@ -56,14 +58,14 @@ class PriceCheck:
         ]
 
     def _slow(self, table: OptionTable, least: int) -> NDArray[np.bool_]:
-        """The options of a kind of unit with which a step is beyond the limit, whatever the others': all micro-batches pass the
-        unit one after the other, and a single one passes all other units, too. least: the least u of the kind."""
+        """Whether an option of a kind of unit makes every step longer than the limit: all micro-batches pass the unit one after
+        the other, and a single micro-batch passes all other units, too. least: the least u of the kind."""
         others = int(self.sums[-1]) - least if self.m == 1 else 0
         slow: NDArray[np.bool_] = self.m * (table.forward_ns + table.backward_ns) > self.claim.impossible_ns - others
         return slow
 
     def _largest_price(self) -> int:
-        """The largest price with which sums fit into 64 bits. Raises TooLarge where not even times do."""
+        """The largest price for which sums fit into 64 bits. Raises TooLarge where times alone do not."""
         times, sizes = [0], [self.memory]
         for table, slow in zip(self.kinds.units, self.slow, strict=True):
             time = table.forward_ns + table.backward_ns + table.head_ns + table.tail_ns + table.turn_ns
@@ -76,16 +78,18 @@ class PriceCheck:
         return host_limit // max(sizes)
 
     def _longest(self, limit: int) -> int:
-        """No span of more units has m u up to the limit."""
+        """The largest number of units of a span whose m u can be within the limit."""
         ends = np.searchsorted(self.sums, self.sums[:-1] + limit // self.m, side="right") - 1
         return int(max(1, min(self.units - self.stages + 1, (ends - np.arange(self.units)).max())))
 
     def _memory(self, table: OptionTable, depth: int) -> Integers:
+        """(S,): the bytes of each option for the whole step and for `depth` micro-batches in flight."""
         return table.state_bytes + depth * (table.kept_bytes + table.held_bytes)
 
     def _crossings(self) -> None:
-        """By kind of boundary, FAR where states do not agree: re-layout inside a stage (states, states); the cheapest that a
-        stage receives forward, by how it is entered, and backward, by how it is left, over any link."""
+        """Set the costs of boundaries by kind, FAR where states disagree: `moves`, (states, states), re-layouts inside a stage;
+        `into` and `out`, (states,), the least that a stage receives over any link, forward by the state that it is entered in,
+        and backward by the state that it is left in."""
         self.moves, self.into, self.out = [], [], []
         most = self.claim.impossible_ns // self.m  # all micro-batches cross, one after the other
         links = sorted(set(self.configuration.links))
@@ -105,7 +109,8 @@ class PriceCheck:
             self.out.append(whole[2].min(axis=1))
 
     def _spans(self, depth: int, prices: Integers) -> Integers:
-        """(L, lengths): the least u, rounded up to whole nanoseconds; the largest of all prices."""
+        """(L, lengths): the largest lower bound over all prices of the least u of each span, rounded up to whole nanoseconds.
+        depth: micro-batches in flight."""
         best, ended = np.full((self.units, self.longest), FAR), self._ended()
         reached = np.zeros((0, len(prices), self.states), np.int64)  # by first unit: up to a unit, by how it is left
         for length in range(self.longest):
@@ -133,7 +138,8 @@ class PriceCheck:
         return best
 
     def _begun(self, prices: int) -> Integers:
-        """(L, prices, states): what a stage receives that begins with each unit, by how it is entered."""
+        """(L, prices, states): the cost of the message to a stage that begins with each unit, by the state that it is entered
+        in."""
         entered = np.zeros((self.units, prices, self.states), np.int64)
         for boundary, times in enumerate(self.into):
             scaled = np.where(times >= FAR, FAR, SCALE * np.where(times >= FAR, 0, times))
@@ -141,7 +147,8 @@ class PriceCheck:
         return entered
 
     def _entered(self, reached: Integers, unit: Integers, prices: int) -> Integers:
-        """(N, prices, states): the least up to and into each unit, by how it is entered."""
+        """(N, prices, states): the least cost up to and into each unit, by the state that it is entered in. reached: the least
+        cost up to the unit before, by the state that it is left in."""
         entered = np.full((len(unit), prices, self.states), FAR)
         for boundary, moves in enumerate(self.moves):
             here = np.flatnonzero(self.boundary_of[unit - 1] == boundary)
@@ -151,7 +158,7 @@ class PriceCheck:
         return entered
 
     def _ended(self) -> Integers:
-        """(L, states): what a stage receives backward that ends with each unit, by how it is left."""
+        """(L, states): the cost of the message back to a stage that ends with each unit, by the state that it is left in."""
         after = np.zeros((self.units, self.states), np.int64)
         for boundary, times in enumerate(self.out):
             scaled = np.where(times >= FAR, FAR, SCALE * np.where(times >= FAR, 0, times))
@@ -161,7 +168,8 @@ class PriceCheck:
     # Partitions
 
     def possible(self, limit: int) -> bool:
-        """Whether any partition is left, by rounds of least sums from the last stage to the first and back."""
+        """Whether any partition into stages may have a step up to the limit, by rounds of least sums from the last stage to the
+        first and back."""
         before = [np.full(self.units + 1, FAR) for _ in range(self.stages + 1)]
         before[0][0] = 0
         for x in range(self.stages):
@@ -180,11 +188,12 @@ class PriceCheck:
         return True
 
     def _row(self, x: int) -> int:
+        """The row of `u` whose number of micro-batches in flight is the largest that a stage has at least."""
         depth = self.configuration.in_flight(x)
         return max(row for row, listed in enumerate(self.claim.depths) if listed <= depth)
 
     def _arcs(self, x: int) -> Integers:
-        """(L, lengths): u of spans as a stage, FAR where they cannot be it."""
+        """(L, lengths): u of every span as stage x, FAR where the span cannot be this stage."""
         u = self.u[self._row(x)].copy()
         first, length = np.indices(u.shape)
         end = first + length + 1
@@ -198,6 +207,8 @@ class PriceCheck:
         return np.where(good, u, FAR)
 
     def _extend(self, before: list[Integers], x: int, mask: Integers, limit: int) -> None:
+        """Lower the least sums of u of the stages up to x, by the unit after them, with the spans that `mask` allows as stage
+        x."""
         u = np.where(mask, self._arcs(x), FAR)
         if x == 0:
             u[0] = np.where(u[0] >= FAR, FAR, np.maximum(u[0], self.total[0]))
@@ -206,6 +217,8 @@ class PriceCheck:
         np.minimum.at(before[x + 1], np.minimum(first + length + 1, self.units).ravel(), reached.ravel())
 
     def _masks(self, before: Sequence[Integers], limit: int) -> list[Integers] | None:
+        """For each stage, whether a span may be it in a step up to the limit, (L, lengths); None where no partition is
+        possible. before: for each stage, the least sums of u of the stages before it, by the stage's first unit."""
         after = np.full(self.units + 1, FAR)
         after[self.units] = 0
         masks = []
@@ -237,8 +250,8 @@ class PriceCheck:
 
 
 def least_single_ns(instance: Instance, configuration: Configuration, prices: Sequence[int]) -> int:
-    """No plan of a configuration of one stage has a shorter step: the least m u + g by the best of these prices, whatever the
-    last unit's options allow of a table that both ends share."""
+    """A lower bound in ns of the step of every plan of a configuration with one stage: the least m u + g by the best of the
+    prices, whatever the options of the last unit are with a table that both ends share."""
     depth, none = configuration.in_flight(0), [[0]] * len(configuration.tables[configuration.device_groups[0].kind].boundaries)
     return least_from_first_ns(instance, configuration, prices, configuration.micro_batches, depth, instance.length, none)[-1]
 
@@ -252,9 +265,12 @@ def least_from_first_ns(
     longest: int,
     out: Sequence[Sequence[int]],
 ) -> list[int]:
-    """The least p u + g of the spans that begin the model, by length less one, by the best of these prices, along the units by
-    interface states, in Python's integers. out: by kind of boundary, what a span that ends there receives backward at least, by
-    how it is left (the last state's, where there are fewer)."""
+    """For each span that begins the model, by length less one, the least p u + g in ns by the best of the prices, along the
+    units by interface state, in Python's integers.
+
+    depth: micro-batches in flight. longest: the number of spans. out: by kind of boundary and interface state, the least that a
+    span that ends there receives backward; states beyond the list have its last entry.
+    """
     kinds, tied = configuration.tables[configuration.device_groups[0].kind], configuration.tied
     shared = 0 if tied is None else tied.reduce_ns
     limit = min(instance.limit_bytes(group) for group in configuration.device_groups)
@@ -289,7 +305,8 @@ def least_from_first_ns(
 
 
 def _entered_single(boundary: Boundary, left: dict[int, int], m: int) -> dict[int, int]:
-    """The least up to and into a unit, by how it is entered, from the least by how the unit before is left."""
+    """The least cost up to and into a unit, by the state that it is entered in. left: the least cost up to the unit before, by
+    the state that it is left in."""
     entered: dict[int, int] = {}
     ahead, back = boundary.relayout_forward_ns, boundary.relayout_backward_ns
     for state, cost in left.items():

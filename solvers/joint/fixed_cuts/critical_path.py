@@ -1,8 +1,8 @@
 """The longest path of a simulated step: how often each time of a stage lies on it.
 
-A step is the longest path through the passes and messages of all sites, and which paths there are does not depend on the times.
-So whatever a solution of the configuration is, its step is at least the sum of its own times along any one path: a row that is
-linear in the stages' times. The longest path of one solution gives the row that is tight there.
+A step is the longest path through the passes and messages of all device groups, and the paths themselves do not depend on the
+times. So the step of every solution of a configuration is at least the sum of its own times along any one path: a row that is
+linear in the stages' times. The longest path of one solution gives the row that is tight for it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ Times = Mapping[str, Floats] | Mapping[str, Integers]
 
 @dataclass(frozen=True, eq=False)
 class Path:
-    """counts: by name of a time, (p,), how often each stage's lies on the path; constant_ns: what else does.
+    """A path through the passes of a configuration. counts: for each name of a time, (p,), how often the time of each of the p
+    stages lies on the path. constant_ns: the times on the path that belong to no stage.
 
-    end, site: the site with whose optimizer the path ends, and the one with whose passes it does. turns: of every
-    pass on it that waits for several others, followed backwards, which of them the path goes on with, as of
-    `Graph.longest_path`."""
+    end, site: the index of the device group with whose optimizer the path ends, and of the one with whose passes it does.
+    turns: for each pass on the path that waits for several others, followed backwards, the one with which the path goes on, as
+    of `Graph.longest_path`.
+    """
 
     counts: Mapping[str, Floats]
     constant_ns: int
@@ -36,21 +38,22 @@ class Path:
     turns: tuple[int, ...]
 
     def length_ns(self, times: Times) -> float:
-        """Its length at times of the stages, (p,) by name."""
+        """The path's length in ns at given times of the stages, (p,) by name."""
         return float(sum(self.counts[name] @ times[name] for name in NAMES)) + self.constant_ns
 
     @property
     def key(self) -> bytes:
-        """What tells it from other paths."""
+        """Bytes that differ between different paths."""
         return b"".join(self.counts[name].tobytes() for name in NAMES) + str(self.constant_ns).encode()
 
 
 def longest_path(configuration: Configuration, times: Times, tied_ns: int) -> Path:
-    """The longest path of the simulated step at times of the stages, (p,) by name. tied_ns: of a table that both ends share."""
+    """The longest path of the simulated step at given times of the stages, (p,) by name. tied_ns: the time in which both ends
+    of the pipeline sum the gradients of a shared table."""
     graph, group_count = graph_of(configuration), len(configuration.device_groups)
     ends = graph.ends_of_columns(lambda duration: sum(times[name][x] for name, x in duration))[:, 0].tolist()
     reduced = [ends[last] + float(times[REDUCE][x::group_count].sum()) for x, last in enumerate(graph.last)]
-    summed = {x: x for x in range(group_count)}  # the site whose gradients each site waits for last
+    summed = {x: x for x in range(group_count)}  # the device group whose gradients each group waits for last
     if tied_ns:
         later = 0 if reduced[0] >= reduced[-1] else group_count - 1
         summed[0] = summed[group_count - 1] = later

@@ -1,10 +1,11 @@
-"""What each site holds at every moment of its order, as rows that are linear in its units' columns.
+"""The bytes that each device group holds at every moment of its order, as rows that are linear in its units' columns.
 
-At a moment a site has n_x micro-batches of each of its stages in flight; while a unit l of the stage y runs, it holds
+At a moment a device group has n_x micro-batches of each of its stages x in flight; while a unit l of the stage y runs, it holds
 
     sum state + sum_x n_x sum (held + kept) - sum_y kept + sum_{k <= l of y} kept_k + work_l + messages that wait,
 
-for every l: the largest of these is the site's peak (see `formulations.joint.memory`). A host's part is the sum over one stage.
+for every l: the largest of these is the group's peak (see `formulations.joint.stage_memory`). The bytes on a host are the sum
+over one stage.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ STATE, HELD, KEPT, WORK, HOST = COLUMNS
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One row: factors of columns, (L,) by name, and of the messages over the boundary before each unit; at most so many
-    bytes."""
+    """One row: a weighted sum of bytes and its limit. factors: of columns, (L,) by name. entering, returning: (L,), of the
+    messages over the boundary before each unit. most_bytes: the limit."""
 
     factors: Mapping[str, Floats]
     entering: Floats
@@ -37,8 +38,8 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Sizes:
-    """What a choice takes of memory: columns in bytes, (L,) by name, and the bytes of one message each way over the boundary
-    before each unit, (L,)."""
+    """The bytes of a choice: columns, (L,) by name, and one message in each direction over the boundary before each
+    unit, (L,)."""
 
     columns: Mapping[str, Integers]
     entering: Integers
@@ -46,13 +47,13 @@ class Sizes:
 
     @classmethod
     def of(cls, chain: Chain, choice: Choice) -> Sizes:
-        """Those of a choice."""
+        """The bytes of a choice of a chain."""
         entering = chain.crossed(choice, [boundary.message_forward_bytes for boundary in chain.boundaries])
         returning = chain.crossed(choice, [boundary.message_backward_bytes for boundary in chain.boundaries])
         return cls({name: chain.column(name, choice) for name in COLUMNS}, entering, returning)
 
     def by_unit(self, row: Row) -> Floats:
-        """(L,): what each unit and the boundary before it add to a row."""
+        """(L,): the part of each unit, and the boundary before it, in a row."""
         total = row.entering * self.entering + row.returning * self.returning
         for name, factor in row.factors.items():
             total = total + factor * self.columns[name]
@@ -61,8 +62,9 @@ class Sizes:
 
 @dataclass(frozen=True, eq=False)
 class DeviceGroupMemory:
-    """The rows of one site. units: (U,), of its stages. in_flight, kept, work: (R, U), the factors of those columns (`held` has
-    those of in_flight, `state` 1); entering, returning: (R, L), of messages."""
+    """The R rows of one device group, whose stages have U units. units: (U,), their indices. in_flight, kept, work: (R, U), the
+    factors of those columns (`held` has the factors of in_flight, `state` has 1). entering, returning: (R, L), of messages.
+    most_bytes: the limit."""
 
     units: Indices
     in_flight: Integers
@@ -74,7 +76,7 @@ class DeviceGroupMemory:
 
     @classmethod
     def of(cls, chain: Chain, group: int, moments: Sequence[Moment], most_bytes: int) -> DeviceGroupMemory:
-        """The rows of a site of the chain's configuration at these moments."""
+        """The rows of a device group of the chain's configuration at its moments."""
         own = np.flatnonzero(chain.stage_of % len(chain.configuration.device_groups) == group)
         stage_of, rows = chain.stage_of[own], list[tuple[Integers, ...]]()
         for moment in moments:
@@ -94,21 +96,23 @@ class DeviceGroupMemory:
         return cls(own, in_flights, kepts, works, entering, returning, most_bytes)
 
     def excess(self, sizes: Sizes) -> Integers:
-        """(R,): by how much each row is over the memory, below 0 where it is not."""
+        """(R,): the bytes by which each row exceeds the memory, below 0 where it does not."""
         own = {name: sizes.columns[name][self.units] for name in (STATE, HELD, KEPT, WORK)}
         total = own[STATE].sum() + self.in_flight @ own[HELD] + self.kept @ own[KEPT] + self.work @ own[WORK]
         return total + self.entering @ sizes.entering + self.returning @ sizes.returning - self.most_bytes
 
     def factors(self, index: int) -> Integers:
-        """(R, 3): those of what the site's unit at this place holds, keeps, and works in."""
+        """(R, 3): the factors of the bytes that one unit holds, keeps and works in. index: of the unit among the
+        group's units."""
         return np.stack([self.in_flight[:, index], self.kept[:, index], self.work[:, index]], axis=1)
 
     def more(self, index: int, state: int, held: int, kept: int, work: int) -> Integers:
-        """(R,): what the rows rise by as columns of the site's unit at this place do."""
+        """(R,): by how much the rows rise when the columns of one unit rise by these bytes. index: of the unit among the
+        group's units."""
         return state + held * self.in_flight[:, index] + kept * self.kept[:, index] + work * self.work[:, index]
 
     def row(self, number: int) -> Row:
-        """One row over all units."""
+        """One row, with factors for all units of the model."""
         length = self.entering.shape[1]
         factors = {}
         for name, values in ((STATE, np.ones(len(self.units))), (HELD, self.in_flight), (KEPT, self.kept), (WORK, self.work)):
@@ -118,12 +122,12 @@ class DeviceGroupMemory:
 
     @property
     def fullest(self) -> int:
-        """The row with the most micro-batches in flight."""
+        """The index of the row with the most micro-batches in flight."""
         return int(self.kept.sum(axis=1).argmax())
 
 
 def group_memories(chain: Chain, most_bytes: int) -> list[DeviceGroupMemory]:
-    """Those of all sites of a chain's configuration."""
+    """The rows of all device groups of a chain's configuration. most_bytes: the memory limit of a device."""
     configuration: Configuration = chain.configuration
     group_count = len(configuration.device_groups)
     by_group: list[list[Moment]] = [[] for _ in range(group_count)]
@@ -133,7 +137,7 @@ def group_memories(chain: Chain, most_bytes: int) -> list[DeviceGroupMemory]:
 
 
 def host_row(chain: Chain, stage: int, most_bytes: int) -> Row:
-    """The row of one stage's host."""
+    """The row of one stage's host. most_bytes: its limit."""
     nothing = np.zeros(chain.units)
     inside: NDArray[np.float64] = (chain.stage_of == stage).astype(float)
     return Row({HOST: inside}, nothing, nothing, most_bytes)

@@ -1,14 +1,15 @@
-"""Configurations with fixed cuts, of any schedule: a linear program over longest paths and moments of memory.
+"""A lower bound for a configuration with fixed cuts, of any schedule: a linear program over longest paths and moments of
+memory.
 
-With the cuts fixed, the length of any one path through the passes (`longest_paths`), and what a site holds at any one moment of
-its order while some unit of a stage runs, are sums over units and boundaries (`priced_chain`). For weights w >= 0 of paths,
-which add up to 1, and prices y >= 0 of moments, every solution within the memory has
+With the cuts fixed, the length of any one path through the passes (`critical_path`), and the bytes that a device group holds at
+any one moment of its order while some unit of a stage runs, are sums over units and boundaries (`priced_chain`). For weights w
+>= 0 of paths, which add up to 1, and prices y >= 0 of moments q with memory limits M_q, every solution within the memory has
 
     step >= sum_r w_r path_r + sum_q y_q (memory_q - M_q)   >=   its least over all choices, a shortest path along the units.
 
 Proof: the step is no shorter than any path, and the memory's terms are at most 0. Weights and prices come from a linear program
-over mixtures of the choices seen so far, stage by stage; what it proposes gives a choice, and with that new paths and moments.
-Choices near the memory are then fitted into it site by site, simulated, and reported.
+over mixtures of the choices known so far, stage by stage; its solution gives a new choice, and with that new paths and moments.
+Choices near the memory limit are then made to fit, one device group after the other, simulated, and reported.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ from trainplan.solvers.joint.fixed_cuts.device_group_memory import COLUMNS, HOST
 from trainplan.solvers.joint.fixed_cuts.priced_chain import NAMES, Chain, Choice, Multipliers
 from trainplan.solvers.joint.stages.option_tables import Floats
 
-OVER = 1e3  # steps that all of the memory once more costs in the linear program
-EXACT = 1e-12  # by which sums of floats may be off, in proportion
+OVER = 1e3  # steps: the cost in the linear program of exceeding the memory by all of it
+EXACT = 1e-12  # the share by which sums of floats may be off
 
 PathKey = bytes
-RowKey = tuple[int, int]  # site and row; -1 and a stage for its host
+RowKey = tuple[int, int]  # device group and row; -1 and a stage for its host
 
 
 @dataclass(frozen=True, eq=False)
 class KnownChoice:
-    """A choice, with what the linear program counts of it: times of stages, (p,) by name, and sizes; its simulated step."""
+    """A choice in the linear program: the times of stages, (p,) by name, the bytes that it needs (sizes), and its simulated
+    step."""
 
     choice: Choice
     times: Mapping[str, Integers]
@@ -45,9 +47,11 @@ class KnownChoice:
 
 
 class Relaxation:
-    """The linear program of one configuration with fixed cuts, and what it has come to. bound: no step is below it."""
+    """The linear program of one configuration with fixed cuts, the choices, paths and rows of memory that it has so far, and
+    the lower bound in ns that it has shown."""
 
     def __init__(self, instance: Instance, configuration_index: int, bound: float) -> None:
+        """bound: a lower bound in ns that is known already."""
         self.configuration_index, self.bound = configuration_index, bound
         self.chain = Chain(instance, configuration_index)
         self.configuration = configuration = self.chain.configuration
@@ -64,12 +68,12 @@ class Relaxation:
     # Choices
 
     def sizes(self, choice: Choice) -> Sizes:
-        """What a choice takes of memory."""
+        """The bytes that a choice needs."""
         return Sizes.of(self.chain, choice)
 
     def take(self, choice: Choice) -> bool:
-        """Take a choice into the linear program, with its longest path, and each site's row that it breaks most; whether some
-        path or row is new."""
+        """Add a choice to the linear program, with its longest path and, for each device group, the row of memory that it
+        exceeds most; returns whether some path or row is new."""
         sizes, times, row_count, fits = self.sizes(choice), self.chain.times(choice), len(self.rows), True
         for group, (memory, excess) in enumerate(zip(self.group_memories, self.excess(sizes), strict=True)):
             worst = int(excess.argmax())
@@ -86,29 +90,31 @@ class Relaxation:
         return new or len(self.rows) > row_count
 
     def take_mixture(self, shares: Floats) -> bool:
-        """Take the longest path of a mixture of the choices taken: shares (K, p) in stages; whether it is new."""
+        """Add the longest path of a mixture of known choices, whose shares in the stages are (K, p); returns whether the path
+        is new."""
         shared = {name: (shares * np.stack([known.times[name] for known in self.choices])).sum(axis=0) for name in NAMES}
         return self._take_path(shared)[1]
 
     def _take_path(self, times: Times) -> tuple[float, bool]:
+        """The length in ns of the longest path at the stages' times, which is added to the paths, and whether it is new."""
         path = longest_path(self.configuration, times, self.tied_ns)
         new = path.key not in self.paths
         self.paths.setdefault(path.key, path)
         return path.length_ns(times), new
 
     def excess(self, sizes: Sizes) -> list[Integers]:
-        """Of each site, by how much its rows are over its memory (see `DeviceGroupMemory`)."""
+        """For each device group, the bytes by which each of its rows exceeds its memory (see `DeviceGroupMemory`)."""
         return [memory.excess(sizes) for memory in self.group_memories]
 
     def _full_hosts(self, sizes: Sizes) -> list[tuple[int, int]]:
-        """The stages that need more of their hosts than these have, and what they have."""
+        """The stages that need more memory of their hosts than there is, each with the limit in bytes."""
         if self.host_bytes is None:
             return []
         stages = np.flatnonzero(np.add.reduceat(sizes.columns[HOST], self.chain.starts) > self.host_bytes)
         return [(stage, self.host_bytes) for stage in stages.tolist()]
 
     def over(self, choice: Choice) -> NDArray[np.bool_]:
-        """Of each site, whether a choice goes past its memory at some moment, or past its host's."""
+        """For each device group, whether a choice exceeds its memory at some moment, or that of its host."""
         sizes = self.sizes(choice)
         over = np.array([bool((excess > 0).any()) for excess in self.excess(sizes)])
         for stage, _ in self._full_hosts(sizes):
@@ -118,8 +124,8 @@ class Relaxation:
     # Bounds
 
     def least(self, weights: Mapping[PathKey, float], prices: Mapping[RowKey, float]) -> Choice:
-        """Raise the bound by weights of paths, which add up to 1, and prices of rows, in ns a byte; the choice of the least
-        sum."""
+        """Raise the bound by weights of paths, which add up to 1, and prices of rows in ns a byte; returns the choice of the
+        least sum."""
         times = self.weighted(weights)
         constant = sum(weight * self.paths[key].constant_ns for key, weight in weights.items())
         constant -= sum(price * self.rows[key].most_bytes for key, price in prices.items())
@@ -128,14 +134,14 @@ class Relaxation:
         return choice
 
     def weighted(self, weights: Mapping[PathKey, float]) -> dict[str, Floats]:
-        """How often each time lies on weighted paths, (p,) by name."""
+        """The weighted count of each stage's times on paths, (p,) by name. weights: of paths."""
         return {
             name: np.asarray(sum(weight * self.paths[key].counts[name] for key, weight in weights.items())) for name in NAMES
         }
 
     def solve(self, scale_ns: float) -> tuple[dict[PathKey, float], dict[RowKey, float], Floats]:
-        """Weights of the paths and prices of the rows by the linear program over the choices taken; and the share of each
-        choice in each stage, (K, p). scale_ns: about a step."""
+        """The weights of the paths and the prices in ns a byte of the rows by the linear program over the known choices, and
+        the share of each choice in each stage, (K, p). scale_ns: about a step."""
         starts, count, stages = self.chain.starts, len(self.choices), self.chain.stages
         paths, rows = list(self.paths.values()), list(self.rows.values())
         times = {name: np.stack([known.times[name] for known in self.choices]) for name in NAMES}
@@ -166,8 +172,8 @@ class Relaxation:
         )
 
     def _agreement(self) -> Floats:
-        """Rows over the shares of choices in stages, (.., K p): at each cut and for each pair of states around it, the share in
-        the stage before is the share in the stage after."""
+        """Rows over the shares of choices in stages, (.., K p): at each cut, and for each pair of interface states around it,
+        the share in the stage before equals the share in the stage after."""
         chain, rows = self.chain, list[Floats]()
         for x, first in enumerate(chain.starts[1:].tolist()):
             pairs: dict[tuple[int, int], list[int]] = {}
@@ -188,7 +194,7 @@ class Relaxation:
 
 
 def priced(times: Mapping[str, Floats], rows: list[tuple[Row, float]]) -> Multipliers:
-    """Weighted times, and rows of memory with their prices in ns a byte, as prices of a chain's numbers."""
+    """The multipliers of a chain's numbers for weighted times, and for rows of memory with their prices in ns a byte."""
     length = len(rows[0][0].entering) if rows else 0
     units = {name: np.zeros(length) for name in (COLUMNS if rows else ())}
     entering, returning = np.zeros(length), np.zeros(length)
@@ -201,7 +207,8 @@ def priced(times: Mapping[str, Floats], rows: list[tuple[Row, float]]) -> Multip
 
 
 def solve_program(matrix: Floats, lower: Floats, upper: Floats, cost: Floats) -> tuple[Floats, Floats]:
-    """The values and the rows' duals of: minimise cost x, lower <= matrix x <= upper, x >= 0."""
+    """The values and the rows' dual values of: minimise cost x subject to lower <= matrix x <= upper, x >= 0.
+    Solved by HiGHS."""
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
     rows, columns = matrix.shape

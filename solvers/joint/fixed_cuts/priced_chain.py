@@ -1,7 +1,7 @@
-"""The units of a configuration with fixed cuts as one chain: sums of its numbers at prices, and the choice of least sum.
+"""The units of a configuration with fixed cuts as one chain: weighted sums of its numbers, and the choice of the least sum.
 
-Where the cuts are fixed, a stage's times and a site's memory at a moment are sums over its units and its boundaries. So is any
-weighted sum of them, and its least value over all choices is a shortest path.
+Where the cuts are fixed, a stage's times, and a device group's memory at a moment, are sums over its units and boundaries. So
+is any weighted sum of them, and its least value over all choices is a shortest path.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ INTO, BACK = "message_forward_ns", "message_backward_ns"
 NAMES = (FORWARD, BACKWARD, LAST, REDUCE, OPTIMIZER, INTO, BACK)
 OF_UNITS = (FORWARD, BACKWARD, LAST, REDUCE, OPTIMIZER)
 
-Choice = Indices  # (L,): an option of each unit, by its place among those that are left
+Choice = Indices  # (L,): the option of each unit, by its index in the reduced table
 
 
 @dataclass(frozen=True, eq=False)
 class Multipliers:
-    """What each number of a solution costs.
+    """The weight of each number of a solution in a sum.
 
-    times: by name, (p,), of the stages' times. units: by name of a column in bytes, (L,). entering, returning: (L,), of the
-    bytes of one message each way over the boundary before each unit.
+    times: for each name of a time, (p,), the weight of each stage's. units: for each name of a column in bytes, (L,), the
+    weight of each unit's. entering, returning: (L,), the weights of the bytes of one message in each direction over the
+    boundary before each unit.
     """
 
     times: Mapping[str, Floats]
@@ -41,7 +42,7 @@ class Multipliers:
 
 
 class Chain:
-    """The chain of one configuration of an instance, with the cuts that it has, on sites of one kind."""
+    """The chain of one configuration of an instance with its fixed cuts, on device groups of one kind."""
 
     def __init__(self, instance: Instance, configuration_index: int) -> None:
         configuration = instance.configurations[configuration_index]
@@ -60,7 +61,7 @@ class Chain:
         self.boundaries: list[Boundary] = [tables.boundaries[kind] for kind in instance.boundary_kinds]
 
     def options(self, choice: Choice) -> tuple[int, ...]:
-        """A choice by the formulation's numbers of options."""
+        """A choice as indices of the formulation's options."""
         return tuple(int(self.indices[l][s]) for l, s in enumerate(choice))
 
     def column(self, name: str, choice: Choice) -> Integers:
@@ -68,7 +69,8 @@ class Chain:
         return np.array([getattr(table, name)[s] for table, s in zip(self.tables, choice, strict=True)], np.int64)
 
     def crossed(self, choice: Choice, matrices: Sequence[Integers | None]) -> Integers:
-        """(L,): the entries of matrices, one for each boundary, at the boundaries before the units; 0 before the first."""
+        """(L,): for each unit, the entry that a choice has in the matrix of the boundary before it; 0 before the first unit.
+        matrices: one for each boundary, None for zeros."""
         values = np.zeros(self.units, np.int64)
         for l, matrix in enumerate(matrices, 1):
             if matrix is not None:
@@ -77,7 +79,8 @@ class Chain:
 
     @cached_property
     def crossings(self) -> dict[str, list[Integers | None]]:
-        """By name of a time, the matrix of each boundary that it counts, for the stage after it or before it (see `times`)."""
+        """For each name of a time, the matrices of all boundaries that it counts, for the stage after the boundary or before it
+        (see `times`)."""
         nothing: list[Integers | None] = [None] * (self.units - 1)
         forward, backward, into, back = (list(nothing) for _ in range(4))
         cut = set(self.starts.tolist())
@@ -90,7 +93,7 @@ class Chain:
         return {FORWARD: forward, BACKWARD: backward, INTO: into, BACK: back}
 
     def times(self, choice: Choice) -> dict[str, Integers]:
-        """The times of each stage, (p,) by name."""
+        """The times in ns of each stage under a choice, (p,) by name."""
         times = {name: np.add.reduceat(self.column(name, choice), self.starts) for name in OF_UNITS}
         times[FORWARD] += self.column("head_ns", choice)[self.starts]
         times[BACKWARD] += self.column("tail_ns", choice)[self.starts] + self.column("turn_ns", choice)[self.ends]
@@ -104,7 +107,7 @@ class Chain:
         return times
 
     def least(self, prices: Multipliers) -> tuple[float, Choice]:
-        """The least sum of all numbers at these prices over all choices, and a choice that has it."""
+        """The least weighted sum over all choices, and a choice that has it."""
         costs, crossed = self._unit_costs(prices), self._boundary_costs(prices)
         values, trail = costs[0], list[tuple[Indices, Floats]]()
         for l in range(1, self.units):
@@ -112,10 +115,10 @@ class Chain:
             order, starts, states = self._by_leave[l - 1]
             least = np.full(crossed[l - 1].shape[0], np.inf)
             least[states] = np.minimum.reduceat(values[order], starts)
-            ways = crossed[l - 1] + least[:, None]
-            from_state, enter = ways.argmin(axis=0), self.tables[l].enter
+            sums = crossed[l - 1] + least[:, None]
+            from_state, enter = sums.argmin(axis=0), self.tables[l].enter
             trail.append((from_state, values))
-            values = costs[l] + ways[from_state[enter], enter]
+            values = costs[l] + sums[from_state[enter], enter]
         choice = [int(values.argmin())]
         for l in range(self.units - 1, 0, -1):
             from_state, before = trail[l - 1]
@@ -125,17 +128,18 @@ class Chain:
 
     @cached_property
     def _by_leave(self) -> list[tuple[Indices, Indices, Indices]]:
-        """Of each unit: its options sorted by the state they leave in, where each state's begin, and the states."""
-        made: dict[int, tuple[Indices, Indices, Indices]] = {}
+        """For each unit, its options sorted by the interface state in which they leave, the first position of each state, and
+        the states."""
+        by_table: dict[int, tuple[Indices, Indices, Indices]] = {}
         for table in self.tables:
-            if id(table) not in made:
+            if id(table) not in by_table:
                 order = np.argsort(table.leave, kind="stable")
                 states, starts = np.unique(table.leave[order], return_index=True)
-                made[id(table)] = order, starts, states
-        return [made[id(table)] for table in self.tables]
+                by_table[id(table)] = order, starts, states
+        return [by_table[id(table)] for table in self.tables]
 
     def _unit_costs(self, prices: Multipliers) -> list[Floats]:
-        """Of each unit, (S,), what its options cost."""
+        """For each unit, (S,), the weighted cost of each option."""
         times, names = prices.times, tuple(prices.units)
         weights = np.zeros((self.units, len(OF_UNITS) + 3 + len(names)))
         for index, name in enumerate(OF_UNITS):
@@ -154,13 +158,13 @@ class Chain:
 
     @cached_property
     def _alike(self) -> list[tuple[Indices, OptionTable]]:
-        """The units of each kind, with their options."""
+        """The units of each kind with the table of their options."""
         tables = {id(table): table for table in self.tables}
         indices = [id(table) for table in self.tables]
         return [(np.array([l for l, index in enumerate(indices) if index == key], np.intp), tables[key]) for key in tables]
 
     def _boundary_costs(self, prices: Multipliers) -> list[Floats]:
-        """Of each boundary, what it costs by the states before and after it; infinite where they do not agree."""
+        """For each boundary, its weighted cost by the interface states before and after it; infinite where these disagree."""
         before, after = self.stage_of[:-1], self.stage_of[1:]
         by_name = {FORWARD: after, INTO: after, BACKWARD: before, BACK: before}
         weights = [prices.times[name][stages] for name, stages in by_name.items()]
@@ -177,8 +181,8 @@ class Chain:
 
     @cached_property
     def _crossings(self) -> list[tuple[Indices, Floats, NDArray[np.bool_]]]:
-        """Boundaries that are alike: their places; re-layouts and messages each way in ns and messages in bytes, (6, C, D), in
-        the order of `_boundary_costs`; and which states do not agree."""
+        """Groups of equal boundaries: their indices; re-layouts and messages in ns in each direction, and messages in bytes,
+        (6, C, D), in the order of `_boundary_costs`; and whether states disagree, (C, D)."""
         groups: dict[tuple[int, int], list[int]] = {}
         cut = set(self.starts.tolist())
         for index, boundary in enumerate(self.boundaries):
@@ -196,8 +200,8 @@ class Chain:
         return found
 
     def longest_ns(self) -> int:
-        """No step is longer: all passes one after the other, each unit by its slowest option, each boundary by its slowest pair
-        of states."""
+        """A time that no step exceeds: all passes one after the other, each unit under its slowest option, each boundary with
+        its slowest pair of states."""
         units = sum(int(sum(getattr(table, name) for name in TIMES).max()) for table in self.tables)
         matrices = [matrix for crossing in self.crossings.values() for matrix in crossing if matrix is not None]
         return self.configuration.micro_batches * (

@@ -1,4 +1,6 @@
-"""Choices of a configuration with fixed cuts that fit: prices of each site's memory by halving, then what is left is filled."""
+"""Choices of a configuration with fixed cuts that fit: prices of each device group's memory by bisection, then the remaining
+memory is filled.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,22 @@ from trainplan.solvers.joint.fixed_cuts.lp_bound import PathKey, Relaxation, pri
 from trainplan.solvers.joint.fixed_cuts.priced_chain import BACK, BACKWARD, FORWARD, INTO, NAMES, OF_UNITS, Choice
 from trainplan.solvers.joint.stages.option_tables import Floats
 
-HALVINGS = 16  # of each site's price of memory
-LOWEST, HIGHEST = -30.0, 15.0  # exponents of 2 of prices, in proportion to what memory costs in the mean
+HALVINGS = 16  # of each device group's price of memory
+LOWEST, HIGHEST = -30.0, 15.0  # exponents of 2 of prices, as multiples of the mean cost of memory
 
 
 def even_weights(relaxation: Relaxation) -> dict[str, Floats]:
-    """Weights of times that are those of an even pipeline: all that a site does, divided among the sites."""
+    """The weights of times under which the sum is that of an even pipeline: all work of the device groups, divided by their
+    number."""
     often = dict.fromkeys((FORWARD, BACKWARD, INTO, BACK), relaxation.configuration.micro_batches)
     return {name: np.full(relaxation.chain.stages, often.get(name, 1) / len(relaxation.group_memories)) for name in NAMES}
 
 
 def at_prices(relaxation: Relaxation, times: Mapping[str, Floats], prices: Floats, slope: float = 0.0) -> Choice:
-    """The choice of least weighted times, with a price of each site's fullest row, (sites,) in ns a byte.
+    """The choice of the least weighted times, with a price in ns a byte of each device group's fullest row, (device groups,).
 
-    slope: the power of 2 by which the price of a site's last unit is above its first one's, so that equal units do not change
-    all at once.
+    slope: the power of 2 by which the price at a group's last unit exceeds that at its first one, so that equal units do not
+    all change at once.
     """
     base = priced(times, list(zip(relaxation.fullest, prices.tolist(), strict=True)))
     return relaxation.chain.least(
@@ -34,6 +37,7 @@ def at_prices(relaxation: Relaxation, times: Mapping[str, Floats], prices: Float
 
 
 def _slopes(relaxation: Relaxation, slope: float) -> Floats:
+    """(L,): the factor of the price at each unit, see `at_prices`."""
     factors = np.ones(relaxation.chain.units)
     for memory in relaxation.group_memories:
         factors[memory.units] = np.exp2(slope * np.linspace(-0.5, 0.5, len(memory.units)))
@@ -41,7 +45,7 @@ def _slopes(relaxation: Relaxation, slope: float) -> Floats:
 
 
 def mean_price(relaxation: Relaxation, times: Mapping[str, Floats]) -> float:
-    """About what a byte costs, in ns of weighted times."""
+    """About the mean cost of a byte of memory, in ns of weighted times."""
     spread, steps = 0.0, 0.0
     for x, table in zip(relaxation.chain.stage_of, relaxation.chain.tables, strict=True):
         spread += float(np.ptp(table.kept_bytes + table.state_bytes))
@@ -50,10 +54,10 @@ def mean_price(relaxation: Relaxation, times: Mapping[str, Floats]) -> float:
 
 
 def fitted(relaxation: Relaxation, weights: Mapping[PathKey, float], slope: float, evenness: float) -> Choice | None:
-    """A choice that fits, of small weighted paths: each site's price of its memory is as low as halving finds it; what is left
-    of the memory is then filled. None where nothing fits at the highest price.
+    """A choice that fits, of small weighted paths: the price of each device group's memory is as low as bisection finds it, and
+    the remaining memory is then filled. None where nothing fits at the highest price.
 
-    slope: see `at_prices`; evenness: the share of `even_weights` in the weights of times.
+    weights: of paths. slope: see `at_prices`. evenness: the share of `even_weights` in the weights of times.
     """
     even, paths = even_weights(relaxation), relaxation.weighted(weights)
     times = {name: (1 - evenness) * paths[name] + evenness * even[name] for name in NAMES}
@@ -71,10 +75,10 @@ def fitted(relaxation: Relaxation, weights: Mapping[PathKey, float], slope: floa
 
 
 def _filled(relaxation: Relaxation, choice: Choice, times: Mapping[str, Floats]) -> Choice:
-    """A choice that fits with faster options of units, one by one, as far as they fit and neighbours do not notice; those that
-    gain the most for their memory first."""
-    chain, seen = relaxation.chain, relaxation.sizes(choice)
-    excess, choice = relaxation.excess(seen), choice.copy()
+    """A choice that fits, with faster options of single units as far as they fit and neighbours are not affected; those that
+    save the most time for their memory first."""
+    chain, sizes = relaxation.chain, relaxation.sizes(choice)
+    excess, choice = relaxation.excess(sizes), choice.copy()
     while gains := sorted(_gains(relaxation, choice, times), key=lambda gain: -gain[0]):
         changed = False
         for _, l, option in gains:
@@ -94,7 +98,7 @@ def _filled(relaxation: Relaxation, choice: Choice, times: Mapping[str, Floats])
 
 
 def _gains(relaxation: Relaxation, choice: Choice, times: Mapping[str, Floats]) -> Iterator[tuple[float, int, int]]:
-    """What each faster option of a unit gains for its memory, with the unit and the option."""
+    """For each faster option of a unit, the weighted time that it saves for each byte, with the unit and the option."""
     for l, (table, s) in enumerate(zip(relaxation.chain.tables, choice.tolist(), strict=True)):
         alike = (table.enter == table.enter[s]) & (table.leave == table.leave[s])
         more = table.kept_bytes + table.held_bytes + table.state_bytes
@@ -105,5 +109,6 @@ def _gains(relaxation: Relaxation, choice: Choice, times: Mapping[str, Floats]) 
 
 
 def _gain_ns(relaxation: Relaxation, l: int, before: int, option: int, times: Mapping[str, Floats]) -> float:
+    """The weighted time that a unit saves with another option."""
     table, x = relaxation.chain.tables[l], relaxation.chain.stage_of[l]
     return sum(float(times[name][x]) * int(getattr(table, name)[before] - getattr(table, name)[option]) for name in OF_UNITS)

@@ -1,7 +1,9 @@
-"""Configurations with fixed cuts, solved: rounds of the linear program of `relaxation`, with plans fitted in between.
+"""Bounds and plans of a configuration with fixed cuts: rounds of the linear program of `lp_bound`, with plans made to fit in
+between.
 
-Each round asks for prices, raises the bound by the shortest path at these (or between these and the best ones so far, which is
-steadier), and takes what is new: paths and rows of memory of the choice, and of the mixture that the linear program would have.
+Each round solves the program for weights and prices, raises the bound by the shortest path at these (or halfway to the best
+ones so far, which is steadier), and adds the new paths and rows of memory of the choice found, and of the mixture that the
+program proposes.
 """
 
 from __future__ import annotations
@@ -18,16 +20,16 @@ from trainplan.solvers.joint.fixed_cuts.lp_bound import PathKey, Relaxation, Row
 from trainplan.solvers.joint.fixed_cuts.rounding import at_prices, even_weights, fitted, mean_price
 
 ROUNDS = 60  # of the linear program
-LOOK_BACK, RISE = 5, 2e-4  # rounds in which the bound has to rise by so much, in proportion
-FIRST = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 1e9)  # prices of memory, in proportion to what it costs in the mean
+LOOK_BACK, RISE = 5, 2e-4  # rounds in which the bound has to rise by this share
+FIRST = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 1e9)  # prices of memory, as multiples of its mean cost
 SLOPES, EVENNESS = (0.0, -1.0, 1.0), (1.0, 0.3)  # of choices that are fitted
 
 Key = TypeVar("Key")
 
 
 def fixed_cuts(instance: Instance, configuration_index: int, bound: float, search: Search) -> float:
-    """Report plans of a configuration with fixed cuts; what is proven of it: infinite where none of its plans is of interest
-    any more. bound: what is known. Raises TimeoutError."""
+    """Report plans of a configuration with fixed cuts, and return what is proven of it in ns: infinite where none of its plans
+    can be better than the best one, else a lower bound. bound: the known lower bound. Raises TimeoutError."""
     relaxation = Relaxation(instance, configuration_index, bound)
     even, longest = even_weights(relaxation), relaxation.chain.longest_ns() + relaxation.tied_ns
     mean = mean_price(relaxation, even)
@@ -66,7 +68,7 @@ def fixed_cuts(instance: Instance, configuration_index: int, bound: float, searc
 
 
 def _fit(relaxation: Relaxation, weights: Mapping[PathKey, float], search: Search) -> None:
-    """Take the choices that fit at these weights of paths, and report the best one."""
+    """Add choices that fit at given weights of paths, and report the best one."""
     for slope, evenness in product(SLOPES, EVENNESS):
         search.check_time()
         choice = fitted(relaxation, weights, slope, evenness)
@@ -83,5 +85,5 @@ def _report(relaxation: Relaxation, search: Search) -> None:
 
 
 def _between(one: Mapping[Key, float], other: Mapping[Key, float]) -> dict[Key, float]:
-    """The means of the numbers of two points, 0 where one has none."""
+    """The means of the numbers of two mappings, 0 where one lacks a key."""
     return {key: (one.get(key, 0.0) + other.get(key, 0.0)) / 2 for key in {**one, **other}}

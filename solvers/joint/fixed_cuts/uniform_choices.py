@@ -1,5 +1,5 @@
-"""Configurations with fixed cuts whose units have to choose alike: all units have as many options, and boundaries forbid every
-pair that is not the same one of both. There are as few choices as options, and all that matter are looked at.
+"""Configurations with fixed cuts whose units must all choose the same option: there are as few choices as options, and all that
+matter are evaluated. All units have equally many options, and boundaries forbid every pair of different ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from trainplan.solvers.core.search import Search
 
 
 def agreeing_choices(configuration: Configuration) -> int | None:
-    """How many choices a configuration has; None where its cuts are not fixed, or units may choose unlike options."""
+    """The number of choices of such a configuration; None where its cuts are not fixed, or units may choose
+    different options."""
     if configuration.cuts is None:
         return None
     units = [unit for tables in configuration.tables for unit in tables.units]
@@ -36,10 +37,10 @@ def agreeing_choices(configuration: Configuration) -> int | None:
 def best_agreeing(
     instance: Instance, configuration_index: int, below: float, search: Search | None = None
 ) -> tuple[int, Solution] | None:
-    """The step and the solution of the best choice of such a configuration that fits, with a step below some time; None where
-    there is none. Raises TimeoutError.
+    """The step in ns and the solution of the best feasible choice of such a configuration with a step shorter than `below`;
+    None where there is none. Raises TimeoutError.
 
-    A choice is passed over where the times of its stages are nowhere below those of one that fits: its step is not, either,
+    A choice is skipped where no time of its stages is shorter than that of a feasible one: its step is not shorter either,
     since every pass waits for the same ones.
     """
     configuration = instance.configurations[configuration_index]

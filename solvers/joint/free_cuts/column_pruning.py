@@ -1,7 +1,7 @@
-"""Columns of all stages as a network: the least sums before and behind each of them, at several sets of weights of paths.
+"""Removes columns of stages that no short pipeline has: by the least sums of weighted times before and after each column.
 
-Where `guides` know units, this knows columns that fit: so nothing is paid for memory, and a column stays only where some chain
-of columns before and behind it keeps every set's limit.
+`reduced_cost_pruning` does this for units; here columns are known to fit, so memory has no price, and a column is kept only if
+some chain of columns before and after it stays within the limit of every set of weights.
 """
 
 from __future__ import annotations
@@ -23,15 +23,19 @@ ROUNDS = 3
 
 @dataclass(frozen=True, eq=False)
 class PoolBounds:
-    """before: by stage, (K + 1, L, E), the least sums of columns before it by its first unit and the state that is entered in,
-    with what crosses the cut; the last row is the least H, see `master`. weights: (5, K, p); constants_ns: (K,)."""
+    """Lower bounds of suffixes of a pipeline by K sets of weights of the times of its p stages.
+
+    before: for each stage, (K + 1, L, E), the least sums of the columns before it, by its first unit and the interface state in
+    which it is entered, with the cut's crossing; the last row is the least H, the sum of u over the stages before (see
+    `path_bound_search`). weights: (5, K, p). constants_ns: (K,).
+    """
 
     before: Sequence[Floats]
     weights: Floats
     constants_ns: Floats
 
     def least_ns(self, stage: int, first: Indices, enter: Indices, passes: Passes) -> Floats:
-        """(N,): no step is below it with suffixes from a stage on. passes: (p - stage, N)."""
+        """(N,): a lower bound in ns of every step with these suffixes of the stages from `stage` on. passes: (p - stage, N)."""
         sums = np.einsum("ckz,czn->kn", self.weights[:, :, stage:], _columns(passes), optimize=True)
         sums += self.before[stage][:-1, first, enter] + self.constants_ns[:, None]
         least: Floats = np.floor(sums.max(axis=0, initial=0.0) * (1 - EXACT) - 1)
@@ -43,7 +47,8 @@ class PoolBounds:
 
 
 def bounded(guides: Guides, pools: Sequence[Pool], tied_ns: int, limit: float) -> tuple[list[Pool], PoolBounds] | None:
-    """The columns that a step up to the limit may have, and their bounds; None where some stage has none."""
+    """The columns of each stage that a step up to the limit may have, and the bounds of suffixes; None where some stage has
+    none. pools: by stage. tied_ns: the time of the sum of a shared table's gradients."""
     stages, kept = len(pools), list(pools)
     limits = loosened(limit - guides.constants_ns)[:, None]
     round_trip = np.ones((5, 1, stages))
@@ -55,10 +60,10 @@ def bounded(guides: Guides, pools: Sequence[Pool], tied_ns: int, limit: float) -
         sums = [np.einsum("ck,cn->kn", weights[:, :, x], _columns(pool.passes)[:, 0]) for x, pool in enumerate(kept)]
         sums[0][-1] += tied_ns
         before = _before(guides, kept, sums, across)
-        behind = _behind(guides, kept, sums, across)
+        after = _after(guides, kept, sums, across)
         changed = False
         for x, pool in enumerate(kept):
-            total = before[x][:-1, pool.first, pool.enter] + sums[x][:-1] + behind[x][:-1]
+            total = before[x][:-1, pool.first, pool.enter] + sums[x][:-1] + after[x][:-1]
             indices = np.flatnonzero((total <= limits).all(axis=0))
             if not len(indices):
                 return None
@@ -70,12 +75,12 @@ def bounded(guides: Guides, pools: Sequence[Pool], tied_ns: int, limit: float) -
 
 
 def _columns(passes: Passes) -> Floats:
-    """(5, p, N): what weights are of."""
+    """(5, p, N): the times of passes that have weights."""
     return np.stack([getattr(passes, name) for name in COLUMNS]).astype(float)
 
 
 def _round_trips(guides: Guides) -> Floats:
-    """(Q, p - 1, D, E): what crosses each cut both ways, infinite where states do not agree."""
+    """(Q, p - 1, D, E): the time in both directions across each cut, infinite where interface states disagree."""
     chain = guides.chain
     found = []
     for crossing in chain.tables.crossings:
@@ -83,20 +88,22 @@ def _round_trips(guides: Guides) -> Floats:
         moved = crossing.forward_ns + crossing.backward_ns
         sent = crossing.message_forward_ns[chain.links] + crossing.message_backward_ns[chain.links]
         found.append(np.where(apart, np.inf, (moved + sent).astype(float)))
-    shape = (0, chain.stages - 1, chain.tables.ways_out, chain.tables.ways_in)
+    shape = (0, chain.stages - 1, chain.tables.states_out, chain.tables.states_in)
     return np.stack(found) if found else np.zeros(shape)
 
 
 def _before(guides: Guides, pools: Sequence[Pool], sums: Sequence[Floats], across: Floats) -> list[Floats]:
+    """For each stage, (K + 1, L, E), the least sums before it, see `PoolBounds`. sums: for each stage, (K + 1, N), the weighted
+    times of its columns. across: the costs of cuts."""
     chain = guides.chain
-    here = np.full((across.shape[1], chain.units, chain.tables.ways_in), np.inf)
+    here = np.full((across.shape[1], chain.units, chain.tables.states_in), np.inf)
     here[:, 0] = 0.0
     before = [here]
     for x, pool in enumerate(pools[:-1]):
         values = before[-1][:, pool.first, pool.enter] + sums[x]
-        node, least = _least(pool.last * chain.tables.ways_out + pool.leave, values)
-        last, leave = np.divmod(node, chain.tables.ways_out)
-        here = np.full((across.shape[1], chain.units, chain.tables.ways_in), np.inf)
+        node, least = _least(pool.last * chain.tables.states_out + pool.leave, values)
+        last, leave = np.divmod(node, chain.tables.states_out)
+        here = np.full((across.shape[1], chain.units, chain.tables.states_in), np.inf)
         crossed = least[:, :, None] + across[chain.boundaries[last], :, x, leave].swapaxes(0, 1)  # (K + 1, nodes, E)
         starts = np.flatnonzero(np.diff(last, prepend=-1))
         here[:, last[starts] + 1] = np.minimum.reduceat(crossed, starts, axis=1)
@@ -104,24 +111,25 @@ def _before(guides: Guides, pools: Sequence[Pool], sums: Sequence[Floats], acros
     return before
 
 
-def _behind(guides: Guides, pools: Sequence[Pool], sums: Sequence[Floats], across: Floats) -> list[Floats]:
-    """By stage, (K + 1, N), the least sums behind each column."""
+def _after(guides: Guides, pools: Sequence[Pool], sums: Sequence[Floats], across: Floats) -> list[Floats]:
+    """For each stage, (K + 1, N), the least sums after each of its columns. Arguments as of `_before`."""
     chain = guides.chain
-    behind = [np.zeros_like(sums[-1])]
+    sums_after = [np.zeros_like(sums[-1])]
     for x in reversed(range(len(pools) - 1)):
-        after, pool = pools[x + 1], pools[x]
-        node, least = _least(after.first * chain.tables.ways_in + after.enter, sums[x + 1] + behind[-1])
-        first, enter = np.divmod(node, chain.tables.ways_in)
+        following, pool = pools[x + 1], pools[x]
+        node, least = _least(following.first * chain.tables.states_in + following.enter, sums[x + 1] + sums_after[-1])
+        first, enter = np.divmod(node, chain.tables.states_in)
         crossed = least[:, :, None] + across[chain.boundaries[first - 1], :, x, :, enter].swapaxes(0, 1)  # (K + 1, nodes, D)
         starts = np.flatnonzero(np.diff(first, prepend=-1))
-        here = np.full((across.shape[1], chain.units + 1, chain.tables.ways_out), np.inf)
+        here = np.full((across.shape[1], chain.units + 1, chain.tables.states_out), np.inf)
         here[:, first[starts]] = np.minimum.reduceat(crossed, starts, axis=1)
-        behind.append(here[:, pool.last + 1, pool.leave])
-    return behind[::-1]
+        sums_after.append(here[:, pool.last + 1, pool.leave])
+    return sums_after[::-1]
 
 
 def _least(nodes: Indices, values: Floats) -> tuple[Indices, Floats]:
-    """The nodes that there are, ascending, and the least values of each, (K, nodes). values: (K, N)."""
+    """The different nodes, ascending, and the least of each one's values, (K, nodes). values: (K, N), of the nodes in the order
+    given."""
     order = np.argsort(nodes, kind="stable")
     present, starts = np.unique(nodes[order], return_index=True)
     return present, np.minimum.reduceat(values[:, order], starts, axis=1)

@@ -1,4 +1,4 @@
-"""Pipelines of columns that are picked for the stages of one path: simulated together, and bettered one stage at a time."""
+"""Selects one column for each stage of a path: pipelines are simulated together, and improved one stage at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from trainplan.solvers.joint.stages.option_tables import StageTables
 
 @dataclass(frozen=True, eq=False)
 class Pipelines:
-    """What a path's pipelines are simulated by. cuts: the kind of boundary at each of them."""
+    """The data to simulate pipelines along one path. tied_ns: the time of the sum of a shared table's gradients. cuts: the kind
+    of boundary at each cut."""
 
     tables: StageTables
     configuration: Configuration
@@ -23,10 +24,13 @@ class Pipelines:
     def best(
         self, picks: Sequence[Sequence[Column]], weights: Sequence[int], out_of_time: Callable[[], bool]
     ) -> tuple[int, list[Column]] | None:
-        """The step in ns and the columns of the best pipeline that simulation finds: of one weight p of p u + g for all stages,
-        and then with one stage's column exchanged at a time, as long as that helps. None where no columns agree.
+        """The step in ns and the columns of the best pipeline that simulation finds: first of the cheapest columns at one
+        weight p of p u + g for all stages, then with the column of one stage replaced at a time, as long as that helps. None
+        where no columns agree.
 
-        picks: by stage, columns to choose from. weights: some p, beside powers of two and all micro-batches."""
+        picks: for each stage, the columns to choose from. weights: values of p, in addition to powers of two and the number of
+        micro-batches.
+        """
         if not all(picks):
             return None
         best: tuple[int, list[Column]] | None = None
@@ -50,7 +54,8 @@ class Pipelines:
         return best
 
     def _even(self, picks: Sequence[Sequence[Column]], weights: Sequence[int]) -> list[list[Column]]:
-        """The cheapest columns at each weight, the same with those of least u behind the first stage, and the first ones."""
+        """For each weight, the cheapest columns, and these with the columns of least u after the first stage; and the first
+        column of every stage."""
         m, rows = self.configuration.micro_batches, list[list[Column]]()
         for p in sorted({0, *weights, *(1 << i for i in range(m.bit_length())), m}):
 
@@ -62,8 +67,10 @@ class Pipelines:
         return [*rows, [pick[0] for pick in picks]]
 
     def _agree(self, row: Sequence[Column]) -> bool:
+        """Whether the interface states of consecutive columns agree."""
         return all(agree(self.tables, a, b, cut) for a, b, cut in zip(row, row[1:], self.cuts, strict=False))
 
 
 def _u_ns(column: Column) -> int:
+    """Both passes of a column in ns."""
     return column.forward_ns + column.backward_ns

@@ -1,4 +1,6 @@
-"""Bounds on all spans of one configuration of two or more stages, and the arcs of its stages that they make."""
+"""Lower bounds on all spans of units of one configuration with two or more stages, and the arcs of its stages made
+from them.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,10 @@ EXACT_FLOATS = 2.0**51
 
 
 class CandidateBounds:
-    """One configuration of an instance, with what is proven of its spans."""
+    """One configuration of an instance, with the lower bounds on its spans."""
 
     def __init__(self, instance: Instance, configuration_index: int, search: Search) -> None:
+        """search: its time limit counts. Raises Unsuited where steps are too long to be exact as floats."""
         self.instance, self.configuration_index, self.search = instance, configuration_index, search
         configuration = instance.configurations[configuration_index]
         self.configuration: Configuration = configuration
@@ -54,27 +57,29 @@ class CandidateBounds:
             )
 
     def _stages(self, groups: int) -> Stages:
+        """An exact solver of the configuration's spans, with cuts in classes of at most `groups` groups of interface states on
+        either side."""
         cuts = cut_classes(self.tables, groups)
         return Stages(self.tables, self.kinds, self.instance.boundary_kinds, self.memory_bytes, self.host_bytes, cuts)
 
     @cached_property
     def classes(self) -> int:
-        """The number of classes of cuts that can be told apart."""
+        """The number of classes of cuts that can be distinguished."""
         return cut_classes(self.tables, GROUPS).count
 
     @cached_property
     def least_u_ns(self) -> Floats:
-        """By unit, the least u of any option."""
+        """For each unit, the least u in ns of any option: both passes of a micro-batch."""
         return least_u_ns(self.instance, self.configuration)
 
     @cached_property
     def least_extra_ns(self) -> int:
-        """What stage 0 adds once at least: that of its first unit, and the sum of a shared table."""
+        """A lower bound in ns of the work at the end of stage 0: that of its first unit, and the sum of a shared table."""
         return int(self.tables.kinds[self.kinds[0]].extra_ns.min()) + self.tied_ns
 
     def prepare(self, limit: float, coarse: bool, groups: int = 1) -> None:
-        """Bounds on all spans that a step up to the limit may use. coarse: at few prices and depths, rougher and sooner;
-        groups: of interface states that are told apart on either side of a cut."""
+        """Compute the bounds on all spans that a step up to the limit may use. coarse: at few prices and depths, rougher and
+        sooner. groups: of interface states that are distinguished on either side of a cut."""
         sums = np.concatenate([[0.0], np.cumsum(self.least_u_ns)])
         longest = self.units - self.stages + 1
         if np.isfinite(limit):
@@ -108,20 +113,25 @@ class CandidateBounds:
         self.make_arcs()
 
     def raise_bound(self, row: int, into: Entry, out: Exit | None, number: int, weight: Weight, value: float) -> bool:
-        """Take an exact value for a depth and all deeper ones; whether the bound rises."""
+        """Raise the bounds of a class of spans to an exact value; returns whether the bound rises.
+
+        row: the index of the number of micro-batches in flight; the value holds for all larger ones, too. into: the kind of
+        link and the class of the cut before the span. out: see `Stages.solve`. number: the class of the span. weight: the pair
+        (p, q).
+        """
         link, group = into
-        configuration_index = 0 if weight == (1, 0) else 1 + self.weights.index(weight[0])
-        behind = 0 if out is None else 1 + self.exits.index(out)
-        values = self.bounds[link][group, configuration_index, row:, behind, number]
+        weight_index = 0 if weight == (1, 0) else 1 + self.weights.index(weight[0])
+        exit_index = 0 if out is None else 1 + self.exits.index(out)
+        values = self.bounds[link][group, weight_index, row:, exit_index, number]
         rose = bool(values[0] < value)
         np.maximum(values, value, out=values)
         return rose
 
     def make_arcs(self) -> None:
-        """Arcs of all stages from the bounds as they are now, and the master on them."""
+        """Make the arcs of all stages from the present bounds, and the search over paths of them (`path_search`)."""
         units, stages, longest = self.units, self.stages, self.longest
         links, fixed = self.configuration.links, self.configuration.cuts
-        arcs, behind = [], {link: self._behind(link) for link in set(links)}
+        arcs, exit_positions = [], {link: self._after(link) for link in set(links)}
         for x in range(stages):
             w, final = stages - 1 - x, x == stages - 1
             low, high = max(x, units - (w + 1) * longest), min(units - w, x * longest + 1)
@@ -136,7 +146,7 @@ class CandidateBounds:
             if final:
                 picked = values[:, :, 0][:, :, number][..., None]
             else:
-                picked = values[:, :, behind[links[x]][self._last[band]], number[..., None]]
+                picked = values[:, :, exit_positions[links[x]][self._last[band]], number[..., None]]
             picked = np.where(inside[..., None], picked, np.inf)
             tied = self.tied_ns if x in (0, stages - 1) else 0
             rate = slope(self.schedule, w, self.m)
@@ -151,7 +161,8 @@ class CandidateBounds:
         self.path_search.with_capped(self._capped)
 
     def _spans(self) -> None:
-        """Of every first unit and length up to the longest: the last unit, the class, and whether it may be a stage."""
+        """For each first unit and length up to the longest, set the last unit, the class of the span, and whether it may be a
+        stage."""
         first = np.arange(self.units)[:, None]
         last = first + np.arange(self.longest)
         inside = last < self.units
@@ -161,15 +172,16 @@ class CandidateBounds:
         self._inside = inside & cuttable[first] & cuttable[last + 1]
         self._ending = last == self.units - 1
 
-    def _behind(self, link: int) -> Indices:
-        """(L, classes of cuts): where bounds have the exits behind each unit, over a kind of link; the first of the last."""
+    def _after(self, link: int) -> Indices:
+        """(L, classes of cuts): the position in the bounds of the exits after each unit, over a kind of link; 0 for the last
+        unit, which has no exit."""
         boundaries = sorted(set(self.instance.boundary_kinds))
         classes = range(self.exact.cuts.count)
         of_kind = {kind: [1 + self.exits.index((kind, link, number)) for number in classes] for kind in boundaries}
         return np.array([*(of_kind[kind] for kind in self.instance.boundary_kinds), [0] * len(classes)], np.intp)
 
     def least_forward_ns(self, kind: int) -> int:
-        """The least forward pass of a kind of unit, of a whole micro-batch or the first half of one."""
+        """The least forward pass in ns of a kind of unit, of a whole micro-batch or the first half of one."""
         options = self.tables.kinds[kind]
         forward = options.table.forward_ns
         if self.schedule == "sliced" and options.table.halved is not None:
@@ -177,13 +189,13 @@ class CandidateBounds:
         return int(forward.min())
 
     def least_backward_ns(self, kind: int) -> int:
-        """The least backward pass of a kind of unit, of whole micro-batches or such in halves."""
+        """The least backward pass in ns of a kind of unit, of a whole micro-batch or of one in halves."""
         options = self.tables.kinds[kind].table
         halved = options.backward_ns if options.halved is None else options.halved.backward_ns
         return int(np.minimum(options.backward_ns, halved).min())
 
     def _least_trip(self, kind: int) -> int:
-        """The least of a first half, or the whole, forward and a backward pass of a unit."""
+        """The least time in ns of a kind of unit for a first half, or a whole micro-batch, forward and a backward pass."""
         options = self.tables.kinds[kind].table
         forward, backward = options.forward_ns, options.backward_ns
         if options.halved is not None:

@@ -1,4 +1,6 @@
-"""One configuration of two or more stages: the pipelines that its bounds lead to, and what they leave open."""
+"""Searches one configuration of two or more stages: the pipelines to which its bounds lead, and those that the bounds leave
+open.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ LIKELY, MOST_PASSES = 4, 512  # of the likeliest cuts, with which plans are trie
 
 
 class Candidate(CandidateBounds):
-    """One configuration of an instance, with the pipelines that its bounds lead to."""
+    """One configuration of an instance, with the pipelines to which its bounds lead."""
 
     @property
     def filling(self) -> bool:
@@ -35,7 +37,8 @@ class Candidate(CandidateBounds):
         return self.schedule != "sliced" and self.m < 2 * self.stages
 
     def refine(self, path: Sequence[Step], tolerance: float) -> bool:
-        """Solve the stages of a path exactly, at all weights that apply; whether a bound has risen. Raises TimeoutError."""
+        """Solve the stages of a path exactly, at all weights that apply; returns whether a bound has risen. tolerance: the
+        relative gap that suffices. Raises TimeoutError."""
         rose, links, ahead = False, self.configuration.links, 0
         for x, (first, last, group, following) in enumerate(path):
             number, row = int(self.spans.number[first, last]), self.row[x]
@@ -56,8 +59,8 @@ class Candidate(CandidateBounds):
         return rose
 
     def refine_first(self, path: Sequence[Step], limit: float, tolerance: float) -> bool:
-        """Solve the first stage of a path for its least u + g under the largest u that a step up to the limit leaves it;
-        whether that is more than was known. Raises TimeoutError."""
+        """Solve the first stage of a path for its least u + g under the largest u that a step up to the limit allows it;
+        returns whether a bound has risen. Raises TimeoutError."""
         first, last, _, following = path[0]
         if self.schedule == "sliced" or not np.isfinite(limit) or self.path_search.left(limit) is None:
             return False
@@ -84,14 +87,14 @@ class Candidate(CandidateBounds):
         return True
 
     def take_count(self) -> int:
-        """The number of stages solved since it was last asked for."""
+        """The number of stages solved since the last call."""
         count, self.exact.count = self.exact.count, 0
         return count
 
     def priced(self, bound: float) -> float:
-        """What is proven by weighted paths of all pipelines that the bounds on spans leave, at least `bound`; infinite where
-        nothing of interest is left. Reports plans with cuts near those of the mixture that the weights are from. Raises
-        TimeoutError."""
+        """A lower bound in ns by weighted paths of all pipelines that the bounds on spans allow, at least `bound`; infinite
+        where none of them can be better than the best plan. Reports plans with cuts near those of the mixture from which the
+        weights are. Raises TimeoutError."""
         limit = self.search.target()
         cuts = self._free_cuts(limit, bound)
         if cuts is None or cuts.bound == np.inf or cuts.bound > self.search.target():
@@ -107,7 +110,7 @@ class Candidate(CandidateBounds):
         return cuts.bound
 
     def _free_cuts(self, limit: float, bound: float) -> FreeCuts | None:
-        """The linear program of all pipelines that may have a step up to a limit; None where there are none."""
+        """The solved linear program of all pipelines that may have a step up to a limit; None where there are none."""
         begins = None
         if np.isfinite(limit):
             left = self.path_search.left(limit)
@@ -119,24 +122,26 @@ class Candidate(CandidateBounds):
         return cuts
 
     def _begins(self, masks: Sequence[Mask]) -> NDArray[np.bool_]:
-        """(L, P): the units that stages may begin with."""
+        """(L, P): whether each stage may begin with each unit, by the arcs that masks leave."""
         begins = np.zeros((self.units, self.stages), bool)
         for x, (low, mask) in enumerate(masks):
             begins[low : low + mask.shape[1], x] = mask.any(axis=(0, 2, 3))
         return begins
 
     def _cuttable(self, cuts: Sequence[int]) -> bool:
+        """Whether stages may begin at these cuts, in rising order."""
         edges = (0, *cuts, self.units)
         return all(a < b for a, b in pairwise(edges)) and all(self.instance.cuttable[cut - 1] for cut in cuts)
 
     def enumerated(self, limit: float, target: Callable[[], float], labels: int) -> float:
-        """Settle what the path bounds leave of steps up to a limit, by all pipelines of all columns of the spans left: the
-        least bound of what time did not allow; infinite where nothing is left. Raises TooMany and TimeoutError."""
+        """Evaluate all pipelines with a step up to a limit that the path bounds leave, by all columns of their spans. Returns
+        the least bound of those for which there was no time, infinite where none is left. target: the step above which plans do
+        not matter. labels: the most labels of a unit. Raises TooMany and TimeoutError."""
         left = self.path_search.left(limit)
         return np.inf if left is None else self._searched(*left, limit, target, labels)
 
     def partitions(self, limit: float, most: int) -> list[tuple[int, ...]] | None:
-        """The cuts that a step up to the limit may have by the bounds on spans; None where they are more than so many."""
+        """The cuts that a step up to the limit may have by the bounds on spans; None where they are more than `most`."""
         left = self.path_search.left(limit)
         if left is None:
             return []
@@ -153,13 +158,15 @@ class Candidate(CandidateBounds):
     def _searched(
         self, masks: Sequence[Mask], before: Sequence[Floats], limit: float, target: Callable[[], float], labels: int
     ) -> float:
+        """As `enumerated`, for the arcs that masks leave. before: for each stage, the least sums of u of the stages
+        before it."""
         guide = None if self.guides is None else self.guides.at(limit, self._begins(masks))
         least = [sums.min(axis=0) for sums in before]
-        behind, pools = self.path_search.behind(masks), list[Pool]()
+        after, pools = self.path_search.after(masks), list[Pool]()
         for x in reversed(range(self.stages)):
             first, last = (np.array(ends, np.intp) for ends in zip(*_spans_left(*masks[x]), strict=True))
-            most = self.path_search.most_u(x, limit, first, least[x][first], behind[x + 1][last + 1])
-            weight, most_ns = self.path_search.most_with_extra(x, limit, first, last, least[x][first], behind[x + 1][last + 1])
+            most = self.path_search.most_u(x, limit, first, least[x][first], after[x + 1][last + 1])
+            weight, most_ns = self.path_search.most_with_extra(x, limit, first, last, least[x][first], after[x + 1][last + 1])
             wanted = Front(
                 first,
                 last,
@@ -206,7 +213,7 @@ class Candidate(CandidateBounds):
         return enumeration.run(lambda: min(limit, target()), report, self.search.out_of_time)
 
     def report(self, path: Sequence[Step]) -> None:
-        """Report the best pipeline of the columns of a path that simulation finds."""
+        """Report the best pipeline of the known columns of a path that simulation finds."""
         picks = [self.columns.get((x, *step[:2]), []) for x, step in enumerate(path)]
         cuts = [self.instance.boundary_kinds[step[1]] for step in path[:-1]]
         pipelines = Pipelines(self.tables, self.configuration, self.tied_ns, cuts)
@@ -215,7 +222,7 @@ class Candidate(CandidateBounds):
             self.search.report(self.solution(path, best[1]))
 
     def solution(self, path: Sequence[Sequence[int]], columns: Sequence[Column]) -> Solution:
-        """The solution of a path's columns, by the formulation's numbers of options."""
+        """The solution that consists of these columns along a path."""
         choice: list[int] = []
         for (first, *_), column in zip(path, columns, strict=True):
             kinds = [self.tables.kinds[self.kinds[first + index]] for index in range(len(column.options))]
@@ -224,6 +231,7 @@ class Candidate(CandidateBounds):
 
 
 def _spans_left(low: int, mask: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """First and last units of the spans that a stage may still be, whatever the classes of its cuts."""
+    """The first and the last unit of each span that a stage may still be, whatever the classes of its cuts. low: the first unit
+    of the mask's first row."""
     for row, length in zip(*np.nonzero(mask.any(axis=(0, 3))), strict=True):
         yield low + int(row), low + int(row + length)

@@ -1,9 +1,10 @@
-"""Bounds of the simulated step from chains of passes that wait for each other, in the terms that the master knows.
+"""Lower bounds of the simulated step from chains of passes that wait for each other.
 
-Of stage x of P, w = P - 1 - x stages after it: u its two passes of one micro-batch, with the messages that they receive; H and
-S the sums of u over the stages before and after it. Every function bounds the time from the first pass of stage x to the end of
-its last backward pass, whatever part of u is forward. With H before it, a bound on the end of stage 0; with the forward passes
-alone before it, one on the end of stage x. In both nothing is lower where u or S is higher, so lower bounds on these do.
+For stage x of P, with w = P - 1 - x stages after it and m micro-batches: u is both passes of one micro-batch with the messages
+that they receive; H and S are the sums of u over the stages before and after it. Every function bounds the time from the first
+pass of stage x to the end of its last backward pass, whatever part of u is forward. With H added, that is a bound on the end of
+stage 0; with the forward passes of the stages before it added, on the end of stage x. All bounds rise with u and S, so lower
+bounds of these give lower bounds.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import numpy as np
 
 
 def one_f_one_b_ns(u: Any, after: Any, w: int, m: int) -> Any:
-    """No 1F1B step has stage x end its m passes in less. after: S.
+    """A lower bound in ns of the time in which stage x runs its m micro-batches under 1F1B. u, after (S), w, m: see the
+    module's head.
 
     Proof: where w < m, micro-batch 0 goes from x to the last stage and back, or x runs its w warm-up passes meanwhile; then x
-    runs m - w - 1 pairs; then the last micro-batch goes to the end and back, or x runs the w backward passes left. So
-    (m - w) u + max(S, w f) + max(S, w b), and f + b = u makes the two maxima at least 2 S, S + w u / 2 and w u. Where w >= m, x
-    runs its m forward before its m backward passes; or one of them waits for S while the other m - 1 of its kind, of which the
-    longer kind takes u / 2 or more, follow.
+    runs m - w - 1 pairs; then the last micro-batch goes to the end and back, or x runs the w backward passes left. So (m - w) u
+    + max(S, w f) + max(S, w b), with f and b the forward and the backward part of u, and f + b = u makes the two maxima at
+    least 2 S, S + w u / 2 and w u. Where w >= m, x runs its m forward before its m backward passes; or one of them waits for S
+    while the other m - 1 of its kind, of which the longer kind takes u / 2 or more, follow.
     """
     if w < m:
         if not w:
@@ -30,7 +32,8 @@ def one_f_one_b_ns(u: Any, after: Any, w: int, m: int) -> Any:
 
 
 def gpipe_ns(u: Any, after: Any, w: int, m: int) -> Any:
-    """No GPipe step has stage x end its m passes in less. after: S; w is not asked.
+    """A lower bound in ns of the time in which stage x runs its m micro-batches under GPipe. u, after (S), m: see the module's
+    head; w is not used.
 
     Proof: x runs m forward passes, the last micro-batch goes to the last stage, and micro-batch 0's gradients, which that stage
     has no earlier, come back to x, which runs m backward passes: m f + S + m b.
@@ -39,8 +42,9 @@ def gpipe_ns(u: Any, after: Any, w: int, m: int) -> Any:
 
 
 def sliced_ns(u: Any, after: Any, w: int, m: int, trip: Any) -> Any:
-    """No sliced 1F1B step has stage x end its m passes in less. trip: what a first half takes at least from the beginning of x
-    through the last stage, and its gradients back to the end of x's first backward pass.
+    """A lower bound in ns of the time in which stage x runs its m micro-batches under sliced 1F1B. u, after (S), w, m: see the
+    module's head. trip: the least time of a first half from the beginning of x through the last stage, and of its gradients
+    back to the end of x's first backward pass.
 
     Proof: x runs m passes of each kind. Or, where w < m: its first backward pass ends after the trip; m - w - 1 pairs follow,
     and the last micro-batch, which is whole where fewer than m are sliced, goes to the end and back.
@@ -51,7 +55,7 @@ def sliced_ns(u: Any, after: Any, w: int, m: int, trip: Any) -> Any:
 
 
 def slope(schedule: str, w: int, m: int) -> int:
-    """How much a bound of these rises at least with each nanosecond of u, rounded down.
+    """The least number of nanoseconds by which such a bound rises with each nanosecond of u, rounded down.
 
     Proof: the derivative of each maximum's least rising part: m - w of `one_f_one_b_ns` where w < m, else (m + 1) / 2, which no
     other part is below; m of `gpipe_ns`; m - 1 - w of `sliced_ns`, else m.

@@ -1,13 +1,14 @@
-"""Configurations with free cuts, bounded by paths and memory: a linear program over mixtures of whole pipelines.
+"""A lower bound for a configuration with free cuts: a linear program over mixtures of whole pipelines, with paths and memory.
 
-What `relaxation` does for fixed cuts, for all cuts at once. For weights w >= 0 of longest paths, which add up to 1, and prices
-y >= 0 of a byte of each stage's memory, every pipeline within the memory has
+It does for all cuts at once what `fixed_cuts.lp_bound` does for fixed ones. For weights w >= 0 of longest paths, which add up
+to 1, and prices y >= 0 of a byte of each stage's memory, with limit E, every pipeline within the memory has
 
     step >= sum_r w_r path_r + sum_x y_x (memory_x - E)   >=   its least over all cuts and options,
 
-a shortest path (`free_chain`); memory_x is what stage x has when its last unit's pass runs, or what it has on its host. Where
-pipelines have few micro-batches, no single path tells as much as their mixture. Weights and prices come from a linear program
-over mixtures of pipelines seen so far, stage by stage, which agree at each cut about its place and the states on both sides.
+a shortest path (`priced_chain`); memory_x is the memory of stage x while its last unit's pass runs, or its bytes on the host.
+Where pipelines have few micro-batches, a mixture of paths bounds more sharply than any single one. Weights and prices come from
+a linear program over mixtures of known pipelines, stage by stage, which agree at each cut about its position and the interface
+states on both sides.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from trainplan.solvers.joint.fixed_cuts.priced_chain import BACK, BACKWARD, FORW
 from trainplan.solvers.joint.free_cuts.priced_chain import Booleans, FreeChain, FreePrices, Pipeline
 from trainplan.solvers.joint.stages.option_tables import Floats
 
-ROUNDS, SETTLED = 80, 1e-5  # of the linear program; how near its value the bound is to come, in proportion
-FIRST = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 1e9)  # prices of memory, in proportion to what it costs in the mean
+ROUNDS, SETTLED = 80, 1e-5  # of the linear program; the share by which the bound may stay below its value
+FIRST = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 1e9)  # prices of memory, as multiples of its mean cost
 
 
 @dataclass(frozen=True, eq=False)
 class KnownPipeline:
-    """A pipeline, with what the linear program counts of it, (p,) each: times by name, memory and host in bytes."""
+    """A pipeline in the linear program, with numbers of its p stages: times, (p,) by name, and memory and host in
+    bytes, (p,)."""
 
     pipeline: Pipeline
     times: Mapping[str, Integers]
@@ -41,14 +43,15 @@ class KnownPipeline:
 
 @dataclass(frozen=True, eq=False)
 class DualPoint:
-    """Weights of paths, which add up to 1, and prices of a byte of each stage's memory and host, (p,)."""
+    """Weights of paths, which add up to 1, and prices of a byte of each stage's memory and host, (p,): a point of the linear
+    program's dual."""
 
     weights: Mapping[PathKey, float]
     memory: Floats
     host: Floats
 
     def towards(self, other: DualPoint, share: float) -> DualPoint:
-        """A point between this one and another one."""
+        """The point at a share of the way from this point to another one."""
         keys = {**self.weights, **other.weights}
         weights = {key: (1 - share) * self.weights.get(key, 0.0) + share * other.weights.get(key, 0.0) for key in keys}
         memory, host = ((1 - share) * a + share * b for a, b in ((self.memory, other.memory), (self.host, other.host)))
@@ -56,9 +59,12 @@ class DualPoint:
 
 
 class FreeCuts:
-    """The linear program of one configuration, and what it has come to. bound: no step is below it. point: that has it."""
+    """The linear program of one configuration, with its known pipelines and paths. bound: a lower bound in ns of the step.
+    point: the dual point that shows it. likely: cuts of mixtures near the bound, the last ones the likeliest."""
 
     def __init__(self, instance: Instance, configuration_index: int, bound: float, begins: Booleans | None = None) -> None:
+        """bound: a lower bound in ns that is known already. begins: (L, p), whether each stage may begin with each unit; by
+        default as the instance allows."""
         self.chain, self.bound = FreeChain(instance, configuration_index), bound
         if begins is not None:
             self.chain.begins &= begins
@@ -74,7 +80,7 @@ class FreeCuts:
         self.likely: list[tuple[int, ...]] = []  # cuts of pipelines near the bound, the likeliest last
 
     def run(self, worth: Callable[[], bool], check_time: Callable[[], None]) -> None:
-        """Raise the bound as far as it goes, or as long as it is worth it. Raises TimeoutError, by `check_time`."""
+        """Raise the bound as far as it goes, or as long as `worth` returns true. Raises TimeoutError, by `check_time`."""
         self._begin()
         if not self.pipelines:  # nowhere do states agree
             self.bound = inf
@@ -98,7 +104,8 @@ class FreeCuts:
                 return
 
     def least(self, point: DualPoint) -> tuple[float, Pipeline | None]:
-        """The bound by a point, a whole number, and a pipeline that has it."""
+        """The lower bound that a point gives, a whole number, and a pipeline that has it; None where interface states agree
+        nowhere."""
         value, pipeline = self.chain.least(self.prices(point))
         constant, taken = self.constants_ns(point)
         return float(np.floor(value + constant - taken - EXACT * (value + constant + taken) - 1)), pipeline
@@ -112,12 +119,12 @@ class FreeCuts:
         return FreePrices(times, point.memory[None], point.host[None])
 
     def constants_ns(self, point: DualPoint) -> tuple[float, float]:
-        """What paths have beside times of stages, and what the memory of all stages costs at the point's prices."""
+        """The times on paths that belong to no stage, and the cost of the memory of all stages at the point's prices."""
         paths = sum(weight * self.paths[key].constant_ns for key, weight in point.weights.items())
         return paths, float(point.memory.sum() * self.memory_bytes + point.host.sum() * (self.host_bytes or 0))
 
     def _begin(self) -> None:
-        """See pipelines of least even work at a few prices of memory."""
+        """Add pipelines of the least even work at a few prices of memory."""
         chain, m = self.chain, self.configuration.micro_batches
         often = dict.fromkeys((FORWARD, BACKWARD, INTO, BACK), m)
         even = {name: np.full((1, self.stages), often.get(name, 1) / self.stages) for name in NAMES}
@@ -131,7 +138,7 @@ class FreeCuts:
                 self._take(pipeline)
 
     def _take(self, pipeline: Pipeline) -> bool:
-        """Take a pipeline and its longest path into the linear program; whether it is new."""
+        """Add a pipeline and its longest path to the linear program; returns whether the pipeline is new."""
         if pipeline.key in self._keys:
             return False
         chain = self.chain
@@ -141,17 +148,19 @@ class FreeCuts:
         return True
 
     def _take_path(self, times: Times) -> bool:
+        """Add the longest path at given times of the stages; returns whether it is new."""
         path = longest_path(self.configuration, times, self.tied_ns)
         new = path.key not in self.paths
         self.paths.setdefault(path.key, path)
         return new
 
     def _times_of(self, name: str) -> Integers:
+        """(K, p): the times of one name of the K known pipelines."""
         return np.stack([known.times[name] for known in self.pipelines])
 
     def _solve(self) -> tuple[float, DualPoint, Floats]:
-        """The linear program's value in ns, infinite where it goes past the memory; the point; and the share of each pipeline
-        in each stage, (K, p)."""
+        """The linear program's value in ns, infinite where it exceeds the memory; its dual point; and the share of each
+        pipeline in each stage, (K, p)."""
         count, stages, paths = len(self.pipelines), self.stages, list(self.paths.values())
         counts = {name: np.stack([path.counts[name] for path in paths]) for name in NAMES}
         by_path = np.sum([counts[name][:, None] * self._times_of(name)[None] for name in NAMES], axis=0)  # (paths, K, p)
@@ -186,6 +195,7 @@ class FreeCuts:
         return value, point, values[2:].reshape(count, stages)
 
     def _note_likely(self, shares: Floats) -> None:
+        """Add the cuts of a mixture, as means over its pipelines, to the likely ones. shares: (K, p)."""
         cuts = np.array([known.pipeline.cuts for known in self.pipelines]).reshape(len(self.pipelines), -1)
         mean = np.rint((shares[:, 1:] * cuts).sum(axis=0) / shares[:, 1:].sum(axis=0)).astype(int)
         mean = tuple(mean.tolist())
@@ -194,8 +204,8 @@ class FreeCuts:
         self.likely.append(mean)
 
     def _agreement(self) -> Floats:
-        """Rows over the shares of pipelines in stages, (.., K p): at each cut, and for each of its places and pair of states
-        around it, the share in the stage before is the share in the stage after."""
+        """Rows over the shares of pipelines in stages, (.., K p): at each cut, and for each of its positions and pair of
+        interface states around it, the share in the stage before equals the share in the stage after."""
         chain, rows = self.chain, list[Floats]()
         leaves = [chain.column("leave", known.pipeline) for known in self.pipelines]
         enters = [chain.column("enter", known.pipeline) for known in self.pipelines]

@@ -1,9 +1,10 @@
-"""All columns of a stage that may matter: those that no other one beats, by label-setting in several times at once.
+"""All columns of a stage that may matter, those that no other one dominates, by label-setting in several times at once.
 
-Labels run from the last units of the spans that are left to their first ones: the times of passes and of what comes once, the
-peak H of the units so far, their states M, and what they hold on the host. Of two labels of one last unit, entered and left
-alike, one with no entry above the other's is as good, whatever stands before them. What cannot matter is not compared: H and M
-where any units before them fit; and what comes once on a stage after the first, where the stages before it take longer anyway.
+Labels run from the last units of the allowed spans to their first ones, with the times of passes, the work at the end of the
+step, the peak H of the units so far, their model states M, and their bytes on the host. Of two labels with one last unit,
+entered and left in equal interface states, one with no entry above the other's is as good, whatever units stand before them.
+Entries that cannot matter are not compared: H and M where any units before them fit; and work at the end of a stage after the
+first, where the stages before it take longer anyway.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from trainplan.solvers.joint.free_cuts.suffix_enumeration import Pool
 from trainplan.solvers.joint.stages.label_setting import Column, Stages
 from trainplan.solvers.joint.stages.option_tables import Floats, Indices, KindOptions
 
-RAW, MOST_RAW = 40, 2**21  # times as many labels, and so many, before those are dropped that others do for
-AT_ONCE = 2**18  # labels that are made before those are dropped that cannot matter
+RAW, MOST_RAW = 40, 2**21  # the factor of `limit`, and the number, of labels at which TooMany is raised
+AT_ONCE = 2**18  # labels that are computed before dominated ones are removed
 FORWARD, BACKWARD, LAST, REDUCE, OPTIMIZER, FIRST_HALF, SECOND_HALF, HALVED, PEAK, STATES, HOST = range(
     11
 )  # entries of a label
@@ -30,17 +31,18 @@ PASSES, ONCE = [FORWARD, BACKWARD, FIRST_HALF, SECOND_HALF, HALVED], [LAST, REDU
 
 
 class TooMany(Exception):
-    """More labels than may be looked at."""
+    """There are more labels than allowed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Front:
-    """What a stage may be, and what of it counts. first, last, most_u_ns: (F,), spans of units, and the largest u of each.
-    weight, most_ns: a number p, and (F,), the largest p u + g of each span.
+    """The spans of units that a stage may be, and the numbers of its columns that count.
 
-    depth: micro-batches in flight. begins: whether it is the first stage. ends_apart: whether it matters what of the end comes
-    before the sum of a shared table. hidden_ns: what comes once and is no longer than this ends before the first stage does;
-    0 of the first stage itself.
+    first, last, most_u_ns: (F,), spans of units, and the largest u of each. weight, most_ns: a number p, and (F,), the largest
+    p u + g of each span. depth: micro-batches in flight. begins: whether it is the first stage. ends_apart: whether the part of
+    the work at the end before the sum of a shared table counts separately. hidden_ns: work at the end that is no longer than
+    this ends before the first stage does; 0 for the first stage itself. guide: bounds by which parts of pipelines are excluded,
+    if any.
     """
 
     first: Indices
@@ -57,8 +59,9 @@ class Front:
 
 @dataclass(frozen=True, eq=False)
 class _Labels:
-    """In parallel arrays (N,): options of the first unit, places of the labels behind them, ways in, and group: last unit times
-    the number of ways out, plus the way out. entries: (11, N). sums: (K, N), see `Guide`."""
+    """N labels in parallel arrays: the option of the first unit, the index of the label of the units after it (parent), the
+    interface state in which it is entered, and the group: last unit times the number of states in which units are left, plus
+    that state. entries: (11, N). sums: (K, N), see `Guide`."""
 
     option: Indices
     parent: Indices
@@ -68,12 +71,13 @@ class _Labels:
     sums: Floats
 
     def at(self, indices: Indices) -> _Labels:
+        """The labels at these indices."""
         return _Labels(*(column[..., indices] for column in vars(self).values()))
 
 
 def front(stages: Stages, wanted: Front, limit: int, check_time: Callable[[], None] = lambda: None) -> Pool:
-    """The columns of a stage that fit the memory, are within their spans' u and the guide's limits, and are not beaten in every
-    time by another one of their span that is entered and left alike. limit: of labels of one unit. Raises TooMany."""
+    """The columns of a stage that fit the memory, are within their spans' u and the guide's limits, and that no other one of
+    their span with equal interface states dominates. limit: the most labels of one unit. Raises TooMany."""
     low, high = int(wanted.first.min()), int(wanted.last.max())
     kinds = {l: stages.tables.kinds[stages.kinds[l]] for l in range(low, high + 1)}
     times = {id(kind): _times(kind) for kind in kinds.values()}
@@ -86,7 +90,7 @@ def front(stages: Stages, wanted: Front, limit: int, check_time: Callable[[], No
     for l in range(high, low - 1, -1):
         check_time()
         inside = (wanted.first <= l) & (wanted.last >= l)
-        # By last unit, the most of what is behind l that some span leaves.
+        # By last unit, the largest u (and p u + g) after l that some span allows.
         most, most_ends = np.full((2, high + 1), -np.inf)
         np.maximum.at(most, wanted.last[inside], (wanted.most_u_ns - (least[l - low] - least[wanted.first - low]))[inside])
         ends = wanted.most_ns - (least_ends[l - low] - least_ends[wanted.first - low])
@@ -107,7 +111,7 @@ def front(stages: Stages, wanted: Front, limit: int, check_time: Callable[[], No
         )
         before = [kinds[k] for k in range(low, l)]
         compared = _compared(stages, labels.entries, before, wanted)
-        if (wanted.first == l).any():  # those that begin a stage get what its first unit adds, which depends on their option
+        if (wanted.first == l).any():  # labels that begin a stage also have the times that its first unit adds
             indices = kinds[l].indices[labels.option]
             compared += [kinds[l].table.head_ns[indices], kinds[l].table.tail_ns[indices]]
         labels = labels.at(_best(stages, labels, compared))
@@ -121,7 +125,8 @@ def front(stages: Stages, wanted: Front, limit: int, check_time: Callable[[], No
 
 @dataclass(frozen=True, eq=False)
 class _Limits:
-    """What labels of a first unit may have. most, most_ends: by last unit, the most u, and p u + g, that some span leaves."""
+    """The limits for labels whose first unit is `unit`. most, most_ends: by last unit, the largest u, and p u + g, that some
+    span allows."""
 
     stages: Stages
     wanted: Front
@@ -130,9 +135,9 @@ class _Limits:
     most_ends: Floats
 
     def of(self, labels: _Labels) -> _Labels:
-        """The labels that some pipeline of interest may have."""
+        """The labels that some pipeline within the limits may have."""
         tables, wanted = self.stages.tables, self.wanted
-        u_ns, last = _u_ns(labels.entries, tables.sliced), labels.group // tables.ways_out
+        u_ns, last = _u_ns(labels.entries, tables.sliced), labels.group // tables.states_out
         fits = (labels.entries[PEAK] <= self.stages.memory_bytes) & (u_ns <= self.most[last])
         fits &= wanted.weight * u_ns + labels.entries[ONCE].sum(axis=0) <= self.most_ends[last]
         if self.stages.host_bytes is not None:
@@ -143,7 +148,8 @@ class _Limits:
 
 
 def _pieces(labels: _Labels, options: int) -> Iterator[_Labels]:
-    """All labels, so many at once that what options make of them takes little memory; their places with them."""
+    """All labels in pieces, so that combining a piece with `options` options takes little memory; the option field of a piece
+    has the labels' indices."""
     count = max(1, AT_ONCE // options)
     if len(labels.option) <= count:
         yield replace(labels, option=np.arange(len(labels.option)))
@@ -154,12 +160,12 @@ def _pieces(labels: _Labels, options: int) -> Iterator[_Labels]:
 
 
 def _sums(values: list[int]) -> Integers:
-    """Sums of all values before each one, and of all."""
+    """The sums of all values before each one, and the sum of all."""
     return np.concatenate([[0], np.cumsum(values)])
 
 
 def _times(kind: KindOptions) -> Integers:
-    """(8, S): the entries of options that are times; halves are 0 where none is sliced."""
+    """(8, S): the entries of a kind's options that are times; halves are 0 where none are sliced."""
     table = kind.table.keep(kind.indices.tolist())
     halves = np.zeros((3, len(kind.indices)), np.int64)
     if table.halved is not None:
@@ -170,7 +176,7 @@ def _times(kind: KindOptions) -> Integers:
 
 
 def _u_ns(entries: Integers, sliced: bool) -> Integers:
-    """The u of labels, by the cheaper way where some micro-batches are sliced."""
+    """(N,): u of labels: both passes of a micro-batch in ns; where some are sliced, the cheaper of whole and halves."""
     if not sliced:
         return entries[FORWARD] + entries[BACKWARD]
     forward = np.minimum(entries[FORWARD], entries[FIRST_HALF] + entries[SECOND_HALF])
@@ -179,18 +185,19 @@ def _u_ns(entries: Integers, sliced: bool) -> Integers:
 
 
 def _single_unit(stages: Stages, l: int, kind: KindOptions, times: Integers, wanted: Front) -> _Labels:
-    """The labels of a last unit alone."""
+    """The labels of spans with the single unit l."""
     options, states = np.arange(len(kind.indices)), kind.states(wanted.depth)
     entries = np.concatenate([times, np.stack([states + kind.kept + kind.work, states, kind.host])])
     entries[BACKWARD] += kind.final_ns
     entries[HALVED] += kind.final_ns
     sums = np.zeros((0, len(options))) if wanted.guide is None else wanted.guide.last_unit_sums(l, kind.leave)
-    group = l * stages.tables.ways_out + kind.leave
+    group = l * stages.tables.states_out + kind.leave
     return _Labels(options, np.zeros(len(options), np.intp), kind.enter, group, entries, sums)
 
 
 def _extended(stages: Stages, l: int, following: _Labels, kind: KindOptions, times: Integers, wanted: Front) -> _Labels:
-    """All labels of a unit before those of the next one, some `_pieces` of all, where their states agree."""
+    """The labels of unit l followed by labels of the next unit, where their interface states agree. following: some `_pieces`
+    of these."""
     boundary = stages.boundaries[l]
     option, parent = np.nonzero(np.isfinite(stages.tables.moves[boundary])[kind.leave][:, following.enter])
     crossing, state = stages.tables.crossings[boundary], (kind.leave[option], following.enter[parent])
@@ -212,7 +219,7 @@ def _extended(stages: Stages, l: int, following: _Labels, kind: KindOptions, tim
 
 
 def _compared(stages: Stages, entries: Integers, before: Sequence[KindOptions], wanted: Front) -> list[Integers]:
-    """What labels are compared by, units of these kinds before them."""
+    """The rows by which labels are compared. before: the kinds of the units that may stand before them."""
     rows = [entries[row] for row in PASSES]
     if wanted.begins and wanted.ends_apart:
         rows += [entries[LAST] + entries[REDUCE], entries[OPTIMIZER]]
@@ -235,16 +242,17 @@ def _compared(stages: Stages, entries: Integers, before: Sequence[KindOptions], 
 
 
 def _best(stages: Stages, labels: _Labels, compared: list[Integers]) -> Indices:
-    """The places of the labels that no other one does for."""
+    """The indices of the labels that no other one dominates. compared: see `_compared`."""
     if not len(labels.option):
         return np.zeros(0, np.intp)
     first, *others = compared
     varied = [row for row in others if (row != row[0]).any()] or [np.zeros(len(first), np.int64)]
-    return undominated(labels.group * stages.tables.ways_in + labels.enter, first, varied)
+    return undominated(labels.group * stages.tables.states_in + labels.enter, first, varied)
 
 
 def _completed(stages: Stages, l: int, kind: KindOptions, labels: _Labels, wanted: Front) -> tuple[Indices, Integers]:
-    """The labels that are columns of spans which begin with a unit, and their entries with what a stage's first unit adds."""
+    """The labels that are columns of spans which begin with unit l, and their entries with the times that a stage's first unit
+    adds."""
     table, indices = kind.table, kind.indices[labels.option]
     entries = labels.entries.copy()
     entries[[FORWARD, FIRST_HALF, SECOND_HALF]] += table.head_ns[indices]
@@ -252,7 +260,7 @@ def _completed(stages: Stages, l: int, kind: KindOptions, labels: _Labels, wante
     most = np.full(len(stages.kinds), -np.inf)
     here = wanted.first == l
     most[wanted.last[here]] = wanted.most_u_ns[here]
-    fits = _u_ns(entries, stages.tables.sliced) <= most[labels.group // stages.tables.ways_out]
+    fits = _u_ns(entries, stages.tables.sliced) <= most[labels.group // stages.tables.states_out]
     if wanted.guide is not None:
         fits &= wanted.guide.may_begin(l, labels.option, labels.enter, labels.sums)
     kept = np.flatnonzero(fits)
@@ -262,12 +270,13 @@ def _completed(stages: Stages, l: int, kind: KindOptions, labels: _Labels, wante
 
 
 def _pool(stages: Stages, trail: dict[int, _Labels], found: Sequence[tuple[int, Indices, Integers]]) -> Pool:
+    """The columns as a pool. trail: for each unit, its labels. found: for each first unit, its labels and entries."""
     firsts = np.concatenate([np.full(len(indices), l, np.intp) for l, indices, _ in found] or [np.zeros(0, np.intp)])
     indices = np.concatenate([labels for _, labels, _ in found] or [np.zeros(0, np.intp)])
     entries = np.concatenate([labels for _, _, labels in found] or [np.zeros((11, 0), np.int64)], axis=1)
     groups = np.concatenate([trail[l].group[labels] for l, labels, _ in found] or [np.zeros(0, np.intp)])
     enters = np.concatenate([trail[l].enter[labels] for l, labels, _ in found] or [np.zeros(0, np.intp)])
-    last, leave = np.divmod(groups, stages.tables.ways_out)
+    last, leave = np.divmod(groups, stages.tables.states_out)
     passes = Passes(
         forward_ns=entries[FORWARD][None],
         backward_ns=entries[BACKWARD][None],
@@ -281,7 +290,8 @@ def _pool(stages: Stages, trail: dict[int, _Labels], found: Sequence[tuple[int, 
 
 
 class _Columns(Sequence[Column]):
-    """Columns that are made when they are asked for. first, last: their units; places: in the labels of the first unit."""
+    """A sequence whose columns are made when they are first used. first, last: their units. indices: of the labels of the first
+    unit."""
 
     def __init__(self, stages: Stages, trail: dict[int, _Labels], first: Indices, last: Indices, indices: Indices) -> None:
         self.stages, self.trail, self.first, self.last, self.indices = stages, trail, first, last, indices

@@ -1,16 +1,18 @@
-"""The master: no pipeline of spans has a step up to V, by bounds on its stages alone; or the cheapest one by these bounds.
+"""Bounds the step of all pipelines of one configuration by bounds on single stages: shows that no partition has a step up to V,
+or finds the cheapest path.
 
-Of a partition, let S be the sum of u over the stages after stage x, H that over those before it, where stage 0 adds its g. The
-bounds of `path_bounds` say what the step is at least, and all of them rise with u, H and S. So for a step V in question
+Of a partition, let S be the sum of u over the stages after stage x, and H that over those before it, where stage 0 adds its g.
+The bounds of `critical_path_bounds` give a lower bound of the step, and all of them rise with u, H and S. So for a step V in
+question
 
     backward   S_x(a): the least S of stages x .. P-1 that begin at unit a, each with least H and least S under V
     forward    H_x(a): the least H of stages 0 .. x-1 that end before unit a, by spans which the backward pass has left
 
-each of one number by unit and class of the cut there, since every later limit is looser for a smaller one. A round of both
-sharpens the other; where no stage is left, no partition has a step up to V. V is bisected: the largest that is impossible is
-the bound.
+each with one number for each unit and class of the cut there, since every later limit is looser for a smaller one. A round of
+both sharpens the other; where no stage is left, no partition has a step up to V. V is found by bisection: the largest that is
+impossible is the bound.
 
-Also no stage may have m u above V, which limits the spans to short ones, and places to near the diagonal.
+Also no stage may have m u above V, which limits spans to short ones, and first units of stages to those near the diagonal.
 """
 
 from __future__ import annotations
@@ -31,12 +33,13 @@ ROUNDS = 3
 
 @dataclass(frozen=True, eq=False)
 class StageArcs:
-    """Bounds on spans as one stage, (I, units, lengths, O): by the class of the cut before, first unit from `low` on, length
-    less one, and the class of the cut behind. The first stage has no class before it, the last one none behind (I = 1, O = 1).
+    """Lower bounds on spans as one stage, in arrays (I, units, lengths, O): by the class of the cut before, the first unit from
+    `low` on, the length less one, and the class of the cut after. The first stage has no class before it, the last one none
+    after it (I = 1, O = 1).
 
-    u_ns: least u, infinite where the span cannot be this stage. extra: (weights, ..), least p u + g of every weight p.
-    excess_ns: the most by which p u + g is above p u for the least u, of the weights p that a stage's bounds rise by. capped:
-    of the first stage, by length less one and class behind, limits on u, each with the least u + g under it.
+    u_ns: the least u, infinite where the span cannot be this stage. extra: (weights, ..), the least p u + g for every weight p.
+    excess_ns: the most by which p u + g exceeds p u for the least u, over the weights p by which a stage's bounds rise. capped:
+    for the first stage, by length less one and class after it, limits on u, each with the least u + g under that limit.
     """
 
     low: int
@@ -47,7 +50,7 @@ class StageArcs:
 
     @classmethod
     def of(cls, low: int, u_ns: Floats, extra: Floats, weights: Sequence[int], rate: int) -> StageArcs:
-        """rate: how much the stage's bounds rise at least with u."""
+        """The arcs of a stage from its bounds. rate: by how much the stage's bounds rise at least with u."""
         finite = np.isfinite(u_ns)
         u, excess = np.where(finite, u_ns, 0.0), np.zeros_like(u_ns)
         for p, values in zip(weights, extra, strict=True):
@@ -60,9 +63,10 @@ class StageArcs:
 class Arcs:
     """The arcs of one configuration's stages.
 
-    before_ns: (L + 1,), the least forward passes of the units before each, first halves where they are sliced. trip_ns,
-    head_ns: of a sliced schedule alone, (L + 1,), a first half there and gradients back: from each unit on through the last
-    stage, and through the units before it, with what comes once on stage 0.
+    weights: the values of p. before_ns: (L + 1,), the least forward passes of the units before each, of first halves where they
+    are sliced. trip_ns, head_ns: for sliced schedules only, (L + 1,), the least time of a first half forward and of its
+    gradients back: from each unit on through the last stage, and through the units before it, with the work at the end of stage
+    0.
     """
 
     stages: Sequence[StageArcs]
@@ -73,12 +77,11 @@ class Arcs:
 
 
 class PathBoundSearch:
-    """Bisection over V for one configuration of P >= 2 stages with m micro-batches. schedule: `gpipe`, `1f1b` or `sliced`.
-
-    check_time: called in each pass over the stages; what it raises is passed on.
-    """
+    """Bisection over the step V for one configuration with P >= 2 stages."""
 
     def __init__(self, arcs: Arcs, units: int, m: int, schedule: str, check_time: Callable[[], None] = lambda: None) -> None:
+        """units: their number L. m: the number of micro-batches. schedule: `gpipe`, `1f1b` or `sliced`. check_time: called in
+        each pass over the stages; its exceptions are passed on."""
         self.arcs, self.units, self.m, self.schedule, self.check_time = arcs, units, m, schedule, check_time
         self.stages = len(arcs.stages)
         widths = [stage.u_ns.shape[2] for stage in arcs.stages]
@@ -94,8 +97,9 @@ class PathBoundSearch:
         self.least = float(self.first[-1][0, units])  # of a round trip; of a step, too, where no micro-batch is in halves
 
     def need(self, u: Floats, after: Floats, w: int, first: NDArray[np.intp]) -> Floats:
-        """What a step takes at least from the first pass of a stage on, under the schedule (see `path_bounds`). u: round trips
-        of the stage's spans; after: of those behind it; w: the number of stages behind it; first: the spans' first units."""
+        """A lower bound in ns of the time from the first pass of a stage to the end of its last one, by the schedule (see
+        `critical_path_bounds`). u: both passes of the stage's spans. after: the sum of u of the stages after them. w: the
+        number of stages after them. first: the spans' first units."""
         if self.schedule == "gpipe":
             needed: Floats = gpipe_ns(u, after, w, self.m)
         elif self.schedule == "sliced":
@@ -106,7 +110,8 @@ class PathBoundSearch:
         return needed
 
     def _prefixes(self, masks: Sequence[Mask] | None, limit: float) -> list[Floats]:
-        """H_x: (stages + 1) of (classes, L + 1), by all arcs, or those left by masks under a limit on the step."""
+        """H for each stage: (stages + 1) arrays of (classes, L + 1), by all arcs, or by those that masks leave under a limit on
+        the step."""
         start = np.full((1, self.units + 1), np.inf)
         start[0, 0] = 0.0
         before = [start]
@@ -131,8 +136,8 @@ class PathBoundSearch:
         return before
 
     def first_stage(self, limit: float, capped: bool) -> Floats:
-        """(1, lengths, classes): least u + g of spans as stage 0: F(p, 1) - (p - 1) u, with the largest u that a step up to the
-        limit leaves it."""
+        """(1, lengths, classes): the least u + g of spans as stage 0, from the least p u + g less (p - 1) u, with the largest u
+        that a step up to the limit allows. capped: whether to use that limit."""
         arcs = self.arcs.stages[0]
         least = arcs.u_ns[:, 0]
         most = self.most_first_u(limit) if capped else None
@@ -152,10 +157,10 @@ class PathBoundSearch:
         return least
 
     def most_first_u(self, limit: float) -> Floats:
-        """(1, lengths, classes): the largest u that a step up to the limit leaves stage 0, with the least S behind it that the
+        """(1, lengths, classes): the largest u that a step up to the limit allows stage 0, with the least S after it that the
         last pass over the stages has found.
 
-        Proof: m u is at most the limit; and (m - w) u + 2 S of 1F1B with w < m, m u + S of GPipe.
+        Proof: m u is at most the limit; and so are (m - w) u + 2 S of 1F1B with w < m, and m u + S of GPipe.
         """
         width = self.arcs.stages[0].u_ns.shape[2]
         after = self.after_first[:, 1 : 1 + width].T[None]
@@ -167,12 +172,12 @@ class PathBoundSearch:
         return most
 
     def with_capped(self, capped: Mapping[tuple[int, int], Sequence[tuple[float, float]]]) -> None:
-        """Take what is known of the first stage's u + g under limits on its u, see `StageArcs`."""
+        """Set the known least u + g of the first stage under limits on its u, see `StageArcs`."""
         stages = (replace(self.arcs.stages[0], capped=capped), *self.arcs.stages[1:])
         self.arcs = replace(self.arcs, stages=stages)
 
     def possible(self, limit: float, rounds: int = ROUNDS) -> tuple[Step, ...] | None:
-        """None where no partition has a step up to `limit`; else the stages of one that the bounds leave."""
+        """None where no partition has a step up to `limit`; else the stages of one that the bounds allow."""
         before, path = self.first, None
         for turn in range(rounds):
             reached = self._backward(limit, before)
@@ -190,8 +195,8 @@ class PathBoundSearch:
         return path
 
     def left(self, limit: float, rounds: int = 8) -> tuple[list[Mask], list[Floats]] | None:
-        """By stage, the arcs that a step up to `limit` may use, after as many rounds as help, and the least H before them; None
-        where there is none."""
+        """For each stage, the arcs that a step up to `limit` may use, after as many rounds as help, and the least H before
+        them; None where there are none."""
         before, masks = self.first, list[Mask]()
         for _ in range(rounds):
             reached = self._backward(limit, before)
@@ -206,8 +211,8 @@ class PathBoundSearch:
             before = sharper
         return masks, before
 
-    def behind(self, masks: Sequence[Mask]) -> list[Floats]:
-        """(stages + 1) of (L + 1,): the least S of the stages from each one on, by the arcs that masks leave."""
+    def after(self, masks: Sequence[Mask]) -> list[Floats]:
+        """(stages + 1) arrays of (L + 1,): the least S of the stages from each one on, by the arcs that masks leave."""
         after = np.full((1, self.units + 1), np.inf)
         after[0, self.units] = 0.0
         found = [after[0]]
@@ -223,8 +228,8 @@ class PathBoundSearch:
         return found[::-1]
 
     def most_u(self, x: int, limit: float, first: NDArray[np.intp], before: Floats, after: Floats) -> Floats:
-        """(N,): the largest whole u that spans as stage x leave within a limit on the step, by halving: its bounds rise with u.
-        before, after: (N,), the least H and S."""
+        """(N,): the largest whole u of spans as stage x within a limit on the step, by bisection. before, after: (N,), the
+        least H and S of each span."""
         low, high = np.full(len(first), -1.0), np.full(len(first), np.floor(limit / self.m) + 1)
         prefix = before if self.arcs.head_ns is None or not x else self.arcs.head_ns[first]
         while (high - low > 1).any():
@@ -237,10 +242,10 @@ class PathBoundSearch:
     def most_with_extra(
         self, x: int, limit: float, first: NDArray[np.intp], last: NDArray[np.intp], before: Floats, after: Floats
     ) -> tuple[int, Floats]:
-        """A weight p, and (N,) the largest p u + g that spans as stage x leave within a limit on the step; see `most_u`.
+        """A weight p, and (N,) the largest p u + g of spans as stage x within a limit on the step; arguments as of `most_u`.
 
-        Proof: behind stage x comes its g, before it H, and of a later stage the forward passes alone; and the step rises by p
-        with u at least, from what it is at the least u.
+        Proof: after stage x comes its g, before it H, and of a later stage the forward passes alone; and the step rises by at
+        least p with u, from its value at the least u.
         """
         arcs, p, shape = self.arcs.stages[x], self.rates[x], (slice(None), None, None)
         u = arcs.u_ns[:, first - arcs.low, last - first].min(axis=(0, 2))
@@ -249,7 +254,8 @@ class PathBoundSearch:
         return p, limit - prefix - least
 
     def _backward(self, limit: float, before: Sequence[Floats]) -> tuple[list[Mask], tuple[Step, ...]] | None:
-        """By stage, the arcs that a step up to the limit may use, and the path of least S; None where there is none."""
+        """For each stage, the arcs that a step up to the limit may use, and the path of the least S; None where there is none.
+        before: H for each stage."""
         self.check_time()
         units, stages = self.units, self.stages
         short = np.flatnonzero(self.shortest * self.m <= limit)
@@ -273,7 +279,7 @@ class PathBoundSearch:
             end = np.minimum(first[:, None] + 1 + np.arange(u.shape[2]), units)
             suffix = after[:, end].transpose(1, 2, 0)
             base = self.need(u, suffix, w, first)
-            # g behind it, at the least u: the bound rises by p at least where F(p, 1) - p u falls by p.
+            # g after it, at the least u: the bound rises by p at least where F(p, 1) - p u falls by p.
             with_extra = base + arcs.excess_ns[:, rows, :longest]
             if x == 0:
                 total = with_extra
@@ -298,10 +304,10 @@ class PathBoundSearch:
     def bound(
         self, limit: float, tolerance: float, proven: float = 0.0, whole: bool = False
     ) -> tuple[float, tuple[Step, ...] | None]:
-        """The largest whole number that no partition's step is below, within a relative tolerance, and a path near it.
+        """A whole number that no partition's step is below, the largest within a relative tolerance, and a path near it.
 
-        limit: steps above it do not matter; where none up to it is possible, the next whole number, and no path. proven: no
-        step is below it. whole: by paths of one whole partition each, see `whole_paths`.
+        limit: steps above it do not matter; where none up to it is possible, the next whole number, and no path. proven: a
+        known lower bound. whole: follow one whole partition at a time, see `path_relaxation.whole_path`.
         """
         possible = (lambda step: whole_path(self, step, tolerance)) if whole else self.possible
         if not np.isfinite(self.least):
@@ -325,8 +331,8 @@ class PathBoundSearch:
 
 
 def _traced(steps: Sequence[tuple[int, NDArray[np.intp], int]]) -> tuple[Step, ...]:
-    """The path of least S from the first unit. steps: by stage, its least first unit, and by class before and unit the place of
-    the best length and class behind, of which there are so many."""
+    """The path of the least S from the first unit. steps: for each stage, its least first unit; the best length and class
+    after, as one number, by class before and unit; and the number of classes."""
     path, first, into = [], 0, 0
     for low, best, classes in steps:
         length, out = divmod(int(best[into, first - low]), classes)

@@ -1,16 +1,18 @@
-"""The master's bounds along one whole partition at a time: label-setting over suffixes, in two numbers each.
+"""The bounds of `path_bound_search` along one whole partition at a time: label-setting over suffixes of a pipeline, with two
+numbers for each.
 
-The rounds of `master` leave arcs that no single partition may have together: each arc meets the least H and the least S there,
-of whatever stages. Here a suffix has a label (S, K): S the sum of u over its stages, K its longest path, without H. For a stage
-before it with u,
+The rounds of `path_bound_search` leave arcs that no single partition may have together: each arc meets the least H and the
+least S there, of whatever stages. Here a suffix has a label (S, K): S the sum of u over its stages, K its longest path, without
+H. For a stage before it with u,
 
-    S' = S + u,     K' = max( bound of `path_bounds` with u and S,  u + K ),        and H + K' <= V with the least H.
+    S' = S + u,     K' = max( bound of `critical_path_bounds` with u and S,  u + K ),        and H + K' <= V with the least H.
 
-Of the stages before a suffix, M is the least, over prefixes, of the largest H_y + (m - w) u_y + 2 (sum of u after y), 1F1B's
+For the stages before a suffix, M is the least, over prefixes, of the largest H_y + (m - w) u_y + 2 (sum of u after y), 1F1B's
 paths through stage y that wait for S twice; of GPipe, H_y + m u_y + (sum of u after y), which wait once. So M + 2 S, or M + S,
-is at most V, too. Of two labels at one unit and class of cut, one with neither number above the other's will do.
+is at most V, too. Of two labels at one unit and class of cut, one with neither number above the other's suffices.
 
-Where labels are many, both numbers are rounded down to grains, of which all roundings together lose a small share of V.
+Where labels are many, both numbers are rounded down to multiples of a grain, so that all roundings together lose a small share
+of V.
 """
 
 from __future__ import annotations
@@ -31,13 +33,14 @@ if TYPE_CHECKING:
 Step = tuple[int, int, int, int]  # a stage: first and last unit, the classes of the cuts before and after it
 MANY, MOST = 20_000, 1_000_000  # labels of one stage from which they are rounded; pairs of arcs and labels at once
 NEVER = -(2.0**60)
-GRAINS = 4  # into which what may be lost is parted for every stage
+GRAINS = 4  # of which every stage may lose one by rounding
 
 
 @dataclass(frozen=True, eq=False)
 class _Labels:
-    """Suffixes that begin at some unit, in parallel arrays: node (class of the cut before * (L + 1) + unit), S, K; the first
-    stage's length less one, the class behind it, and the place of the label of the stages after it."""
+    """Suffixes of a pipeline in parallel arrays: node (class of the cut before, times L + 1, plus the first unit), S (sums), K
+    (longest); the first stage's length less one, the class after it (out), and the index of the label of the stages after it
+    (parent)."""
 
     node: Indices
     sums: Floats
@@ -49,7 +52,8 @@ class _Labels:
 
 def whole_path(search: PathBoundSearch, limit: float, tolerance: float) -> tuple[Step, ...] | None:
     """None where no partition has a step up to `limit`, by the paths of each whole one; else the stages of one that these
-    leave. tolerance: a share of the limit that rounding may lose, so that a partition just above it is left, too."""
+    allow. tolerance: the share of the limit that rounding may lose, so that a partition just above the limit is allowed, too.
+    """
     left = search.left(limit)
     if left is None:
         return None
@@ -73,7 +77,7 @@ def whole_path(search: PathBoundSearch, limit: float, tolerance: float) -> tuple
 
 
 def _prefix_waits(search: PathBoundSearch, masks: Sequence[Mask], before: Sequence[Floats]) -> list[Floats]:
-    """M by stage: (classes, L + 1), of the stages before it; far below 0 where nothing waits."""
+    """For each stage, M of the stages before it, (classes, L + 1); far below 0 where no path waits."""
     units, m = search.units, search.m
     waits = [np.full((1, units + 1), NEVER)]
     for x, (arcs, (low, mask)) in enumerate(zip(search.arcs.stages, masks, strict=True)):
@@ -106,7 +110,11 @@ def _longer(
     limit: float,
     grain: float,
 ) -> _Labels:
-    """The labels with stage x before them that may belong to a step up to the limit, without those that others do for."""
+    """The labels with stage x added before them that may belong to a step up to the limit, without dominated ones.
+
+    masked: the allowed arcs of stage x. before, waits: H and M by class of cut and unit. stays: how often a path of M waits for
+    S. grain: see `_best`.
+    """
     arcs, (low, mask), units = search.arcs.stages[x], masked, search.units
     into, row, length, out = np.nonzero(mask)
     first = low + row
@@ -141,12 +149,13 @@ def _longer(
 
 
 def _need(search: PathBoundSearch, u: Floats, after: Floats, x: int) -> Floats:
+    """The lower bound of `PathBoundSearch.need` for schedules that are not sliced. x: the stage."""
     needed: Floats = search.need(u, after, search.stages - 1 - x, np.zeros(0, np.intp))
     return needed
 
 
 def _chunks(counts: NDArray[np.int64]) -> list[slice]:
-    """Arcs in slices with at most about MOST labels together."""
+    """Arcs in slices that have at most about MOST labels together. counts: the labels of each arc."""
     sums = np.cumsum(counts)
     count = int(sums[-1]) // MOST + 1 if len(sums) else 1
     cut_points = np.searchsorted(sums, np.arange(1, count) * MOST).tolist() if count > 1 else list[int]()
@@ -155,6 +164,7 @@ def _chunks(counts: NDArray[np.int64]) -> list[slice]:
 
 
 def _joined(parts: Sequence[_Labels]) -> _Labels:
+    """Labels of several parts together."""
     if not parts:
         nothing, indices = np.zeros(0), np.zeros(0, np.intp)
         return _Labels(indices, nothing, nothing, indices, indices, indices)
@@ -162,7 +172,8 @@ def _joined(parts: Sequence[_Labels]) -> _Labels:
 
 
 def _best(labels: _Labels, grain: float) -> _Labels:
-    """The labels that no other one at their unit does for; rounded down where there are many."""
+    """The labels at each node that no other one dominates. Where there are many, their numbers are first rounded down to
+    multiples of `grain`."""
     if len(labels.node) > MANY:
         sums, longest = (np.floor(values / grain) * grain for values in (labels.sums, labels.longest))
         labels = _Labels(labels.node, sums, longest, labels.length, labels.out, labels.parent)
@@ -173,7 +184,7 @@ def _best(labels: _Labels, grain: float) -> _Labels:
 
 
 def _traced(trail: Sequence[_Labels], label: int) -> tuple[Step, ...]:
-    """The stages of a label of the first stage. trail: by stage, its labels."""
+    """The stages along a label of the first stage. trail: for each stage, its labels. label: its index."""
     path, first, into = [], 0, 0
     for labels in trail:
         length, out = int(labels.length[label]), int(labels.out[label])

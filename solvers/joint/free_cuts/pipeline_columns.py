@@ -1,6 +1,7 @@
-"""Columns as pipelines: their passes with messages and re-layouts at the cuts, and the simulated steps of many at once.
+"""Columns joined to pipelines: their passes with messages and re-layouts at the cuts, and the simulated steps of many at once.
 
-The same steps as of `formulations.joint.simulation`, which is of one pipeline (asserted in tests/solvers/test_joint.py).
+The steps equal those of `formulations.joint.simulation`, which takes one pipeline at a time (asserted in
+tests/solvers/test_joint.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from trainplan.solvers.joint.stages.option_tables import StageTables
 
 @dataclass(frozen=True, eq=False)
 class Passes:
-    """Of P stages of N pipelines, (P, N): passes with what they receive, and what comes once. halves: (2, P, N)."""
+    """Times in ns of the P stages of N pipelines, (P, N): passes with the messages that they receive, and the work at the end
+    of the step. halves_ns: (2, P, N)."""
 
     forward_ns: Integers
     backward_ns: Integers
@@ -31,7 +33,7 @@ class Passes:
 
     @property
     def extra_ns(self) -> Integers:
-        """g."""
+        """(P, N): g, the work in ns after the last micro-batch."""
         return self.last_ns + self.reduce_ns + self.optimizer_ns
 
 
@@ -40,7 +42,7 @@ NAMES = ("forward_ns", "backward_ns", "last_ns", "reduce_ns", "optimizer_ns", "h
 
 def passes_of(tables: StageTables, pipelines: Sequence[Sequence[Column]], cuts: Sequence[int], links: Sequence[int]) -> Passes:
     """The passes of pipelines of consecutive stages. cuts, links: the kinds of boundary and link between each stage and the
-    next. The first stage's message is not among them where it is not the model's first."""
+    next. The message into the first of these stages is left out where it is not the model's first stage."""
     rows = {name: np.array([[getattr(c, name) for c in row] for row in pipelines], np.int64) for name in NAMES}
     halves = rows.pop("halves_ns").transpose(2, 1, 0)
     columns = {name: row.T.copy() for name, row in rows.items()}
@@ -61,7 +63,8 @@ def agree(tables: StageTables, before: Column, after: Column, cut: int) -> bool:
 
 
 def steps_ns(passes: Passes, configuration: Configuration, tied_ns: int) -> Integers:
-    """(N,): the simulated steps of whole pipelines. tied_ns: of the sum of a table that two ends share, 0 without one."""
+    """(N,): the simulated steps in ns of whole pipelines. tied_ns: the time of the sum of a shared table's gradients, 0 without
+    one."""
     reduced = pass_ends_ns(passes, configuration.schedule, configuration.micro_batches) + passes.reduce_ns
     if tied_ns:
         reduced[0] = reduced[-1] = np.maximum(reduced[0], reduced[-1]) + tied_ns
@@ -70,8 +73,9 @@ def steps_ns(passes: Passes, configuration: Configuration, tied_ns: int) -> Inte
 
 
 def pass_ends_ns(passes: Passes, schedule: Schedule, micro_batches: int) -> Integers:
-    """(P, N): when each stage ends its last pass. The last stages of a longer pipeline are a pipeline themselves, under each of
-    the schedules with one stage on each site, with no more of its first micro-batches in halves than it has."""
+    """(P, N): the time in ns at which each stage ends its last pass. The last stages of a longer pipeline are a pipeline
+    themselves, under every schedule with one stage on each device group, with no more of its first micro-batches in halves than
+    it has."""
     if not schedule.sliced:
         return vectorised.pass_ends_ns(schedule.name, passes.forward_ns, passes.backward_ns, micro_batches, passes.last_ns)
     times = {

@@ -1,8 +1,8 @@
 """The units of a configuration with free cuts as one chain: least sums of its numbers at prices, over cuts and options at once.
 
-At prices of each stage's times and memory, what a solution costs is a sum over its units, its boundaries and its cuts. With the
-number of the stage that a unit is in beside the interface state, its least value over all cuts and options is a shortest path.
-All stages, and several sets of prices, are found together, a unit at a time.
+At prices of each stage's times and memory, the cost of a solution is a sum over its units, boundaries and cuts. Its least value
+over all cuts and options is a shortest path along the units by stage and interface state. All stages, and several sets of
+prices, are computed together, a unit at a time.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ COLUMNS = (FORWARD, BACKWARD, LAST, REDUCE, OPTIMIZER)
 
 @dataclass(frozen=True, eq=False)
 class FreePrices:
-    """K sets of prices of what the p stages take, each (K, p). times: by name of `NAMES`; memory: of a byte of the stage's
-    memory when its last unit's pass runs; host: of a byte on its host."""
+    """K sets of prices of the numbers of the p stages, each (K, p). times: by name of `NAMES`. memory: of a byte of the stage's
+    memory while its last unit's pass runs. host: of a byte on its host."""
 
     times: Mapping[str, Floats]
     memory: Floats
@@ -35,7 +35,7 @@ class FreePrices:
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
-    """Cuts and options of all units, by their places in the reduced tables. stages: (L,), of each unit."""
+    """The cuts and options of all units. stages: (L,), the stage of each unit. options: (L,), indices in the reduced tables."""
 
     stages: Indices
     options: Indices
@@ -47,14 +47,14 @@ class Pipeline:
 
     @property
     def key(self) -> bytes:
-        """What tells it from other pipelines."""
+        """Bytes that differ between different pipelines."""
         return self.stages.tobytes() + self.options.tobytes()
 
 
 @dataclass(frozen=True, eq=False)
 class PrefixSums:
-    """The least sums of all that comes before each unit is entered, (L, K, p, E) by its stage and the state it is entered in:
-    where it is not its stage's first unit (inner), and where it is (first)."""
+    """The least sums of everything before each unit is entered, (L, K, p, E) by its stage and the interface state in which it
+    is entered: where it is not its stage's first unit (inner), and where it is (first)."""
 
     inner: Floats
     first: Floats
@@ -62,15 +62,15 @@ class PrefixSums:
 
 @dataclass(frozen=True, eq=False)
 class SuffixSums:
-    """The least sums of all that comes behind each unit, (L, K, p, D) by its stage and the state it is left in: where it is not
-    its stage's last unit (inner), and where it is (last)."""
+    """The least sums of everything after each unit, (L, K, p, D) by its stage and the interface state in which it is left:
+    where it is not its stage's last unit (inner), and where it is (last)."""
 
     inner: Floats
     last: Floats
 
 
 class FreeChain:
-    """The chain of one configuration of an instance with one stage on each of equal sites."""
+    """The chain of one configuration of an instance with one stage on each of equal device groups."""
 
     def __init__(self, instance: Instance, configuration_index: int) -> None:
         configuration = instance.configurations[configuration_index]
@@ -94,8 +94,9 @@ class FreeChain:
 
     @cached_property
     def _columns(self) -> list[Floats]:
-        """By kind of unit, (11, S): times, what the whole step and each micro-batch in flight hold, and the host; as first unit
-        forward and backward; as last unit backward, and its work."""
+        """For each kind of unit, (11, S): times; bytes of the whole step, of each micro-batch in flight, and on the host; the
+        additional forward and backward time as a stage's first unit; the additional backward time, and the work bytes, as its
+        last one."""
         stacked = []
         for kind in self.tables.kinds:
             times = [getattr(kind.table, name)[kind.indices] for name in COLUMNS]
@@ -105,9 +106,10 @@ class FreeChain:
 
     @cached_property
     def _crossings(self) -> tuple[Floats, Floats, Floats, Floats, Booleans]:
-        """Re-layouts each way (Q, D, E) and messages each way (Q, links, D, E) as floats, 0 where forbidden; and what is."""
+        """Re-layouts in each direction (Q, D, E) and messages in each direction (Q, links, D, E) as floats, 0 where forbidden;
+        and whether they are forbidden, (Q, D, E)."""
         crossings = self.tables.crossings
-        shape = (0, self.tables.ways_out, self.tables.ways_in)
+        shape = (0, self.tables.states_out, self.tables.states_in)
         forward, backward = (
             np.stack([getattr(crossing, name) for crossing in crossings]) if crossings else np.zeros(shape, np.int64)
             for name in ("forward_ns", "backward_ns")
@@ -124,7 +126,8 @@ class FreeChain:
         return there, back, into, out, apart
 
     def unit_costs(self, prices: FreePrices) -> tuple[list[Floats], list[Floats], list[Floats]]:
-        """By kind of unit, (K, p, S): what its options cost, and what more as a stage's first and as its last unit."""
+        """For each kind of unit, (K, p, S): the cost of its options, and their additional cost as a stage's first and as its
+        last unit."""
         times, memory = prices.times, prices.memory
         weights = np.stack([*(times[name] for name in COLUMNS), memory, memory * self.in_flight, prices.host], axis=-1)
         first = np.stack([times[FORWARD], times[BACKWARD]], axis=-1)
@@ -133,8 +136,8 @@ class FreeChain:
         return costs, [first @ columns[8:10] for columns in self._columns], [last @ columns[10:] for columns in self._columns]
 
     def boundary_costs(self, prices: FreePrices) -> tuple[Floats, Floats]:
-        """By kind of boundary, (Q, K, p, D, E) inside each stage, and (Q, K, p - 1, D, E) between each stage and the next;
-        infinite where states do not agree."""
+        """For each kind of boundary, (Q, K, p, D, E) inside each stage, and (Q, K, p - 1, D, E) between each stage and the
+        next; infinite where interface states disagree."""
         there, back, into, out, apart = self._crossings
         forward, backward = (prices.times[name][..., None, None] for name in (FORWARD, BACKWARD))
         inside = forward * there[:, None, None] + backward * back[:, None, None]
@@ -152,8 +155,8 @@ class FreeChain:
     # Shortest paths
 
     def before(self, prices: FreePrices, begins: Booleans | None = None) -> tuple[PrefixSums, Floats]:
-        """What comes before each unit at least, and (K,) the least sums of whole pipelines. begins: (L, p), whether a unit may
-        be the first one of a stage; by default where cuts may be."""
+        """The least sums before each unit, and (K,) those of whole pipelines. begins: (L, p), whether a unit may be the first
+        one of a stage; by default as cuts allow."""
         begins = self.begins if begins is None else begins
         costs, first_costs, last_costs = self.unit_costs(prices)
         inside, across = self.boundary_costs(prices)
@@ -168,8 +171,8 @@ class FreeChain:
                 [a + b + c for a, b, c in zip(costs, first_costs, last_costs, strict=True)],
             )
         ]
-        inner = np.full((self.units, *shape, tables.ways_in), np.inf)
-        first = np.full((self.units, *shape, tables.ways_in), np.inf)
+        inner = np.full((self.units, *shape, tables.states_in), np.inf)
+        first = np.full((self.units, *shape, tables.states_in), np.inf)
         if begins[0, 0]:
             first[0, :, 0] = 0.0
         left = ended = np.zeros(0)
@@ -191,14 +194,15 @@ class FreeChain:
                 ended = tables.by_leave(np.minimum(reached + cells[1][kind], begun + cells[3][kind]))
         return PrefixSums(inner, first), ended[:, -1].min(axis=-1)
 
-    def behind(self, prices: FreePrices, begins: Booleans | None = None) -> SuffixSums:
-        """What comes behind each unit at least; of a stage's last unit, without what it adds as such. begins: see `before`."""
+    def after(self, prices: FreePrices, begins: Booleans | None = None) -> SuffixSums:
+        """The least sums after each unit, of a stage's last unit without the cost that it adds as such. begins: see
+        `before`."""
         begins = self.begins if begins is None else begins
         costs, first_costs, last_costs = self.unit_costs(prices)
         inside, across = self.boundary_costs(prices)
-        shape, ways = prices.memory.shape, self.tables.ways_out
-        inner = np.full((self.units, *shape, ways), np.inf)
-        last = np.full((self.units, *shape, ways), np.inf)
+        shape, states = prices.memory.shape, self.tables.states_out
+        inner = np.full((self.units, *shape, states), np.inf)
+        last = np.full((self.units, *shape, states), np.inf)
         last[-1, :, -1] = 0.0
         for l in reversed(range(1, self.units)):
             number, boundary = self.kinds[l], self.boundaries[l - 1]
@@ -212,15 +216,16 @@ class FreeChain:
         return SuffixSums(inner, last)
 
     def _by_enter(self, number: int, values: Floats) -> Floats:
-        """The least value of a kind's options by how they are entered: (.., S) to (.., E)."""
+        """The least value of a kind's options by the state in which they are entered: (.., S) to (.., E)."""
         order, starts, states = self._entered[number]
-        least = np.full((*values.shape[:-1], self.tables.ways_in), np.inf)
+        least = np.full((*values.shape[:-1], self.tables.states_in), np.inf)
         least[..., states] = np.minimum.reduceat(values[..., order], starts, axis=-1)
         return least
 
     @cached_property
     def _entered(self) -> list[tuple[Indices, Indices, Indices]]:
-        """By kind of unit: its options sorted by how they are entered, where each state's begin, and the states."""
+        """For each kind of unit, its options sorted by the state in which they are entered, the first position of each state,
+        and the states."""
         found = []
         for kind in self.tables.kinds:
             order = np.argsort(kind.enter, kind="stable")
@@ -229,14 +234,15 @@ class FreeChain:
         return found
 
     def least(self, prices: FreePrices, begins: Booleans | None = None, which: int = 0) -> tuple[float, Pipeline | None]:
-        """The least sum of one set of prices, and a pipeline that has it; infinite and None where no states agree."""
+        """The least sum of one set of prices, and a pipeline that has it; infinite and None where no states agree. which: the
+        index of the set."""
         before, values = self.before(prices, begins)
         if not np.isfinite(values[which]):
             return np.inf, None
         costs, first_costs, last_costs = self.unit_costs(prices)
         inside, across = self.boundary_costs(prices)
         x, stages, options = self.stages - 1, [], []
-        after, ends = np.zeros(self.tables.ways_out), True
+        after, ends = np.zeros(self.tables.states_out), True
         for l in reversed(range(self.units)):
             kind = self.tables.kinds[self.kinds[l]]
             cost = costs[self.kinds[l]][which, x] + after[kind.leave]
@@ -260,12 +266,13 @@ class FreeChain:
 
     @cached_property
     def _offsets(self) -> Indices:
+        """For each kind of unit, the position of its first option in the arrays of `_all`."""
         counts = [len(kind.indices) for kind in self.tables.kinds]
         return np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.intp)
 
     @cached_property
     def _all(self) -> dict[str, Integers]:
-        """Columns of the options of all kinds of units, one kind after the other."""
+        """The columns of the options of all kinds of units, one kind after the other."""
         kinds = self.tables.kinds
         names = (*COLUMNS, "head_ns", "tail_ns", "turn_ns")
         columns = {name: np.concatenate([getattr(kind.table, name)[kind.indices] for kind in kinds]) for name in names}
@@ -278,7 +285,7 @@ class FreeChain:
         return values
 
     def times(self, pipeline: Pipeline) -> dict[str, Integers]:
-        """The times of each stage, (p,) by name of `NAMES`."""
+        """The times in ns of each stage of a pipeline, (p,) by name of `NAMES`."""
         starts = np.concatenate([[0], np.flatnonzero(np.diff(pipeline.stages)) + 1])
         times = {name: np.add.reduceat(self.column(name, pipeline), starts) for name in COLUMNS}
         ends = np.append(starts[1:], self.units) - 1
@@ -298,7 +305,7 @@ class FreeChain:
         return times
 
     def memory(self, pipeline: Pipeline) -> Floats:
-        """(p,): each stage's memory when its last unit's pass runs."""
+        """(p,): each stage's memory in bytes while its last unit's pass runs."""
         starts = np.concatenate([[0], np.flatnonzero(np.diff(pipeline.stages)) + 1])
         state, kept, held = (np.add.reduceat(self.column(name, pipeline), starts) for name in ("state", "kept", "held"))
         ends = np.append(starts[1:], self.units) - 1
@@ -306,17 +313,17 @@ class FreeChain:
         return total
 
     def host(self, pipeline: Pipeline) -> Integers:
-        """(p,): what each stage has on its host."""
+        """(p,): each stage's bytes on its host."""
         starts = np.concatenate([[0], np.flatnonzero(np.diff(pipeline.stages)) + 1])
         return np.add.reduceat(self.column("host", pipeline), starts)
 
     def choice(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """The options of a pipeline by the formulation's numbers."""
+        """The options of a pipeline as indices of the formulation's tables."""
         return tuple(self.column("indices", pipeline).tolist())
 
 
 def stacked(prices: Sequence[FreePrices]) -> FreePrices:
-    """Several sets of prices as one."""
+    """Several sets of prices joined to one object."""
     return FreePrices(
         {name: np.concatenate([price.times[name] for price in prices]) for name in NAMES},
         np.concatenate([price.memory for price in prices]),

@@ -1,9 +1,9 @@
-"""Guides: weighted paths through a configuration's pipelines, by which parts of pipelines are left out.
+"""Excludes parts of pipelines by weighted paths: by reduced costs, as a linear program would.
 
 A set of weights of longest paths, and prices of memory, bounds every pipeline from below by a sum over its units
-(`free_cuts`). With the least sums before and behind each unit, so does it any part of a pipeline: what part, before and behind
-add up to is at most a limit on the step where some pipeline with this part may have such a step. Several sets, each sharp for
-other parts, are looked at together.
+(`free_cuts.lp_bound`). With the least sums before and after each unit, it also bounds every pipeline that contains a given
+part: the part is kept only if its own sum, and those before and after it, add up to at most a limit on the step. Several sets
+of weights, each sharp for other parts, are applied together.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from trainplan.solvers.joint.stages.option_tables import Floats, Indices
 
 MOST_SETS, LARGEST = 36, 4_000_000  # sets of weights; floats of all of them, by unit, stage and state
 TOWARDS = (0.15, 0.5, 1.0)  # how far sets go towards single paths
-SLOWER = 1.2  # how much slower a stage is made for one of these
+SLOWER = 1.2  # the factor by which a stage is slowed down for one of these
 
 
 class Guides:
-    """K sets of weights of one configuration. weights: (5, K, p), of the times of stages by name in the order of `COLUMNS`;
-    constants_ns: (K,), what paths have beside these."""
+    """K sets of weights of one configuration. weights: (5, K, p), of the times of the p stages, by name in the order of
+    `COLUMNS`. constants_ns: (K,), the times on paths that belong to no stage."""
 
     def __init__(self, cuts: FreeCuts) -> None:
         self.chain: FreeChain = cuts.chain
@@ -46,11 +46,11 @@ class Guides:
         self.weights = np.stack([self.prices.times[name] for name in COLUMNS])
 
     def at(self, limit: float, begins: Booleans) -> GuidesAt:
-        """The guides under a limit on the step, where stages begin only with some units, (L, p)."""
+        """The guides under a limit on the step. begins: (L, p), whether each stage may begin with each unit."""
         begins = self.chain.begins & begins
         before, _ = self.chain.before(self.prices, begins)
         return GuidesAt(
-            self, before, self.chain.behind(self.prices, begins), loosened(limit - self.constants_ns + self.taken_ns)
+            self, before, self.chain.after(self.prices, begins), loosened(limit - self.constants_ns + self.taken_ns)
         )
 
     @cached_property
@@ -66,11 +66,11 @@ class Guides:
 
 @dataclass(frozen=True, eq=False)
 class GuidesAt:
-    """Guides under a limit on the step. limits: (K,), of all sums."""
+    """Guides under a limit on the step, with the least sums before and after each unit. limits: (K,), of all sums."""
 
     guides: Guides
     before: PrefixSums
-    behind: SuffixSums
+    after: SuffixSums
     limits: Floats
 
     def stage(self, x: int) -> Guide:
@@ -79,7 +79,8 @@ class GuidesAt:
 
 
 class Guide:
-    """The guides of one stage, for labels that begin with its last unit; sums: (K, N), of what is known of each."""
+    """The guides of one stage, for labels that begin with its last unit. The sums of a label, (K, N), are the weighted times of
+    its units and everything after them."""
 
     def __init__(self, at: GuidesAt, x: int) -> None:
         guides, self.limits = at.guides, at.limits[:, None]
@@ -87,42 +88,43 @@ class Guide:
         self.inside = guides.boundary_costs[0][:, :, x]
         self.entered_first = at.before.first[:, :, x]
         self.before = np.minimum(at.before.inner[:, :, x], self.entered_first)
-        self.behind = at.behind.last[:, :, x]
+        self.after = at.after.last[:, :, x]
         self.kinds, self.boundaries = guides.chain.kinds, guides.chain.boundaries
 
     def last_unit_sums(self, l: int, leave: Indices) -> Floats:
-        """The sums of a unit's options as the stage's last one."""
-        sums: Floats = self.costs[self.kinds[l]] + self.last_costs[self.kinds[l]] + self.behind[l][:, leave]
+        """The sums of the options of unit l as the stage's last one. leave: the interface state in which each is left."""
+        sums: Floats = self.costs[self.kinds[l]] + self.last_costs[self.kinds[l]] + self.after[l][:, leave]
         return sums
 
     def added_sums(self, l: int, option: Indices, leave: Indices, enter: Indices) -> Floats:
-        """What options of a unit add that stand before others."""
+        """The sums that options of unit l add in front of labels. leave, enter: the interface states between them."""
         more: Floats = self.costs[self.kinds[l]][:, option] + self.inside[self.boundaries[l]][:, leave, enter]
         return more
 
     def may_go_on(self, l: int, enter: Indices, sums: Floats) -> NDArray[np.bool_]:
-        """Whether some pipeline within the limit may have what is known, with a unit entered so."""
+        """Whether some pipeline within the limits may have each label. enter: the interface state in which its first unit l is
+        entered."""
         may: NDArray[np.bool_] = (sums + self.before[l][:, enter] <= self.limits).all(axis=0)
         return may
 
     def may_begin(self, l: int, option: Indices, enter: Indices, sums: Floats) -> NDArray[np.bool_]:
-        """Whether some pipeline within the limit may have what is known as a whole stage."""
+        """Whether some pipeline within the limits may have each label as a whole stage that begins with unit l."""
         total = sums + self.first_costs[self.kinds[l]][:, option] + self.entered_first[l][:, enter]
         may: NDArray[np.bool_] = (total <= self.limits).all(axis=0)
         return may
 
 
 def loosened(limits: Floats) -> Floats:
-    """Limits on sums of floats that whole numbers below them keep."""
+    """Limits on sums of floats that are kept whenever the exact sums, whole numbers, keep the given limits."""
     return limits + EXACT * np.abs(limits) + 1
 
 
 def _points(cuts: FreeCuts) -> list[DualPoint]:
-    """The point of the best bound, and points on the ways from it to single paths: those that it weighs most, and those of
-    pipelines near the ones seen with one stage slower than the others."""
+    """The dual point of the best bound, and points on the way from it to single paths: those with the largest weights, and the
+    longest paths of recent pipelines with one stage slower than the others."""
     assert cuts.point is not None
     point = cuts.point
-    set_size = cuts.chain.units * cuts.stages * cuts.chain.tables.ways_in
+    set_size = cuts.chain.units * cuts.stages * cuts.chain.tables.states_in
     most = max(2, min(MOST_SETS, LARGEST // set_size) // len(TOWARDS))  # single paths
     keys = sorted(point.weights, key=lambda key: -point.weights[key])[: most // 2]
     mean = {name: np.mean([pipeline.times[name] for pipeline in cuts.pipelines[-5:]], axis=0) for name in NAMES}
@@ -136,7 +138,8 @@ def _points(cuts: FreeCuts) -> list[DualPoint]:
 
 
 def _scaled(cuts: FreeCuts, point: DualPoint, other: DualPoint) -> DualPoint:
-    """A point with the prices of memory of another one, as much higher or lower in each stage as its times weigh."""
+    """A dual point's weights of paths, with the prices of memory of another one, scaled in each stage by how much the stage's
+    times weigh in the two."""
     own, its = (
         np.sum([weight * cuts.paths[key].counts[BACKWARD] for key, weight in dual.weights.items()], axis=0)
         for dual in (point, other)

@@ -1,8 +1,9 @@
-"""What the path bounds leave open, settled: all pipelines of columns that may be better than the best one, from the end.
+"""Evaluates the pipelines that path bounds leave open: all pipelines of columns that may be better than the best plan, from the
+last stage on.
 
-A suffix is the last stages of pipelines, each with a column. It is a pipeline itself, so it is simulated on its own; whatever
-stands before it, the step is at least the least round trip H up to it and its own passes, and, for any stage of it, the least
-forward passes before and that stage's end. Suffixes are branched on by depth, those of least bounds first.
+A suffix is the last stages of a pipeline, each with a column. It is a pipeline itself, so it is simulated on its own; whatever
+stands before it, the step is at least H, the least sum of u up to it, plus its own passes, and, for any of its stages, the
+least forward passes before it plus that stage's end. Suffixes are extended depth first, those with the least bounds first.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ PASSES = 2**23  # of all pipelines that are simulated at once
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """The columns that a stage may have, in parallel arrays (N,): first and last unit, states, and passes (1, N)."""
+    """The N columns that a stage may have, in parallel arrays (N,): first and last unit, interface states, and
+    passes (1, N)."""
 
     columns: Sequence[Column]
     first: Indices
@@ -37,7 +39,7 @@ class Pool:
     passes: Passes
 
     def at(self, indices: Indices) -> Pool:
-        """Some of them."""
+        """The columns at these indices."""
         return Pool(
             Chosen(self.columns, indices),
             self.first[indices],
@@ -49,7 +51,7 @@ class Pool:
 
 
 class Chosen(Sequence[Column]):
-    """Some of a sequence of columns, by their places there."""
+    """Some of a sequence of columns, by their indices there."""
 
     def __init__(self, columns: Sequence[Column], indices: Indices) -> None:
         self.columns, self.indices = columns, indices
@@ -71,8 +73,9 @@ class Chosen(Sequence[Column]):
 
 @dataclass(frozen=True, eq=False)
 class Suffixes:
-    """N suffixes of the stages from `stage` on. first: their first units; enter: the states that they are entered in; chosen:
-    (P - stage, N), the column of each stage in its pool; passes: (P - stage, N). bound: no step with the suffix is shorter."""
+    """N suffixes of the stages from `stage` on. first: their first units. enter: the interface states in which these are
+    entered. chosen: (P - stage, N), the index of each stage's column in its pool. passes: (P - stage, N). bound: a lower bound
+    in ns of every step with the suffix."""
 
     stage: int
     first: Indices
@@ -82,7 +85,7 @@ class Suffixes:
     bound: Floats
 
     def at(self, indices: Indices | slice) -> Suffixes:
-        """Some of them."""
+        """The suffixes at these indices."""
         return Suffixes(
             self.stage,
             self.first[indices],
@@ -94,15 +97,17 @@ class Suffixes:
 
 
 def _each(passes: Passes, change: Callable[[Integers], Integers]) -> Passes:
+    """Passes whose arrays are changed by a function."""
     return Passes(**{field.name: change(getattr(passes, field.name)) for field in fields(passes)})
 
 
 @dataclass
 class Enumeration:
-    """The pipelines of one configuration. pools: by stage; boundary_kinds: between units.
+    """The pipelines of one configuration. pools: for each stage, its columns. boundary_kinds: between units.
 
-    before_ns: by stage, (L + 1,), the least H up to each unit, infinite where no pipeline of interest has a cut; forward_ns:
-    (L + 1,), the least forward passes. bounds: by weighted paths, where there are any.
+    before_ns: for each stage, (L + 1,), the least H up to each unit, infinite where no pipeline within the limit has a cut.
+    forward_ns: (L + 1,), the least forward passes up to each unit. tied_ns: the time of the sum of a shared table's gradients.
+    bounds: by weighted paths, if there are any.
     """
 
     tables: StageTables
@@ -120,8 +125,8 @@ class Enumeration:
         report: Callable[[Suffixes, int], None],
         stop: Callable[[], bool],
     ) -> float:
-        """Branch on all suffixes whose bound is at most the limit; the least bound of those that are left when it is to stop,
-        infinite where none is. report: gets whole pipelines, and the place of the best one among them."""
+        """Extend all suffixes whose bound is at most the limit. Returns the least bound of those that remain when `stop`
+        returns true, infinite where none remains. report: gets whole pipelines, and the index of the best one among them."""
         waiting = [self._last(limit())]
         while waiting and not stop():
             suffixes = waiting.pop()
@@ -140,19 +145,20 @@ class Enumeration:
         return min((float(suffixes.bound.min()) for suffixes in waiting if len(suffixes.first)), default=np.inf)
 
     def _at_once(self, suffixes: Suffixes) -> int:
-        """How many suffixes to make longer at once, so that simulating the longer ones takes a moment."""
+        """The number of suffixes to extend at once, such that simulating the extended ones takes a moment."""
         x = suffixes.stage
         columns = len(self.pools[x - 1].columns) / max(1, len(np.unique(self.pools[x - 1].last))) if x else 1.0
         work = (len(self.pools) - x + 1) * (self.configuration.micro_batches + len(self.pools)) * max(1.0, columns)
         return max(1, min(CHUNK, int(PASSES / work)))
 
     def _last(self, limit: float) -> Suffixes:
+        """The suffixes of the last stage alone."""
         pool, x = self.pools[-1], len(self.pools) - 1
         chosen = np.arange(len(pool.columns))[None]
         return self._bounded(Suffixes(x, pool.first, pool.enter, chosen, pool.passes, np.zeros(len(pool.first))), limit)
 
     def _longer(self, suffixes: Suffixes, limit: float) -> Suffixes:
-        """All suffixes with a stage more whose bound is at most the limit."""
+        """The suffixes with one more stage whose bound is at most the limit."""
         x = suffixes.stage - 1
         pool, link = self.pools[x], self.configuration.links[x]
         added, row = np.nonzero(pool.last[:, None] + 1 == suffixes.first)
@@ -182,9 +188,9 @@ class Enumeration:
     def _bounded(self, suffixes: Suffixes, limit: float) -> Suffixes:
         """The suffixes whose bound is at most the limit, by the simulation of each on its own.
 
-        Proof: the suffix begins behind the first micro-batch's forward passes, or first halves, through the stages before it;
-        with stage 0 last of all, the last one's backward passes through them and stage 0's g follow on its own last pass: H in
-        all. Or a stage of the suffix ends last of all.
+        Proof: the suffix begins after the first micro-batch's forward passes, or first halves, through the stages before it. If
+        stage 0 ends last, the last micro-batch's backward passes through these stages, and stage 0's g, follow the suffix's own
+        last pass: H in all. Else a stage of the suffix ends last.
         """
         if not len(suffixes.first):
             return suffixes
@@ -195,8 +201,8 @@ class Enumeration:
             reduced[0] = reduced[-1] = np.maximum(reduced[0], reduced[-1]) + self.tied_ns
         elif self.tied_ns:
             reduced[-1] += self.tied_ns
-        behind = (reduced + passes.optimizer_ns).max(axis=0)
-        bound = self.forward_ns[suffixes.first] + behind
+        after_ns = (reduced + passes.optimizer_ns).max(axis=0)
+        bound = self.forward_ns[suffixes.first] + after_ns
         if x:
             bound = np.maximum(bound, self.before_ns[x][suffixes.first] + ends[0])
         bound = np.maximum(bound, suffixes.bound)

@@ -1,14 +1,14 @@
-"""Stages filled from the last one on with as many units as fit, by limits of memory.
+"""Fills stages from the last one to the first with as many units as fit, to find out whether a limit of memory suffices.
 
-A stage needs what its first unit adds to the rest of it: from the last unit to the first, with B the bytes that are there
-throughout, and G the largest pass with what is stacked below it,
+A stage needs what its first unit adds to the rest of it: from the last unit to the first, with B the bytes that are held
+throughout, G the largest pass with the bytes stacked below it, and n micro-batches in flight,
 
     B' = B + state + n held + (n - 1) kept,    G' = kept + max(work, G),    and a stage needs B + G at its first unit,
 
-so labels (B, G, host bytes) with dominance find the least of every stage that ends at a unit, the longer ones one after the
-other. A longer stage needs no less. So a limit suffices where every stage, from the last one, takes as many units as fit; and
-the least limit is found by bisection. Where sites are not alike all starts of a stage are followed, and where options of
-neighbours may not agree, too, each with its interface states. Interleaved chunks, which share devices, have `chunk_memory`.
+so labels (B, G, host bytes) with dominance give the least need of every stage that ends at a unit, the longer stages after the
+shorter. A longer stage needs no less. So a limit suffices where every stage, from the last one, takes as many units as fit, and
+the least limit is found by bisection. Where device groups are unequal, all first units of a stage are followed; where options
+of neighbours may disagree, each with its interface states. Interleaved chunks, which share devices, have `interleaved_memory`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from trainplan.formulations.numbers import Integers
 LARGEST = 1 << 60
 
 Chosen = tuple[int, "Chosen"] | None  # the option of a unit, and those of all units after it
-ANY = -1  # the interface state where states need not be told apart
+ANY = -1  # the interface state where states need not be distinguished
 
 
 class Label(NamedTuple):
-    """A way to run the units from one on to the end of its stage. chosen: with the stages after it, too."""
+    """One way to run the units from some unit to the end of its stage: B (base), G (peak), bytes on the host, and the options
+    of these units and those of the stages after it (chosen)."""
 
     base: int
     peak: int
@@ -42,7 +43,7 @@ class Label(NamedTuple):
 
 
 class Suffix(NamedTuple):
-    """Stages up to the last one that fit. cuts: their first units."""
+    """The last stages of a pipeline, which fit. cuts: their first units. chosen: the options of their units."""
 
     cuts: tuple[int, ...]
     chosen: Chosen
@@ -52,14 +53,14 @@ Start = tuple[int, int]  # the first unit of a stage, and the state that it is e
 
 
 def excess_bytes(instance: Instance, solution: Solution) -> int:
-    """By how much the stage that is furthest over its limit is over it; below 0 where all fit."""
+    """The bytes by which the stage that is furthest over its memory limit exceeds it; below 0 where all stages fit."""
     configuration = instance.configurations[solution.configuration]
     by_stage = peaks(configuration, bytes_of_stages(instance, solution))
     return max(most - instance.limit_bytes(configuration.device_group(x)) for x, (most, _) in enumerate(by_stage))
 
 
 def over_hosts(instance: Instance, solution: Solution) -> bool:
-    """Whether a stage needs more of its host than there is."""
+    """Whether a stage needs more memory of its host than there is."""
     configuration = instance.configurations[solution.configuration]
     host_limits = [instance.host_limit_bytes(configuration.device_group(x)) for x in range(configuration.stages)]
     if all(host_limit is None for host_limit in host_limits):
@@ -69,8 +70,9 @@ def over_hosts(instance: Instance, solution: Solution) -> bool:
 
 
 def fill_orders(instance: Instance, configuration_index: int) -> Iterator[FillOrder]:
-    """A configuration; where one stage may hold a table of both ends as one parameter, once with the options of both ends that
-    let it be so, and once with those that do not."""
+    """The searches that together cover one configuration: a single one, or, where one stage may hold a table of both ends as
+    one parameter, two for each group of options of the first unit: with the options of the last unit that make it one
+    parameter, and with those that do not."""
     configuration = instance.configurations[configuration_index]
     tied = configuration.tied
     if tied is None or tied.equal is None:
@@ -85,8 +87,12 @@ def fill_orders(instance: Instance, configuration_index: int) -> Iterator[FillOr
 
 @dataclass(frozen=True)
 class FillOrder:
-    """One configuration. firsts, lasts: the options of the first and the last unit that count, None where all do; once: whether
-    a table of both is then one parameter."""
+    """A search over the cuts and options of one configuration, from the last stage to the first. firsts, lasts: the options of
+    the first and the last unit that count, None where all do. once: whether a table of both is then one parameter.
+
+    undominated_rows: options that no other one dominates, kept for reuse. least_overrun: one entry, the least excess at which
+    the last call of `within` would have gone on.
+    """
 
     instance: Instance
     configuration: Configuration
@@ -98,7 +104,8 @@ class FillOrder:
     least_overrun: list[int] = field(default_factory=lambda: [LARGEST], repr=False, compare=False)
 
     def better(self, best: tuple[int, Solution] | None) -> tuple[int, Solution] | None:
-        """The solution of the least excess over the limits, this one's or the best so far."""
+        """The better of the best solution so far, with its excess, and this configuration's solution of the least excess over
+        its limits."""
         better = self.within(LARGEST if best is None else best[0] - 1)
         low = self.least_excess
         while better is not None:
@@ -111,7 +118,8 @@ class FillOrder:
         return best
 
     def improve_by_at_least(self, best: tuple[int, Solution] | None, by: int) -> tuple[int, Solution] | None:
-        """The best so far, or one of this configuration that beats it by so many bytes, as often as there is one."""
+        """The best solution so far, with its excess, or one of this configuration whose excess is less by at least `by` bytes,
+        as often as there is one."""
         while best is None or self.least_excess <= best[0] - by:
             better = self.within(LARGEST if best is None else best[0] - by)
             if better is None:
@@ -121,8 +129,8 @@ class FillOrder:
 
     @cached_property
     def least_excess(self) -> int:
-        """No solution is over its limits by less: every unit with what it needs least alone, and the states of all units shared
-        out evenly."""
+        """A lower bound in bytes of the excess of every solution over its limits: every unit alone with its least bytes, and
+        the model states of all units shared evenly."""
         count, length = self.configuration.stages, self.instance.length
         limit = max(self.instance.limit_bytes(group) for group in self.configuration.device_groups)
         alone = states = 0
@@ -136,8 +144,8 @@ class FillOrder:
         return max(alone, -(-states // count)) - limit
 
     def within(self, excess: int) -> Solution | None:
-        """A solution whose stages are over their limits by no more than this; None where there is none. Then none is within
-        less than `short` either, the least excess of all ends of stages that were over this one."""
+        """A solution whose stages exceed their limits by at most `excess` bytes; None where there is none. `least_overrun` is
+        then set to a larger excess, below which there is none either."""
         self.least_overrun[0] = LARGEST
         reached: dict[Start, Suffix] = {(self.instance.length, ANY): Suffix((), None)}
         for x in reversed(range(self.configuration.stages)):
@@ -161,8 +169,8 @@ class FillOrder:
     def _stages(
         self, stage: int, end: int, state: int, suffix: Suffix, excess: int
     ) -> Iterator[tuple[int, dict[int, list[Label]]]]:
-        """The stages that end before a unit, entered in a state, and fit, from the shortest on: by their first units, and by
-        the state in which those are entered, the labels that no other dominates."""
+        """The stages that end before a unit, whose first unit after them is entered in a state, and that fit, from the shortest
+        to the longest: the first unit of each and, by the state in which it is entered, the labels that no other dominates."""
         group = self.configuration.device_group(stage)
         limit = self.instance.limit_bytes(group) + excess
         host_limit = self.instance.host_limit_bytes(group) if self._host_counts else None
@@ -186,9 +194,9 @@ class FillOrder:
             yield unit, labels
 
     def _options(self, unit: int, stage: int, after: int) -> Iterator[tuple[int, int, int, int, int, int]]:
-        """Of each option of a unit that may be followed by a unit entered in a state: the state that it enters in, what it adds
-        to B, what it stacks, its pass, what it has on the host, and its number. Those that need no less than another are left
-        out."""
+        """The options of a unit that may be followed by a unit entered in a state: the state in which the option enters, its
+        part in B, the bytes that it stacks, its pass, its bytes on the host, and its index. Options that need at least as much
+        as another are left out."""
         table, indices = self._table(unit, stage)
         if after != ANY:
             indices = tuple(s for s in indices if self._agree(unit, stage, int(table.leave[s]), after))
@@ -210,7 +218,7 @@ class FillOrder:
         yield from self.undominated_rows[key]
 
     def _table(self, unit: int, stage: int) -> tuple[OptionTable, tuple[int, ...]]:
-        """The options of a unit, and which of them count."""
+        """The options of a unit, and the indices of those that count."""
         table, tied = self.instance.table(self.configuration, stage, unit), self.configuration.tied
         counted = set(range(len(table.options)))
         if unit == 0 and self.firsts is not None:
@@ -223,7 +231,7 @@ class FillOrder:
         return table, tuple(sorted(counted))
 
     def _may_begin(self, stage: int, first: int) -> bool:
-        """Whether a stage may begin with a unit, and leave the stages before it as many beginnings as they need."""
+        """Whether a stage may begin with a unit, such that the stages before it can still begin somewhere."""
         cuts, cuttable = self.configuration.cuts, self.instance.cuttable
         if stage == 0:
             return first == 0
@@ -233,7 +241,7 @@ class FillOrder:
 
     @cached_property
     def _host_counts(self) -> bool:
-        """Whether some stage could need more of its host than that has: all units on one, with what they need most there."""
+        """Whether some stage could need more memory of its host than there is, by the largest need of all units together."""
         host_limits = [self.instance.host_limit_bytes(group) for group in self.configuration.device_groups]
         least = min((host_limit for host_limit in host_limits if host_limit is not None), default=None)
         tables = self.configuration.tables
@@ -242,7 +250,8 @@ class FillOrder:
 
     @cached_property
     def _alike(self) -> bool:
-        """Whether all sites have the same tables and limits: else a small one may need units that a later one would take."""
+        """Whether all device groups have the same tables and limits. If not, a small stage may need units that a later one
+        would take."""
         groups = self.configuration.device_groups
         host_limits = {
             (group.kind, self.instance.limit_bytes(group), self.instance.host_limit_bytes(group)) for group in groups
@@ -251,12 +260,12 @@ class FillOrder:
 
     @cached_property
     def _apart(self) -> bool:
-        """Whether interface states must be told apart, since some do not agree."""
+        """Whether interface states must be distinguished, since some disagree."""
         boundaries = [boundary for tables in self.configuration.tables for boundary in tables.boundaries]
         return any(int(matrix.max(initial=0)) >= FORBIDDEN for boundary in boundaries for matrix in _relayouts(boundary))
 
     def _agree(self, unit: int, stage: int, leave: int, after: int) -> bool:
-        """Whether a unit may be left in a state where the next one is entered in another."""
+        """Whether a unit may leave in a state where the next one enters in another."""
         if after == ANY:
             return True
         boundary = self.instance.boundary(self.configuration, stage, unit + 1)
@@ -264,11 +273,12 @@ class FillOrder:
 
 
 def _relayouts(boundary: Boundary) -> tuple[Integers, Integers]:
+    """The re-layout times of a boundary, forward and backward."""
     return boundary.relayout_forward_ns, boundary.relayout_backward_ns
 
 
 def _undominated(labels: list[Label]) -> list[Label]:
-    """Those that need more in nothing than any other one, whatever comes before them; of equal ones the first."""
+    """The labels that no other one equals or undercuts in every number; of equal labels the first."""
     kept: list[Label] = []
     for label in sorted(labels, key=_needs):
         _, peak, host, _ = label
@@ -278,4 +288,5 @@ def _undominated(labels: list[Label]) -> list[Label]:
 
 
 def _needs(label: Label) -> tuple[int, int, int]:
+    """The numbers of a label by which labels are compared."""
     return label[:3]

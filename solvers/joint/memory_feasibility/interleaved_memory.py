@@ -1,9 +1,10 @@
-"""The least memory of interleaved configurations: a lower bound of all solutions, and one solution of little memory.
+"""The least memory of configurations with interleaved stages: a lower bound of all solutions, and one solution of little
+memory.
 
-The bytes that a device group holds at a moment of its order, while one of its units runs, are a sum over its units and their
-messages (see `fixed_cuts.device_group_memory`), and no less than the sum of each unit's and message's least. So no solution's
-peak is below the largest of these sums over all moments and units. The options of that sum are a choice, which changes of
-single options then make smaller.
+The bytes that a device group holds at a moment of its order, while one of its units runs, are a sum over its units and messages
+(see `fixed_cuts.device_group_memory`), and no less than the sum of each one's least. So no solution's peak is below the largest
+of these sums over all moments and units. The options of that sum are a choice, which changes of single options then make
+smaller.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from trainplan.solvers.joint.stages.option_tables import Indices
 
 @dataclass(frozen=True)
 class LeanChoice:
-    """By how many bytes solutions are over the limits of their devices, below 0 where they fit. bound_bytes: no solution of a
-    configuration is over them by less; excess_bytes: what the solution is, if one is known."""
+    """The bytes by which solutions of a configuration exceed the limits of their devices, below 0 where they fit: at least
+    bound_bytes for every solution, and excess_bytes for `solution`, if one is known."""
 
     bound_bytes: int
     excess_bytes: int = LARGEST
@@ -35,8 +36,8 @@ class LeanChoice:
 
 
 def leanest(instance: Instance, configuration_index: int) -> LeanChoice:
-    """What is known of an interleaved configuration. Where no cuts are fixed, or devices are of several kinds, it is a bound by
-    what the states of all units need."""
+    """The least memory of an interleaved configuration. Where its cuts are not fixed, or devices are of several kinds, only a
+    bound by the model states of all units is known."""
     configuration = instance.configurations[configuration_index]
     limits = [instance.limit_bytes(group) for group in configuration.device_groups]
     if configuration.cuts is None or len(configuration.tables) > 1:
@@ -55,8 +56,8 @@ def leanest(instance: Instance, configuration_index: int) -> LeanChoice:
 
 @dataclass(frozen=True)
 class _Peaks:
-    """What memory a configuration needs, whatever its limits. options: of a lean choice; least, chosen: of each site, the
-    largest of the sums, and the choice's peak."""
+    """Memory of a configuration, whatever its limits. options: of a choice of little memory. least, chosen: for each device
+    group, the largest lower bound over its moments, and the peak of that choice."""
 
     units: Sequence[Unit]
     options: tuple[int, ...]
@@ -64,10 +65,11 @@ class _Peaks:
     chosen: list[int]
 
 
-KNOWN: WeakKeyDictionary[Configuration, _Peaks] = WeakKeyDictionary()  # they are asked for under many limits
+KNOWN: WeakKeyDictionary[Configuration, _Peaks] = WeakKeyDictionary()  # reused under many limits
 
 
 def _peaks(instance: Instance, configuration_index: int) -> _Peaks:
+    """The `_Peaks` of a configuration, kept for the next call with the same units."""
     configuration = instance.configurations[configuration_index]
     known = KNOWN.get(configuration)
     if known is not None and known.units is instance.units:
@@ -90,13 +92,13 @@ def _peaks(instance: Instance, configuration_index: int) -> _Peaks:
 
 
 def _needed(table: OptionTable, factors: Integers) -> Integers:
-    """(R, S): the bytes of each option in rows with factors, (R, 3), of what it holds, keeps, and works in."""
+    """(R, S): the bytes of each option in R rows. factors: (R, 3), of the bytes that it holds, keeps and works in."""
     needed: Integers = table.state_bytes + factors @ np.stack([table.held_bytes, table.kept_bytes, table.work_bytes])
     return needed
 
 
 def _messages(chain: Chain, memory: DeviceGroupMemory) -> Integers:
-    """(R,): the bytes that the messages of a site's rows have at least."""
+    """(R,): the least bytes of the messages in the rows of a device group."""
     total = np.zeros(len(memory.work), np.int64)
     for l, boundary in enumerate(chain.boundaries, 1):
         for counts, sizes in (
@@ -109,8 +111,8 @@ def _messages(chain: Chain, memory: DeviceGroupMemory) -> Integers:
 
 
 def _leaner(needed: Sequence[Integers], messages: Integers, row: int) -> Indices:
-    """Options of a site's units: those that need the least in a row, and then others, one by one, as long as the fullest row
-    becomes less full. needed: (R, S) of each unit."""
+    """The options of a device group's units: those that need the least in one row, then changed one by one as long as the
+    fullest row becomes less full. needed: for each unit, (R, S)."""
     choice = np.array([unit_bytes[row].argmin() for unit_bytes in needed], np.intp)
     rows = messages + sum(unit_bytes[:, s] for unit_bytes, s in zip(needed, choice, strict=True))
     while True:

@@ -1,7 +1,7 @@
-"""Why no joint plan fits: the least memory of any, and what to change.
+"""Explains why no joint plan fits: the least memory of any plan, and what to change.
 
-Configurations are filled by `filling`, the most promising first, each with a limit that beats the best so far; of interleaved
-ones `chunk_memory` knows a bound and a solution, and tiny ones where these differ are enumerated.
+Configurations are searched by `greedy_fill`, the most promising first, each with a limit that beats the best so far. For
+interleaved ones `interleaved_memory` gives a bound and a solution, and tiny ones where these differ are enumerated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ HOST_PARTS = ("on the host", "on the device")
 
 
 def explain(instance: Instance) -> Infeasibility | None:
-    """Why no solution fits, in the user's terms; None where one does, where that is not certain, or where none is known."""
+    """The reason why no solution fits, in the user's terms; None where one fits, where that is not certain, or where no reason
+    is known."""
     memory = LeastMemory(instance)
     if memory.fits():
         return None
@@ -40,26 +41,26 @@ def explain(instance: Instance) -> Infeasibility | None:
 
 
 def fits(instance: Instance) -> bool | None:
-    """Whether some solution fits; None where that is not known of interleaved chunks, and they are many."""
+    """Whether some solution fits; None where that is not known, for interleaved configurations with many solutions."""
     return LeastMemory(instance).fits()
 
 
 def leanest(instance: Instance) -> tuple[Solution, int] | None:
-    """A solution that needs little memory of every device, whatever their limits, and bytes of a device that no solution is
-    below: mostly what this one needs. None where none is known."""
+    """A solution that needs little memory on every device, whatever the limits, and a number of bytes that some device needs in
+    every solution, mostly what it needs in this one. None where no solution is known."""
     least = LeastMemory(instance.with_memory(0)).least()
     return None if least is None else (least[0], max(0, least[1]))
 
 
 class LeastMemory:
-    """The least memory of an instance's configurations, looked for as far as it is asked for."""
+    """The least memory of an instance's configurations, searched only as far as needed."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
 
     @cached_property
     def fill_orders(self) -> list[FillOrder]:
-        """Those of configurations that are not interleaved, the most promising first."""
+        """The searches for configurations that are not interleaved, the most promising first."""
         plain = [
             configuration_index
             for configuration_index, configuration in enumerate(self.instance.configurations)
@@ -72,7 +73,7 @@ class LeastMemory:
 
     @cached_property
     def lean_choices(self) -> dict[int, LeanChoice]:
-        """Of interleaved configurations, by their places."""
+        """For each interleaved configuration, by its index, what is known of its least memory."""
         chunked = [
             configuration_index
             for configuration_index, configuration in enumerate(self.instance.configurations)
@@ -81,7 +82,7 @@ class LeastMemory:
         return {configuration_index: leanest_chunks(self.instance, configuration_index) for configuration_index in chunked}
 
     def fits(self) -> bool | None:
-        """Whether some solution fits; None where that is not known of interleaved chunks, and they are many."""
+        """Whether some solution fits; None where that is not known, for interleaved configurations with many solutions."""
         if any(order.least_excess <= 0 and order.within(0) is not None for order in self.fill_orders):
             return True
         if any(lean.excess_bytes <= 0 for lean in self.lean_choices.values()):
@@ -92,15 +93,16 @@ class LeastMemory:
         return any(solution is not None for solution in improving(part))
 
     def _few(self, indices: Sequence[int]) -> Instance | None:
-        """The instance with these configurations alone; None where their solutions are too many to look at all of them."""
+        """The instance with these configurations alone; None where they have too many solutions to evaluate all of them."""
         part = self.instance.only(indices)
         return part if solution_count(part) <= MOST_ENUMERATED else None
 
     def least(self) -> tuple[Solution, int] | None:
-        """A solution that needs little memory beyond the limits of its devices, and by how many bytes every solution is over
-        them: mostly what this one is. None where none is known: where hosts are too small for any, or of interleaved chunks."""
+        """A solution that needs little memory beyond the limits of its devices, and the bytes by which every solution exceeds
+        them, mostly what this one does. None where no solution is known: hosts are too small for any, or stages are
+        interleaved."""
         best: tuple[int, Solution] | None = None
-        for parts in COARSE:  # so that few are followed to the byte
+        for parts in COARSE:  # so that few are bisected to the byte
             for order in self.fill_orders:
                 limit = max(self.instance.limit_bytes(group) for group in order.configuration.device_groups)
                 best = order.improve_by_at_least(best, max(1, limit // parts))
@@ -124,7 +126,8 @@ class LeastMemory:
     def _enumerated(
         self, indices: Sequence[int], part: Instance, best: tuple[int, Solution] | None
     ) -> tuple[int, Solution] | None:
-        """The best so far, or that of all solutions of a part of the configurations, at these places."""
+        """The better of the best solution so far and those of a part of the instance, each with its excess in bytes. indices:
+        of the part's configurations in the instance."""
         for solution in solutions(part):
             if solution is not None:
                 lifted = replace(solution, configuration=indices[solution.configuration])
@@ -135,8 +138,9 @@ class LeastMemory:
 
 
 def host_reason(instance: Instance) -> Infeasibility | None:
-    """Why no solution fits where hosts are too small for any, whatever memory devices have; None where it is not that: mostly,
-    there is no solution at all then, since no options of neighbours agree, or nothing may be cut."""
+    """The reason why no solution fits where hosts are too small for every solution, whatever memory devices have; None where
+    that is not the reason (mostly there is no solution at all then, since no options of neighbours agree, or nothing may be
+    cut)."""
     apart = replace(instance, configurations=tuple(map(_one_by_one, instance.configurations)))
 
     def first_of(limited: Instance) -> Solution | None:
@@ -170,7 +174,7 @@ def host_reason(instance: Instance) -> Infeasibility | None:
 
 
 def _one_by_one(configuration: Configuration) -> Configuration:
-    """A configuration whose stages are each on a site of its own: what they need of hosts stays as it is."""
+    """A configuration in which every stage has a device group of its own; the host memory of its stages stays the same."""
     chunks = configuration.schedule.chunks
     if chunks == 1:
         return configuration
@@ -178,8 +182,8 @@ def _one_by_one(configuration: Configuration) -> Configuration:
 
 
 def _may_offload(instance: Instance, configuration: Configuration) -> bool:
-    """Whether units could have their inputs on the host, which goes with neither context parallelism nor a number of first
-    layers to recompute, and no option has."""
+    """Whether units could keep their inputs on the host and no option does yet. That goes with neither context parallelism nor
+    a number of first layers to recompute."""
     origin = instance.provenance
     if RECOMPUTE_FIRST.name in origin:
         return False
@@ -189,8 +193,8 @@ def _may_offload(instance: Instance, configuration: Configuration) -> bool:
 
 
 def reason(instance: Instance, solution: Solution, evaluation: Evaluation, bound: int) -> Infeasibility:
-    """Why a solution of little memory does not fit, and what to change. bound: by how many bytes every solution is over the
-    limits of its devices."""
+    """The reason why a solution of little memory does not fit, and what to change. bound: the bytes by which every solution
+    exceeds the limits of its devices."""
     configuration = instance.configurations[solution.configuration]
     limits = [instance.limit_bytes(configuration.device_group(x)) for x in range(configuration.stages)]
     spare = [limit - stage.peak_bytes for limit, stage in zip(limits, evaluation.stages, strict=True)]
@@ -210,7 +214,8 @@ def reason(instance: Instance, solution: Solution, evaluation: Evaluation, bound
 
 
 def _smaller(instance: Instance, configuration: Configuration, strategy: Strategy | None, in_flight: int) -> str:
-    """What of the request would be smaller on a device that runs a strategy, with so many micro-batches in flight."""
+    """The advice that makes a device's share smaller: a shorter sequence or a smaller batch. strategy, in_flight: of the device
+    with the largest excess."""
     sequence = (instance.provenance.get("model") or {}).get("sequence")
     samples = 0 if strategy is None else instance.batch // configuration.micro_batches // strategy.data_degree
     if samples == 1 and sequence and in_flight < configuration.micro_batches:  # however few samples there are

@@ -1,7 +1,8 @@
-"""One stage exactly: the least p u + q g of a span within the memory, by label-setting, and what its choice takes.
+"""Solves one stage exactly: the least p u + q g of a span of units within the memory, by label-setting, and the times of its
+choice.
 
-Equal spans with equal surroundings are solved once; and the best choice for fewer micro-batches in flight is the best for more
-of them wherever it still fits.
+u: both passes of a micro-batch; g: the work after the last one. Equal spans with equal neighbours are solved once. The best
+choice for few micro-batches in flight is also the best one for more of them wherever it still fits.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from trainplan.solvers.joint.stages.span_bounds import Exit, Weight
 
 @dataclass(frozen=True)
 class Column:
-    """One way to run a span of units as a stage, whatever its neighbours: times without messages and re-layouts at its cuts.
+    """One choice of options for a span of units as a stage, whatever its neighbours: times in ns without messages and
+    re-layouts at its cuts.
 
-    options: by unit, of the reduced tables. forward_ns, backward_ns: passes; halves_ns, halved_backward_ns: of a micro-batch in
-    halves. enter, leave: merged interface states.
+    options: for each unit, the index in the reduced tables. forward_ns, backward_ns: the passes. halves_ns, halved_backward_ns:
+    of a micro-batch in halves. enter, leave: merged interface states (see `option_tables`).
     """
 
     options: tuple[int, ...]
@@ -43,13 +45,14 @@ class Column:
 
     @property
     def extra_ns(self) -> int:
-        """g: what comes once."""
+        """g: the work in ns after the last micro-batch."""
         return self.last_ns + self.reduce_ns + self.optimizer_ns
 
 
 @dataclass(frozen=True)
 class Solved:
-    """A span under one weight: a bound on F, infinite where nothing fits, and the best choice with its F; None without one."""
+    """A span solved for one weight (p, q): a lower bound on p u + q g, infinite where nothing fits, and the best choice with
+    its value; column is None where none is known."""
 
     bound: float
     column: Column | None
@@ -62,9 +65,10 @@ Span = tuple[int, int, int, Weight, Entry, Exit | None]  # as of `Stages.solve`:
 
 @dataclass
 class Stages:
-    """The spans of one chain of units under one `StageTables`, with the cuts by some classes.
+    """Solves the spans of one chain of units, and keeps the results.
 
-    kinds, boundaries: of the units and between them. memory_bytes, host_bytes: of each device of a stage; None: no limit.
+    tables: of the chain's kinds. kinds, boundaries: of each unit, and between units. memory_bytes, host_bytes: of each device
+    of a stage; None for no limit. cuts: classes of the interface states at cuts.
     """
 
     tables: StageTables
@@ -91,9 +95,11 @@ class Stages:
         tolerance: float,
         worth_ns: float = np.inf,
     ) -> Solved:
-        """F of a span with `depth` micro-batches in flight. into: what it is entered by, if it does not begin the model; out:
-        what is behind it, None for the last stage; tolerance: the relative gap between bound and choice that will do;
-        worth_ns: a bound above it will do, too.
+        """The least p u + q g of the span of units `first` to `last`, with `depth` micro-batches in flight and weight (p, q).
+
+        into: the kind of link and the class of the cut before the span, if it does not begin the model. out: the kind of
+        boundary, the kind of link and the class of the cut after it; None for the last stage. tolerance: the relative gap
+        between bound and choice that suffices. worth_ns: a bound above this suffices, too.
 
         Raises TimeoutError.
         """
@@ -115,9 +121,10 @@ class Stages:
     def solve_capped(
         self, first: int, last: int, depth: int, out: Exit | None, most_ns: int, start: Column, search: Search, tolerance: float
     ) -> Solved:
-        """The least u + g of a span that begins the model, of choices whose u is at most `most_ns`, which `start` keeps.
+        """The least u + g of a span that begins the model, among choices whose u is at most `most_ns`. start: a choice within
+        that limit.
 
-        Where the host's memory counts, a bound of choices whatever they hold there. Raises TimeoutError.
+        Where the host's memory is limited, the bound is that of choices whatever they hold there. Raises TimeoutError.
         """
         self.count += 1
         whole, forbidden = self.chain(first, last, depth, (1, 1), (0, 0), out)
@@ -141,11 +148,12 @@ class Stages:
         return Solved(inner.bound, column if within else None, inner.objective)
 
     def _fits(self, first: int, depth: int, solved: Solved) -> bool:
+        """Whether the choice of a solved span fits with `depth` micro-batches in flight."""
         assert solved.column is not None
         return self.peak_bytes(first, depth, solved.column.options) <= self.memory_bytes
 
     def peak_bytes(self, first: int, depth: int, options: Sequence[int]) -> int:
-        """The peak of a stage that begins at a unit, by its units' options."""
+        """The peak bytes of a stage that begins at a unit, by its units' options."""
         kinds = [self.tables.kinds[self.kinds[first + index]] for index in range(len(options))]
         state, kept, work, held = (
             np.array([getattr(kind, name)[s] for kind, s in zip(kinds, options, strict=True)], np.int64)
@@ -154,6 +162,7 @@ class Stages:
         return int(stage_peak(state, kept, work, depth, held)[0])
 
     def _solve(self, span: Span, search: Search, tolerance: float, worth_ns: float) -> Solved:
+        """As `solve`, without looking at earlier results. span: the arguments that name the span."""
         self.count += 1
         first, chain, forbidden = span[0], *self.chain(*span)
         inner = search.inner(chain.objective, gap=tolerance, options={WORTH: int(worth_ns)} if worth_ns < np.inf else {})
@@ -175,7 +184,7 @@ class Stages:
     def _within_host(
         self, first: int, chain: MemoryChain, forbidden: int, relaxed: Search, search: Search, tolerance: float
     ) -> Solved:
-        """The same with the host's memory, too: capped as a second time. The start is the best of what takes least there."""
+        """As `solve`, with the host's memory as a second limit. It starts from the choice that needs the least there."""
         assert self.host_bytes is not None and relaxed.bound is not None
         hosts = [self.tables.kinds[kind].host for kind in self.kinds[first : first + chain.layers]]
         links = tuple(
@@ -209,8 +218,8 @@ class Stages:
     def chain(
         self, first: int, last: int, depth: int, weight: Weight, into: Entry, out: Exit | None
     ) -> tuple[MemoryChain, int]:
-        """The span as a chain that minimises p u + q g, and a time that every choice with states that do not agree reaches, and
-        no other one."""
+        """The span as a chain of layers that minimises p u + q g, and a time that every choice with disagreeing interface
+        states reaches, and no other one. Arguments as of `solve`."""
         p, q = weight
         tables, kinds = self.tables, self.kinds[first : last + 1]
         units = [tables.kinds[kind] for kind in kinds]
@@ -235,7 +244,7 @@ class Stages:
         return chain, forbidden
 
     def _forbidden(self, weight: Weight) -> int:
-        """A time at a weight that no choice reaches whose states agree."""
+        """A time at a weight that no choice reaches whose interface states agree."""
         if weight not in self._bars:
             p, q = weight
             units = [
@@ -249,7 +258,7 @@ class Stages:
         return self._bars[weight]
 
     def _link(self, before: int, after: int, boundary: int, weight: Weight) -> Link:
-        """The link between options of two kinds, at the forbidden time where their states do not agree."""
+        """The link between the options of two kinds of units, at the forbidden time where their interface states disagree."""
         key = (before, after, boundary, weight)
         if key not in self._links:
             moves = self.tables.moves[boundary]
@@ -260,7 +269,7 @@ class Stages:
         return self._links[key]
 
     def column(self, first: int, options: Sequence[int]) -> Column:
-        """What a choice takes as a stage that begins at a unit."""
+        """The times of a choice as a stage that begins at a unit."""
         chosen = [int(s) for s in options]
         tables = [self.tables.kinds[self.kinds[first + index]] for index in range(len(chosen))]
         indices = [int(kind.indices[s]) for kind, s in zip(tables, chosen, strict=True)]
@@ -298,4 +307,5 @@ class Stages:
 
 
 def _largest(moves: Floats) -> int:
+    """The largest finite number."""
     return int(moves[np.isfinite(moves)].max(initial=0))

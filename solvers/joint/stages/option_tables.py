@@ -1,8 +1,10 @@
-"""The options of one kind of site, made ready for search: without dominated ones, by interface cells, with cheapest messages.
+"""The options of one kind of device group, prepared for search: without dominated ones, by interface cells, with cheapest
+messages.
 
-What a stage costs one micro-batch is u = f + b, its two passes with the messages and re-layouts that it receives; what it adds
-once, g = l + reduce + optimizer, after the last micro-batch. A stage alone does not know its neighbours' interface states: its
-messages are the cheapest over those, which bounds them from below.
+The cost of a stage for one micro-batch is u = f + b, its two passes with the messages and re-layouts that it receives; once in
+a step it adds g = l + reduce + optimizer, after the last micro-batch. A stage alone does not know its neighbours' interface
+states: its messages are the cheapest over those, which bounds them from below. An interface cell is a pair of states, in which
+a unit is entered and left.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ Indices = NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class KindOptions:
-    """The S options of one kind of unit that no other one beats, in arrays (S,).
+    """The S options of one kind of unit that no other option dominates, in arrays (S,).
 
-    places: their numbers in the formulation's table. enter, leave: merged interface states, those of equal links being one.
-    u_ns: both passes; extra_ns: what comes once; first_ns, final_ns: added to u where the unit is a stage's first or last.
+    indices: of the options in the formulation's table. enter, leave: merged interface states; states with equal links are
+    merged. u_ns: both passes. extra_ns: the work after the last micro-batch. first_ns, final_ns: added to u where the unit is a
+    stage's first or last one. kept, held, work, state, host: bytes, see `OptionTable`.
     """
 
     table: OptionTable
@@ -44,13 +47,15 @@ class KindOptions:
     host: Integers
 
     def states(self, in_flight: int) -> Integers:
-        """What each option takes for the whole step with so many micro-batches in flight, of which one is stacked apart."""
+        """(S,): the bytes that each option holds during the whole step with `in_flight` micro-batches in flight, one of which
+        is counted elsewhere."""
         return self.state + in_flight * self.held + (in_flight - 1) * self.kept
 
 
 @dataclass(frozen=True, eq=False)
 class Crossing:
-    """What crosses one kind of boundary, by merged states: (D, E), and (K, D, E) by the kind of link, as `Boundary` has it."""
+    """The times in ns of one kind of boundary, by merged interface states: (D, E), and messages (K, D, E) by the kind of link,
+    see `Boundary`."""
 
     forward_ns: Integers
     backward_ns: Integers
@@ -64,13 +69,13 @@ class Crossing:
 class StageTables:
     """All kinds of units and boundaries of one `Tables`.
 
-    cell_enter, cell_leave: (C,), how each interface cell is entered and left. moves: (Q, D, E), re-layout of both passes;
-    infinite where states do not agree. forward, backward: (Q, K, D, E), message and re-layout that crosses a cut each way.
-    left, entered: the states in which any option leaves, and enters.
+    cell_enter, cell_leave: (C,), the states in which a unit of each interface cell is entered and left. moves: (Q, D, E),
+    re-layouts of both passes, by kind of boundary; infinite where states disagree. forward, backward: (Q, K, D, E), message and
+    re-layout across a cut in each direction. left, entered: whether any option leaves, or enters, in each state.
     """
 
     def __init__(self, tables: Tables, sliced: bool = False) -> None:
-        """sliced: some micro-batches go in two halves, others whole; then u counts the cheaper of both ways, piece by piece."""
+        """sliced: whether some micro-batches run in halves and others whole; u then has the cheaper of both, piece by piece."""
         self.sliced = sliced
         rows, columns = _padded(tables.boundaries, tables.units)
         self.leave_state, self.enter_state = _ways(rows), _ways(columns)
@@ -99,10 +104,11 @@ class StageTables:
         pairs = np.concatenate([np.stack((kind.enter, kind.leave)) for kind in self.kinds], axis=1)
         cells = np.unique(pairs, axis=1)
         self.cell_enter, self.cell_leave = cells
-        self.ways_in, self.ways_out = shape[1], shape[0]
+        self.states_in, self.states_out = shape[1], shape[0]
         self.links = links
 
     def _kind(self, table: OptionTable) -> KindOptions:
+        """The options of one kind of unit that no other option dominates."""
         enter, leave = self.enter_state[table.enter], self.leave_state[table.leave]
         indices = _undominated(enter, leave, _costs(table))
         chosen = table.keep(indices.tolist())
@@ -128,7 +134,7 @@ class StageTables:
 
     @cached_property
     def cells_of(self) -> tuple[Indices, ...]:
-        """By kind, the cell of each option (S,)."""
+        """For each kind, (S,), the interface cell of each option."""
         number = {pair: cell for cell, pair in enumerate(zip(self.cell_enter.tolist(), self.cell_leave.tolist(), strict=True))}
         return tuple(
             np.array([number[pair] for pair in zip(kind.enter.tolist(), kind.leave.tolist(), strict=True)], np.intp)
@@ -136,7 +142,8 @@ class StageTables:
         )
 
     def by_cell(self, kind: int, values: Floats) -> Floats:
-        """The least value of each cell's options of a kind: (.., S) to (.., C); infinite where the kind has none there."""
+        """The least value among the options of a kind in each interface cell: (.., S) to (.., C); infinite where the kind has
+        none there."""
         cell_of = self.cells_of[kind]
         order = np.argsort(cell_of, kind="stable")
         cells, starts = np.unique(cell_of[order], return_index=True)
@@ -146,21 +153,22 @@ class StageTables:
 
     @cached_property
     def left_order(self) -> tuple[Indices, Indices, Indices]:
-        """Cells sorted by how they are left, where each such group begins, and the ways out that there are."""
+        """The cells sorted by the state in which they are left, the first position of each such state, and the states that
+        there are."""
         order = np.argsort(self.cell_leave, kind="stable")
-        ways, starts = np.unique(self.cell_leave[order], return_index=True)
-        return order, starts, ways
+        states, starts = np.unique(self.cell_leave[order], return_index=True)
+        return order, starts, states
 
     def by_leave(self, values: Floats, axis: int = -1) -> Floats:
-        """The least value of the cells that are left in each way: of the axis of cells, (C), makes one of (D)."""
-        order, starts, ways = self.left_order
+        """The least value among the cells that are left in each state; the axis of cells, (C), becomes one of states, (D)."""
+        order, starts, states = self.left_order
         least: Floats = values.take(order, axis)
-        if len(ways) < len(order):
+        if len(states) < len(order):
             least = np.minimum.reduceat(least, starts, axis)
-        if len(ways) == self.ways_out:
+        if len(states) == self.states_out:
             return least
-        spread = np.full((*values.shape[:axis], self.ways_out, *values.shape[axis:][1:]), np.inf)
-        np.moveaxis(spread, axis, 0)[ways] = np.moveaxis(least, axis, 0)
+        spread = np.full((*values.shape[:axis], self.states_out, *values.shape[axis:][1:]), np.inf)
+        np.moveaxis(spread, axis, 0)[states] = np.moveaxis(least, axis, 0)
         return spread
 
 
@@ -193,11 +201,12 @@ def _crossing(boundary: Boundary, lefts: Indices, enters: Indices, links: int) -
 
 @dataclass(frozen=True, eq=False)
 class CutClasses:
-    """Cuts by the interface states on both sides: each class holds some states to leave in and some to enter in.
+    """Classes of cuts: each class holds some interface states before the cut and some after it.
 
     Together the classes hold all pairs of states, so bounds of stages by the classes around them bound all pipelines. entries:
-    (Q, K, G, E), what a stage receives forward at least that is entered in each state of the class, over the class's states
-    before it, infinite for other states; exits: (Q, K, G, D), the same backward of a stage that is left in each state.
+    (Q, K, G, E), by kinds of boundary and link, class and state: the least that a stage entered in this state receives forward,
+    over the class's states before it; infinite for states outside the class. exits: (Q, K, G, D), the same backward for a stage
+    that is left in each state.
     """
 
     entries: Floats
@@ -210,10 +219,10 @@ class CutClasses:
 
 
 def cut_classes(tables: StageTables, most: int) -> CutClasses:
-    """Classes of states that send alike: at most so many groups of states on either side of a cut, by what a message forward
-    takes from the states before it, and a message backward from those after it."""
-    before = _grouped(tables.forward.min(axis=3, initial=np.inf).reshape(-1, tables.ways_out).T, tables.left, most)
-    after = _grouped(tables.backward.min(axis=2, initial=np.inf).reshape(-1, tables.ways_in).T, tables.entered, most)
+    """Classes of interface states with similar messages: at most `most` groups of states on either side of a cut, by the time
+    of a message forward from the states before it, and of a message backward from those after it."""
+    before = _grouped(tables.forward.min(axis=3, initial=np.inf).reshape(-1, tables.states_out).T, tables.left, most)
+    after = _grouped(tables.backward.min(axis=2, initial=np.inf).reshape(-1, tables.states_in).T, tables.entered, most)
     entries, exits = [], []
     for lefts in before:
         for enters in after:
@@ -224,7 +233,7 @@ def cut_classes(tables: StageTables, most: int) -> CutClasses:
 
 
 def _grouped(values: Floats, present: NDArray[np.bool_], most: int) -> list[NDArray[np.bool_]]:
-    """States, as masks, in at most so many groups of similar values: (states, ..)."""
+    """The states that are present, as masks, in at most `most` groups of similar values. values: (states, ..)."""
     states = np.flatnonzero(present)
     sums = np.where(np.isfinite(values), values, 0.0).sum(axis=1)[states] if values.size else np.zeros(len(states))
     thresholds = np.unique(sums)
@@ -239,7 +248,7 @@ _STAGE_TABLES: WeakKeyDictionary[Tables, dict[bool, StageTables]] = WeakKeyDicti
 
 
 def stage_tables(tables: Tables, sliced: bool = False) -> StageTables:
-    """The tables made ready, once for all configurations that share them."""
+    """The prepared tables, made once for all configurations that share them."""
     cached = _STAGE_TABLES.setdefault(tables, {})
     if sliced not in cached:
         cached[sliced] = StageTables(tables, sliced)
@@ -247,7 +256,8 @@ def stage_tables(tables: Tables, sliced: bool = False) -> StageTables:
 
 
 def _padded(boundaries: Sequence[Boundary], units: Sequence[OptionTable]) -> tuple[Integers, Integers]:
-    """What every interface state meets at all boundaries, as a row for each way to leave and for each way to enter."""
+    """For every interface state, its links at all boundaries, as one row for each state in which a unit is left, and one for
+    each in which it is entered."""
     lefts = 1 + max(int(table.leave.max(initial=0)) for table in units)
     enters = 1 + max(int(table.enter.max(initial=0)) for table in units)
     lefts = max([lefts, *(b.relayout_forward_ns.shape[0] for b in boundaries)])
@@ -269,18 +279,18 @@ def _padded(boundaries: Sequence[Boundary], units: Sequence[OptionTable]) -> tup
 
 
 def _ways(rows: Integers) -> Indices:
-    """The number of each row's kind, equal rows being of one kind; counted in the order of first rows."""
+    """The number of each row's kind; equal rows are of one kind, numbered in the order of their first rows."""
     numbers: dict[bytes, int] = {}
     return np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in np.ascontiguousarray(rows)], np.intp)
 
 
 def undominated_options(table: OptionTable) -> Indices:
-    """The options of a table that no other one beats, by its own interface states."""
+    """The indices of the options of a table that no other one dominates, by its own interface states."""
     return _undominated(table.enter, table.leave, _costs(table))
 
 
 def _costs(table: OptionTable) -> Integers:
-    """(columns, S): all that an option costs."""
+    """(columns, S): all costs of each option."""
     works = ("work_forward_bytes", "work_backward_bytes")
     columns = [getattr(table, name) for name in (*TIMES, *BYTES) if name not in works]
     columns.append(table.work_bytes)
@@ -290,7 +300,8 @@ def _costs(table: OptionTable) -> Integers:
 
 
 def _undominated(enter: Indices, leave: Indices, columns: Integers) -> Indices:
-    """Options that no other one of their interface states is at most in all columns (columns, S); of equal ones the first."""
+    """The options that no other one of their interface states equals or undercuts in all columns, (columns, S); of equal
+    options the first."""
     count = columns.shape[1]
     alike = (enter[:, None] == enter) & (leave[:, None] == leave)
     beaten = np.zeros(count, bool)

@@ -1,8 +1,10 @@
-"""Pipelines of one stage: passes follow each other whatever the schedule, so the step is m u + g, a chain under one memory.
+"""Solves configurations of one stage: passes follow each other under every schedule, so the step is m u + g, a chain under one
+memory limit.
 
-Where embedding and head share a table, it is one parameter if both are laid out alike, and the head then costs what `Tied.once`
-says. So the options of the first unit fall into groups by what they allow the last one, and each group is two chains: with the
-last options that make it one parameter, and with the others.
+m: micro-batches; u: both passes of one; g: the work after the last one. Where embedding and head share a table, it is one
+parameter if both have equal layouts, and the head then has the costs of `Tied.once`. So the options of the first unit fall into
+groups by what they allow the last one, and each group gives two chains: with the last unit's options that make it one
+parameter, and with the others.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from trainplan.solvers.joint.stages.option_tables import cut_classes, stage_tabl
 
 @dataclass(frozen=True, eq=False)
 class TiedCase:
-    """One chain: the kinds of its units, their tables, the numbers of the options that the first and the last unit have where
-    these are only some, and what a shared table adds."""
+    """One chain: the kinds of its units, their tables, the indices of the first and the last unit's options (ends; None where
+    all are allowed), and the time in ns that a shared table adds."""
 
     kinds: tuple[int, ...]
     tables: Tables
@@ -31,7 +33,7 @@ class TiedCase:
 
 
 class Single:
-    """One configuration of one stage. bound_ns: what is proven of it so far; infinite once it is done with."""
+    """One configuration of one stage, and the chains whose best choice is its best plan."""
 
     def __init__(self, instance: Instance, configuration_index: int, search: Search) -> None:
         self.instance, self.configuration_index, self.search = instance, configuration_index, search
@@ -46,7 +48,7 @@ class Single:
         self.count = 0
 
     def _cases(self) -> Iterator[TiedCase]:
-        """Every chain: with all options of the first and the last unit, or some of them."""
+        """The chains: one with all options of the first and the last unit, or several with some of them."""
         tables, tied = self.configuration.tables[self.configuration.device_groups[0].kind], self.configuration.tied
         kinds, shared_ns = self.kinds, 0 if tied is None else tied.reduce_ns
         if tied is None or tied.equal is None:
@@ -63,7 +65,8 @@ class Single:
                     yield TiedCase((count, *kinds[1:-1], count + 1), replace(tables, units=units), (firsts, lasts), more)
 
     def _least(self, case: TiedCase) -> int:
-        """No choice of a chain takes less: every unit at its least m u + g, whatever the memory and re-layouts."""
+        """A lower bound in ns of every choice of a chain: every unit at its least m u + g, whatever the memory and
+        re-layouts."""
         tables = case.tables.units
         least = {
             kind: int((self.m * _u_ns(tables[kind], self.sliced) + _extra_ns(tables[kind])).min()) for kind in set(case.kinds)
@@ -71,7 +74,8 @@ class Single:
         return sum(least[kind] for kind in case.kinds) + case.shared_ns
 
     def _least_bytes(self, case: TiedCase) -> int:
-        """No choice of a chain needs less memory: the least states of every unit, and the least pass of some unit."""
+        """A lower bound in bytes of the memory of every choice of a chain: the least states of every unit, and the least pass
+        of some unit."""
         tables, n = case.tables.units, self.depth
         states, passes = dict[int, int](), dict[int, int]()
         for kind in set(case.kinds):
@@ -81,7 +85,8 @@ class Single:
         return sum(states[kind] for kind in case.kinds) + max(passes.values())
 
     def run(self, target: Callable[[], float], tolerance: float) -> float:
-        """Solve all chains, reporting plans: the least bound of those that are not above the target. Raises TimeoutError."""
+        """Solve all chains, reporting plans, and return the least bound in ns of those that were not above the target.
+        tolerance: the relative gap that suffices. Raises TimeoutError."""
         bounds = [np.inf]
         for least, _, case in sorted((self._least(case), number, case) for number, case in enumerate(self.cases)):
             if least > target():
@@ -107,6 +112,7 @@ class Single:
 
 
 def _u_ns(table: OptionTable, sliced: bool) -> Integers:
+    """(S,): both passes of a micro-batch in ns; where some are sliced, the cheaper of whole and halves."""
     if not sliced or table.halved is None:
         return table.forward_ns + table.backward_ns
     forward = np.minimum(table.forward_ns, table.halved.forward_ns.sum(axis=0))
@@ -115,4 +121,5 @@ def _u_ns(table: OptionTable, sliced: bool) -> Integers:
 
 
 def _extra_ns(table: OptionTable) -> Integers:
+    """(S,): the work in ns after the last micro-batch."""
     return table.last_ns + table.end_ns

@@ -1,12 +1,12 @@
-"""What stages cost at least, for all spans of units at once.
+"""Lower bounds on the cost of stages, for all spans of units at once.
 
-Of a span as a stage with n micro-batches in flight, for whole numbers p, q >= 0 let F(p, q) be the least p u + q g within the
-memory E (u, g: see `stage_tables`). For any price w >= 0 of a byte
+For a span as a stage with n micro-batches in flight, and whole numbers p, q >= 0, let F(p, q) be the least p u + q g within the
+memory E (u, g: see `option_tables`). For any price w >= 0 of a byte
 
     F(p, q) >= min over choices of  p u + q g + w ( sum state + n sum (kept + held) + work of the last unit )  -  w E
 
-since a stage's peak is at least what its last unit's pass sees. The right side is a shortest path along the units; the paths of
-all spans, numbers n, weights and prices are found together, a unit at a time, by interface cells.
+since a stage's peak is at least its memory during its last unit's pass. The right side is a shortest path along the units; the
+paths of all spans, numbers n, weights and prices are found together, a unit at a time, by interface cells.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainplan.solvers.joint.stages.option_tables import CutClasses, Floats, Kin
 from trainplan.solvers.pipeline.spans import SpanClasses
 
 Weight = tuple[int, int]
-Exit = tuple[int, int, int]  # the kinds of boundary and of link behind a span, and the class of the cut
+Exit = tuple[int, int, int]  # the kinds of boundary and of link after a span, and the class of the cut
 MOST_PRICES = 10
 FEW, BLOCK = 4_096, 65_536  # numbers: of which all pairs of states are added at once; that a processor's cache holds
 
@@ -39,32 +39,33 @@ def span_bounds(
     longest: int,
     check_time: Callable[[], None] = lambda: None,
 ) -> Floats:
-    """Lower bounds on F: (G, weights, depths, 1 + exits, classes), whole numbers, by the class of the cut before the span;
-    infinite where nothing fits, and where every span one unit shorter needs too much memory. Classes are those of spans of at
-    most `longest` units.
+    """Lower bounds on F: (G, weights, depths, 1 + exits, classes), whole numbers. G: classes of the cut before the span;
+    classes: of spans of at most `longest` units. Infinite where nothing fits, and where every span one unit shorter needs too
+    much memory.
 
-    depths: numbers of micro-batches in flight, ascending. prices: of a byte at weight (1, 1). link: the kind over which spans
-    that do not begin the model are entered. exits: behind the span; before them comes that of no stage after it.
+    depths: numbers of micro-batches in flight, ascending. weights: pairs (p, q). prices: of a byte at weight (1, 1). link: the
+    kind of link over which spans that do not begin the model are entered. exits: after the span; the first entry, before them,
+    has no stage after it.
 
-    Proof: the head of this file, for each price; float sums stay within a few times their rounding errors, by which they are
-    lowered; and F is a whole number.
+    Proof: the head of this module, for each price; float sums are lowered by a few times their rounding errors; and F is a
+    whole number.
     """
     rates = [(p, q, w * max(p, q)) for p, q in weights for w in prices] + [(0, 0, 1.0)]
     p, q, w = (np.array(column, np.float64)[:, None] for column in zip(*rates, strict=True))
     # Rates of every class of cuts before, one class after the other. States of interfaces are the first axes: numpy is slow at
-    # the least of a few numbers that lie beside each other, and quick at the smaller of two long rows.
+    # the least of a few numbers that are neighbours in memory, and quick at the smaller of two long rows.
     groups = cuts.count if len(cuts.entries) else 1
     cells = [np.tile(cost, groups) for cost in _cell_costs(tables, p, q, w, depths)]
     entries = np.moveaxis(_at_rates(p, cuts.entries[:, link]), -1, 0)  # (E, Q, G, rates)
-    entries = entries.reshape(tables.ways_in, -1, groups * len(rates))
+    entries = entries.reshape(tables.states_in, -1, groups * len(rates))
     moves = np.tile(np.moveaxis(_at_rates(p, tables.moves), 2, -1), groups)  # (Q, D, E, rates)
     memory_rates = np.arange(groups) * len(rates) + len(rates) - 1
     free = [not move.any() for move in tables.moves]
     p, w, rates = np.tile(p, (groups, 1)), np.tile(w, (groups, 1)), rates * groups
-    behind = [np.zeros((tables.ways_out, len(rates)))]
-    behind += [_at_rates(p, cuts.exits[out]).T for out in exits]
+    after = [np.zeros((tables.states_out, len(rates)))]
+    after += [_at_rates(p, cuts.exits[out]).T for out in exits]
     classes = sum(len(level.kind) for level in spans.levels[:longest])
-    best = np.full((len(behind), classes, len(depths), groups, len(weights)), np.inf)
+    best = np.full((len(after), classes, len(depths), groups, len(weights)), np.inf)
     shape, units = (groups, len(weights), len(prices)), len(spans.levels)
     many = max(1, BLOCK // (len(depths) * len(rates)))  # classes at once
     chain: Floats = np.empty(0)
@@ -72,16 +73,16 @@ def span_bounds(
     for length, level in enumerate(spans.levels[:longest]):
         check_time()
         count, short = len(level.kind), np.inf
-        following = np.empty((tables.ways_out, count, len(depths), len(rates)))
+        following = np.empty((tables.states_out, count, len(depths), len(rates)))
         inner, final = (cells[0], cells[2]) if length else (cells[1], cells[3])
         for begin in range(0, count, many):
             block = slice(begin, begin + many)
             kinds, boundaries = level.kind[block], level.boundary[block]
             if not length:
-                entered = np.zeros((tables.ways_in, len(kinds), 1, len(rates)))
+                entered = np.zeros((tables.states_in, len(kinds), 1, len(rates)))
                 entered[:, boundaries >= 0] = entries[:, boundaries[boundaries >= 0], None]
             else:
-                entered = np.empty((tables.ways_in, len(kinds), len(depths), len(rates)))
+                entered = np.empty((tables.states_in, len(kinds), len(depths), len(rates)))
                 for boundary in np.unique(boundaries):
                     here = np.flatnonzero(boundaries == boundary)
                     through = chain[:, level.parent[block][here] - before]
@@ -89,7 +90,7 @@ def span_bounds(
             reached = entered[tables.cell_enter]
             following[:, block] = tables.by_leave(reached + inner[:, kinds], axis=0)
             ends = tables.by_leave(reached + final[:, kinds], axis=0)
-            for index, out in enumerate(behind):
+            for index, out in enumerate(after):
                 least = _crossed(ends, out[:, None])[0]
                 if not index:
                     short = min(short, least[:, 0, memory_rates].min())
@@ -101,7 +102,7 @@ def span_bounds(
 
 
 def _crossed(chain: Floats, moves: Floats) -> Floats:
-    """The least over the states that are left, of a chain's costs (D, classes, depths, rates) and moves (D, E, rates): (E,
+    """The least, over the states that are left, of a chain's costs (D, classes, depths, rates) plus moves (D, E, rates): (E,
     classes, depths, rates)."""
     if chain[0].size < FEW:
         least: Floats = (chain[:, None] + moves[:, :, None, None]).min(axis=0)
@@ -115,8 +116,8 @@ def _crossed(chain: Floats, moves: Floats) -> Floats:
 
 
 def _over_prices(least: Floats, w: Floats, memory_bytes: int, shape: tuple[int, int, int], units: int) -> Floats:
-    """The largest bound over all prices: (classes, depths, rates) to (classes, depths, groups, weights), lowered by what sums
-    may be off by. shape: groups, weights and prices; the rates of each group end with memory alone."""
+    """The largest bound over all prices: (classes, depths, rates) to (classes, depths, groups, weights), lowered by the error
+    that sums may have. shape: the numbers of groups, weights and prices; the last rate of each group counts memory alone."""
     memory, rounding = w * memory_bytes, 8 * (units + 4) * np.finfo(np.float64).eps
     least = least * (1 - rounding) - (1 + rounding) * memory  # costs are not negative
     groups, weights, prices = shape
@@ -128,13 +129,14 @@ def _over_prices(least: Floats, w: Floats, memory_bytes: int, shape: tuple[int, 
 
 
 def _at_rates(p: Floats, times: Floats) -> Floats:
-    """Times at each p: (.., E) to (.., rates, E); what is infinite stays so, even at 0."""
+    """Times multiplied by each p: (.., E) to (.., rates, E); infinite times stay infinite, even at 0."""
     finite = np.isfinite(times)
     return np.where(finite[..., None, :], p * np.where(finite, times, 0.0)[..., None, :], np.inf)
 
 
 def _cell_costs(tables: StageTables, p: Floats, q: Floats, w: Floats, depths: Sequence[int]) -> list[Floats]:
-    """The least cost of each kind's cells as an inner, a first, a last and an only unit: (C, kinds, depths, rates) each."""
+    """The least cost of the interface cells of each kind as an inner, a first, a last and an only unit of a span: four arrays
+    (C, kinds, depths, rates)."""
     depth = np.array(depths, np.float64)[:, None, None]
     columns: list[list[Floats]] = [[], [], [], []]
     for number, kind in enumerate(tables.kinds):
@@ -150,8 +152,8 @@ def _cell_costs(tables: StageTables, p: Floats, q: Floats, w: Floats, depths: Se
 
 
 def prices_of(tables: StageTables, depths: Sequence[int], most: int = MOST_PRICES) -> Floats:
-    """Prices at which a chain of equal units changes from one option to the next, for few and for many micro-batches in flight;
-    0, for memory that is not short. most: of those that are above 0."""
+    """The prices at which a chain of equal units changes from one option to the next, for few and for many micro-batches in
+    flight, and 0, for memory that is not short. most: the number of prices above 0, at most."""
     slopes = set[float]()
     for depth in {depths[0], depths[-1]}:
         for kind in tables.kinds:
@@ -163,4 +165,5 @@ def prices_of(tables: StageTables, depths: Sequence[int], most: int = MOST_PRICE
 
 
 def _memory(kind: KindOptions, depth: int) -> Integers:
+    """(S,): the bytes of each option for the whole step and for `depth` micro-batches in flight."""
     return kind.state + depth * (kind.kept + kind.held)
