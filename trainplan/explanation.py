@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from trainplan.formulations.joint.options import with_tables
-from trainplan.formulations.joint.runtime_capabilities import FOR
+from trainplan.formulations.joint.within_runtime import FOR
 from trainplan.formulations.plan.plan import Plan, PlanEvidence, load_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.plan.run_length import runs

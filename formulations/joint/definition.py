@@ -30,11 +30,11 @@ from trainplan.formulations.joint.proof import JointCertificate
 from trainplan.formulations.joint.recompute_first import RECOMPUTE_FIRST, whole_layers, with_first_layers
 from trainplan.formulations.joint.refinement import JointRefinement
 from trainplan.formulations.joint.request_scope import JointScope
-from trainplan.formulations.joint.runtime_capabilities import with_gradients
 from trainplan.formulations.joint.search_space import Space
 from trainplan.formulations.joint.single_strategy import single_strategy_instances, widened
 from trainplan.formulations.joint.tables import Option
 from trainplan.formulations.joint.user_constraints import CONSTRAINTS, PRICED, WIDEST, narrowed
+from trainplan.formulations.joint.within_runtime import with_gradients
 from trainplan.formulations.plan.plan import Batch, Plan, Stage
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.plan.run_length import runs

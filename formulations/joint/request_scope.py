@@ -8,8 +8,8 @@ from trainplan.formulations.joint.cluster_symmetry import unlike_links, unsuppor
 from trainplan.formulations.joint.options import unusual_costs_reason, within_optimizer
 from trainplan.formulations.joint.overlap_cost_tables import COST_MODEL, LEFT_OUT
 from trainplan.formulations.joint.problem import Configuration, Instance
-from trainplan.formulations.joint.runtime_capabilities import within_runtime
 from trainplan.formulations.joint.user_constraints import OF_CONFIGURATIONS, restrictions
+from trainplan.formulations.joint.within_runtime import within_runtime
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.request_scope import RequestScope
 

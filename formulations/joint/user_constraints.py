@@ -13,8 +13,8 @@ from typing import Any
 from trainplan.formulations.joint.cost_tables import tp_degrees
 from trainplan.formulations.joint.options import CHUNKS, CP, CP_EXCHANGE, MEMORY_TABLES, PARAMETERS, SCHEDULE, SLICED, ZERO
 from trainplan.formulations.joint.recompute_first import RECOMPUTE_FIRST
-from trainplan.formulations.joint.runtime_capabilities import FOR
 from trainplan.formulations.joint.search_space import Filter, Space
+from trainplan.formulations.joint.within_runtime import FOR
 from trainplan.formulations.parameters import MICRO_BATCHES, PIPELINE, Parameter
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.plan.strategy import Strategy, parse_strategy

@@ -8,7 +8,7 @@ import pytest
 from trainplan.execution.prediction.evaluate_plan import predict_from_saved_costs
 from trainplan.execution.prediction.overlap import layout_of, predict_overlapped
 from trainplan.execution.runtimes.export_common import ENDS
-from trainplan.formulations.joint.runtime_capabilities import with_gradients
+from trainplan.formulations.joint.within_runtime import with_gradients
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import problem

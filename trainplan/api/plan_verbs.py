@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from trainplan.api.keywords import with_fields
 from trainplan.api.requests import CHOICES, PlanKeywords, PlanRequest, SearchOptions, keywords_of
 from trainplan.formulations.joint.options import GRADIENTS
-from trainplan.formulations.joint.runtime_capabilities import FOR, with_gradients
+from trainplan.formulations.joint.within_runtime import FOR, with_gradients
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import constraints_of
 from trainplan.inputs import check_spelling, request_of

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainplan.formulations.joint.options import with_tables
-from trainplan.formulations.joint.runtime_capabilities import FOR
+from trainplan.formulations.joint.within_runtime import FOR
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import Problem
 from trainplan.planning.planner import planned

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainplan.formulations.joint.runtime_capabilities import FOR
+from trainplan.formulations.joint.within_runtime import FOR
 from trainplan.formulations.runtimes import RUNTIMES
 from trainplan.planning.planner import planned
 from trainplan.planning.presets import DEFAULT

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from trainplan.formulations.joint.options import with_tables
-from trainplan.formulations.joint.runtime_capabilities import FOR
+from trainplan.formulations.joint.within_runtime import FOR
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import problem_of
 from trainplan.planning.planner import plan_answer, planned

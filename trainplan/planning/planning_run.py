@@ -16,7 +16,7 @@ from trainplan.execution.prediction.evaluate_plan import PlanPrediction
 from trainplan.execution.prediction.overlap import predict_overlapped
 from trainplan.execution.runtimes.torch.export import held_alongside
 from trainplan.formulations.joint.options import MEMORY_TABLES, with_tables
-from trainplan.formulations.joint.runtime_capabilities import FOR
+from trainplan.formulations.joint.within_runtime import FOR
 from trainplan.formulations.plan.plan import Claim, Plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import counts_overlap, problem_of

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from trainplan.formulations.joint.options import MEMORY_TABLES, with_tables
-from trainplan.formulations.joint.runtime_capabilities import FOR
+from trainplan.formulations.joint.within_runtime import FOR
 from trainplan.formulations.plan.request import Request
 from trainplan.planning.planning_run import PlanningRun, with_bound
 from trainplan.planning.result import PlanningResult

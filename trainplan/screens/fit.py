@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainplan.formulations.joint.runtime_capabilities import FOR
+from trainplan.formulations.joint.within_runtime import FOR
 from trainplan.plan_words import run_words
 from trainplan.planning.fit import Fit
 from trainplan.profiling.base.quantities import plural

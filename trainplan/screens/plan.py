@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.execution.prediction.surrogate import recipe_of
-from trainplan.formulations.joint.runtime_capabilities import FOR
+from trainplan.formulations.joint.within_runtime import FOR
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import constraints_of
