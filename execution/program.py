@@ -324,8 +324,8 @@ def sender_name(name: str) -> str:
 
 
 class Clocks:
-    """Which instructions are surely done before the next one of each lane begins, by lane order and waits: a vector clock per
-    lane, which holds, for every lane, the index of the latest instruction that is surely done.
+    """Vector clocks of the lanes: for each lane, which instructions are surely done before its next one begins, by lane order
+    and waits. Per other lane that is the index of the latest such instruction.
 
     Instructions are passed to `issue` one by one, in issue order; each first calls `wait` for every index in its `waits`.
     """

@@ -208,7 +208,7 @@ class _Compiler(Residences):
         if self._alike(unit):
             peers: list[tuple[int, dict[str, Any], int]] = [(there[self.index_in_stage], {}, self.buffers[name])]
         else:
-            if self.strategies[before].sequence_parallel:  # every rank may be asked for all tokens of some of its rows
+            if self.strategies[before].sequence_parallel:  # receivers may need all tokens of some of its rows
                 name = self.gather_tokens(before, part, name, f"{kind.replace('.', '-whole.')}.{part}", before, (name,))
             block = self.rows(before, part)
             peers = [

@@ -16,25 +16,26 @@ from trainplan.profiling.profiles import Profile
 @in_one_line
 @dataclass(frozen=True)
 class RunReport:
-    """What running a plan gave.
+    """The results of running a plan.
 
-    losses: of every step. step_seconds: of every step, the slowest rank's. predicted_peak_bytes: by rank, from the memory
-    walk, or, where torch runs the plan and its memory is measured, from a dry run of that (predicted_by); peak_bytes: by
-    rank, what torch allocated (None where not asked for). gradient_difference: largest difference of any gradient of the first
-    step against one process, relative to the largest gradient of its unit; parameter_difference: largest absolute difference
-    of any parameter after the last step; loss_difference: of any step's loss. limit_bytes: what a device may use, as the plan
-    was made.
+    losses: of every step. step_seconds: of every step, the slowest rank's. predicted_peak_bytes: by rank, from the plan's
+    programs, or, where torch runs the plan and its memory is measured, from a dry run of that (predicted_by). peak_bytes: by
+    rank, as torch allocated them (None where not requested). gradient_difference: largest difference of any gradient of the
+    first step against one process, relative to the largest gradient of its unit. parameter_difference: largest absolute
+    difference of any parameter after the last step. loss_difference: of any step's loss. limit_bytes: memory that a device may
+    use, as the plan was made.
 
-    Where instructions were measured: instructions: their times by kind, measured and predicted; predicted_seconds: of a step
-    on one lane, by the time walk, as the profile or the plan has it (None where neither is of the model that ran);
-    walked_seconds: the same by the median times that its instructions took here; profile: the one that was given, with these.
+    Where instructions were measured: instructions: their times by kind, measured and predicted; predicted_seconds: of a
+    simulated step on one lane, by the costs of the profile or the plan (None where neither is of the model that ran);
+    walked_seconds: of a simulated step by the median times that its instructions took here; profile: the one that was given,
+    with these times.
 
-    runtime: who ran it, the plan's program on the back-end, or torch (see `execution.lowering`); why_program: what kept it from
-    being torch, where nobody asked for the program.
+    runtime: the plan's program on the back-end, or torch (see `execution.lowering`). why_program: why it was not torch, where
+    the user did not request the program.
 
     first_step: the number of the first of the losses' steps, 1 unless the run went on from a checkpoint. evaluations: losses of
-    the file that the model is evaluated on, by step. ended: whether the run was asked to end (SIGTERM) before its last step,
-    with a checkpoint.
+    the file that the model is evaluated on, by step. ended: whether SIGTERM ended the run before its last step, with a
+    checkpoint.
     """
 
     model: str

@@ -1,12 +1,12 @@
-"""Trials (the last line of AMP's Algorithm 1): run each of some plans for a few steps on the machine at hand, and time them.
+"""Trials (the last line of AMP's Algorithm 1): run each of some plans for a few steps on this machine, and time them.
 
-What goes wrong with a plan is the result of its trial, and the others go on. All plans are tried in one start of the processes,
-which takes seconds, one after the other. When one fails, the processes end; it comes first in the next start, with those after
-it. So that no plan answers for what another left behind, a failure counts only of a plan that was the first of its start; that
-a plan took too long counts at once.
+If a plan fails, that is the result of its trial, and the others go on. All plans are tried in one start of the processes, which
+takes seconds, one after the other. When one fails, the processes end; it comes first in the next start, with those after it. So
+that no plan is blamed for the effects of another, a failure counts only of a plan that was the first of its start; that a plan
+took too long counts at once.
 
-Out of memory is what Python or torch calls so, and the end of a process by SIGKILL: so the system ends one that it has no
-memory for. (A hand that ends it so cannot be told apart.)
+Out of memory is what Python or torch calls so, and the end of a process by SIGKILL, with which the system ends one that it has
+no memory for. (A user's SIGKILL cannot be distinguished from that.)
 """
 
 from __future__ import annotations

@@ -157,9 +157,11 @@ class Executor(Sharding, Copying, HeadSharing, TokenSharing):
     _send = _receive = _send_receive = _point_to_point
 
     def _input(self, instruction: Instruction) -> None:
+        """Copy the ids of the rank's input tokens, by its rows."""
         self.values[instruction.writes[0]] = self.rows.of(instruction, self.by_piece(self.tokens[:, :-1]))
 
     def _targets(self, instruction: Instruction) -> None:
+        """Copy the ids of the tokens to predict, by its rows."""
         self.values[instruction.writes[0]] = self.rows.of(instruction, self.by_piece(self.tokens[:, 1:]))
 
     def _compute(self, instruction: Instruction) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -178,16 +180,19 @@ class Executor(Sharding, Copying, HeadSharing, TokenSharing):
         return torch_units.forward(part, unit.views, x, unit.shard, keys=keys, **options), x, keys
 
     def _forward(self, instruction: Instruction) -> None:
+        """Compute a unit's partial output, and keep its graph."""
         y, *leaves = self._compute(instruction)
         result, graph = instruction.writes
         self.values[graph] = (get_gradient_edge(y), *leaves)
         self.values[result] = y.detach()
 
     def _forward_without_graph(self, instruction: Instruction) -> None:
+        """Compute a unit's partial output without a graph."""
         with torch.no_grad():
             self.values[instruction.writes[0]] = self._compute(instruction)[0]
 
     def _recompute(self, instruction: Instruction) -> None:
+        """Compute a unit again for its graph alone."""
         y, *leaves = self._compute(instruction)
         self.values[instruction.writes[0]] = (get_gradient_edge(y), *leaves)
 
@@ -232,17 +237,20 @@ class Executor(Sharding, Copying, HeadSharing, TokenSharing):
         return logits
 
     def _loss_statistics(self, instruction: Instruction) -> None:
+        """Per token: largest logit, sum of exponentials and the target's logit, of the rank's shard of the vocabulary."""
         logits, targets = (self.values[name] for name in instruction.reads)
         shard = self.unit(instruction).shard
         self.values[instruction.writes[1]] = torch_units.loss_statistics(logits, targets, self.model.vocabulary, shard)
 
     def _gather_statistics(self, instruction: Instruction) -> None:
+        """Gather the statistics of all shards of the vocabulary."""
         part = self.values[instruction.reads[0]]
         everyone = part.new_empty((len(instruction.group), *part.shape))
         self.collective(dist.all_gather_into_tensor, instruction, everyone.view(-1), part.view(-1))
         self.values[instruction.writes[0]] = everyone
 
     def _loss(self, instruction: Instruction) -> None:
+        """Add the rank's loss, and replace its logits by their gradient, unless the backward pass recomputes them."""
         names, scale = instruction.reads, instruction.args["scale"]
         logits, targets, statistics = (self.values[name] for name in names[:3])
         everyone = self.values[names[3]] if len(names) > 4 else statistics.unsqueeze(0)
@@ -255,27 +263,33 @@ class Executor(Sharding, Copying, HeadSharing, TokenSharing):
             self.loss += loss
 
     def _optimizer_step(self, instruction: Instruction) -> None:
+        """Step a unit's parameters, on the device or the host."""
         self.unit(instruction).step()
 
     _host_optimizer_step = _optimizer_step
 
     def _all_reduce(self, instruction: Instruction) -> None:
+        """Sum partial results over tensor-parallel ranks, in place."""
         self.collective(dist.all_reduce, instruction, self.values[instruction.writes[0]])
 
     def _slice(self, instruction: Instruction) -> None:
+        """Select the rows of another layout from a buffer of the rank."""
         self.values[instruction.writes[0]] = self.rows.of(instruction, self.values[instruction.reads[0]])
 
     def _gather_slice(self, instruction: Instruction) -> None:
+        """Gather the blocks of all ranks of the group, and select the rows of another layout."""
         block = self.values[instruction.reads[0]].contiguous()
         everyone = block.new_empty((len(instruction.group) * block.shape[0], *block.shape[1:]))
         self.collective(dist.all_gather_into_tensor, instruction, everyone, block)
         self.values[instruction.writes[0]] = self.rows.of(instruction, everyone)
 
     def _join(self, instruction: Instruction) -> None:
+        """Concatenate several buffers, and bring their rows into order."""
         joined = torch.cat([self.values[name] for name in instruction.reads])
         self.values[instruction.writes[0]] = self.rows.of(instruction, joined) if "rows" in instruction.args else joined
 
     def _reduce_loss(self, instruction: Instruction) -> None:
+        """Sum the loss over all ranks."""
         if len(instruction.group) > 1:
             self.collective(dist.all_reduce, instruction, self.loss)
 

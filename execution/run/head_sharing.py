@@ -32,6 +32,7 @@ class HeadSharing(KeySharing):
         return [of_rank(rank) for rank in range(share.ranks)]
 
     def _exchange_heads(self, instruction: Instruction) -> None:
+        """All-to-all: from all heads of the rank's tokens to all tokens of the rank's heads."""
         own, ranks = self.values[instruction.reads[0]], len(instruction.group)
         heads = torch.tensor(self._heads_of(instruction, instruction.reads[0]), device=self.device)
         sent = own[:, :, heads.flatten()].unflatten(2, heads.shape).movedim(2, 0).contiguous()
@@ -44,6 +45,8 @@ class HeadSharing(KeySharing):
         self.values[instruction.writes[0]] = whole
 
     def _exchange_tokens(self, instruction: Instruction) -> None:
+        """All-to-all: from all tokens of the rank's heads to all heads of the rank's tokens; parts of heads with copies are
+        summed."""
         whole, ranks, name = self.values[instruction.reads[0]], len(instruction.group), instruction.writes[0]
         rows, tokens, _, width = whole.shape
         sent = _by_piece(whole, ranks)
@@ -57,6 +60,7 @@ class HeadSharing(KeySharing):
         self.values[name] = own
 
     def _core(self, instruction: Instruction) -> None:
+        """Compute attention's core, and keep its graph."""
         mixed, leaves = self._mixed(instruction)
         self.values[instruction.writes[0]], self.values[instruction.writes[1]] = (
             mixed.detach(),
@@ -64,10 +68,12 @@ class HeadSharing(KeySharing):
         )
 
     def _core_without_graph(self, instruction: Instruction) -> None:
+        """Compute attention's core without a graph."""
         with torch.no_grad():
             self.values[instruction.writes[0]] = self._mixed(instruction)[0]
 
     def _core_backward(self, instruction: Instruction) -> None:
+        """Gradients of the core's queries, keys and values, in one tensor."""
         edge, leaves = self.values.pop(instruction.reads[0])
         torch.autograd.backward([edge], [self.values[instruction.reads[3]]])
         self.values[instruction.writes[0]] = torch.cat([leaf.grad.transpose(1, 2) for leaf in leaves], 2)

@@ -28,12 +28,14 @@ class KeySharing(TokenSharing):
         return self.values[names[0]].detach().requires_grad_() if names else None
 
     def _keys(self, instruction: Instruction) -> None:
+        """Compute keys and values of the rank's own tokens, and keep their graph."""
         x = self.values[instruction.reads[0]].detach().requires_grad_()
         y = self._own_keys(instruction, x)
         own, graph = instruction.writes
         self.values[own], self.values[graph] = y.detach(), (get_gradient_edge(y), x)
 
     def _keys_without_graph(self, instruction: Instruction) -> None:
+        """Compute keys and values of the rank's own tokens without a graph."""
         with torch.no_grad():
             self.values[instruction.writes[0]] = self._own_keys(instruction, self.values[instruction.reads[0]])
 
@@ -45,6 +47,7 @@ class KeySharing(TokenSharing):
         return compute(part, unit.views, x, unit.shard, self.program.shares_tokens(instruction.unit or 0))
 
     def _gather_keys(self, instruction: Instruction) -> None:
+        """Gather keys and values of all tokens, in order of tokens."""
         own, pieces, name = self.values[instruction.reads[0]].contiguous(), len(instruction.group), instruction.writes[0]
         whole = self.filled(name, own, (own.shape[0], pieces * own.shape[1], *own.shape[2:]))
         gathered = own.new_empty((pieces, *own.shape))
@@ -53,12 +56,14 @@ class KeySharing(TokenSharing):
         self.values[name] = whole
 
     def _scatter_keys(self, instruction: Instruction) -> None:
+        """Sum gradients of keys and values over the group; the rank keeps its own tokens'."""
         pieces = cut(self.values[instruction.reads[0]], len(instruction.group)).transpose(0, 1).contiguous()
         own = torch.empty_like(pieces[0])
         self.collective(dist.reduce_scatter_tensor, instruction, own.view(-1), pieces.view(-1))
         self.values[instruction.writes[0]] = own
 
     def _keys_backward(self, instruction: Instruction) -> None:
+        """Add what comes by keys and values to the gradients of a unit's input and parameters."""
         edge, x = self.values.pop(instruction.reads[0])
         torch.autograd.backward([edge], [self.values[instruction.reads[2]]])
         self.values[instruction.writes[0]] += x.grad

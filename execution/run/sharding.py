@@ -18,6 +18,7 @@ class Sharding(RankState):
     """Methods of the executor that gather parameters and sum gradients."""
 
     def _gather_parameters(self, instruction: Instruction) -> None:
+        """Gather a unit's sharded parameters into its flat buffer."""
         unit = self.unit(instruction)
         fill_storage(unit.whole)
         if len(instruction.group) > 1:
@@ -26,6 +27,7 @@ class Sharding(RankState):
             unit.whole.data.copy_(unit.flat_shard.detach())
 
     def _gather_updated(self, instruction: Instruction) -> None:
+        """Gather a unit's stepped parameters, which every rank keeps whole."""
         unit = self.unit(instruction)
         self.collective(dist.all_gather_into_tensor, instruction, unit.whole.data, unit.flat_shard.detach())
 
@@ -40,6 +42,7 @@ class Sharding(RankState):
         return buffer
 
     def _reduce_replicated(self, instruction: Instruction) -> None:
+        """Sum the gradients of replicated parameters over tensor-parallel ranks, in place."""
         unit, buffer = self.unit(instruction), self._gradient_buffer(instruction.reads[0])
         self.collective(dist.all_reduce, instruction, buffer[unit.replicated_start : unit.layout[-1][2]])
 
@@ -60,6 +63,7 @@ class Sharding(RankState):
             self.values[name] = piece
 
     def _all_reduce_gradients(self, instruction: Instruction) -> None:
+        """Sum the shard's gradient over data-parallel ranks, in place."""
         self.collective(dist.all_reduce, instruction, self._shard_of_gradient(instruction.writes[0]))
 
     def _reduce_tied(self, instruction: Instruction) -> None:

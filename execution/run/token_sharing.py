@@ -57,26 +57,31 @@ class TokenSharing(RankState):
         return Draw(self.seed, self.steps, instruction.unit, instruction.args["rows"], share, self.model.pieces)
 
     def _enter(self, instruction: Instruction) -> None:
+        """Compute what comes before the matrices on the rank's tokens, and keep its graph."""
         x = self.values[instruction.reads[0]].detach().requires_grad_()
         y = torch_units.enter(self.sublayer(instruction), self.unit(instruction).views, x, self.draw(instruction))
         result, graph = instruction.writes
         self.values[result], self.values[graph] = y.detach(), (get_gradient_edge(y), x)
 
     def _enter_without_graph(self, instruction: Instruction) -> None:
+        """Compute what comes before the matrices on the rank's tokens, without a graph."""
         with torch.no_grad():
             x, views = self.values[instruction.reads[0]], self.unit(instruction).views
             self.values[instruction.writes[0]] = torch_units.enter(self.sublayer(instruction), views, x, self.draw(instruction))
 
     def _leave(self, instruction: Instruction) -> None:
+        """Apply dropout and residual to the sum of partial outputs, in place."""
         y, *residual = (self.values[name] for name in instruction.reads)
         with torch.no_grad():
             torch_units.leave(self.sublayer(instruction), y, residual[0] if residual else None, self.draw(instruction))
 
     def _leave_backward(self, instruction: Instruction) -> None:
+        """Gradient of the dropout after the matrices."""
         gradient, draw = self.values[instruction.reads[0]], self.draw(instruction)
         self.values[instruction.writes[0]] = torch_units.leave_gradient(self.sublayer(instruction), gradient, draw)
 
     def _enter_backward(self, instruction: Instruction) -> None:
+        """Gradient of the unit's input on the rank's tokens, the residual's included."""
         graph, _, entered, *others = instruction.reads
         edge, x = self.values.pop(graph)
         gradient = self.values[entered]
@@ -97,11 +102,13 @@ class TokenSharing(RankState):
         return gradient
 
     def _slice_tokens(self, instruction: Instruction) -> None:
+        """Copy the rank's tokens of each sample."""
         first, end = instruction.args["tokens"]
         whole = self.values[instruction.reads[0]]
         self.values[instruction.writes[0]] = whole[:, first:end].clone(memory_format=torch.contiguous_format)
 
     def _gather_tokens(self, instruction: Instruction) -> None:
+        """Gather all tokens of each sample over tensor-parallel ranks."""
         own, parts, name = self.values[instruction.reads[0]].contiguous(), len(instruction.group), instruction.writes[0]
         rows, tokens, hidden = own.shape
         whole = self.filled(name, own, (rows, parts * tokens, hidden))
@@ -117,6 +124,7 @@ class TokenSharing(RankState):
         self.values[name] = whole
 
     def _reduce_scatter_tokens(self, instruction: Instruction) -> None:
+        """Sum partial results over tensor-parallel ranks; the rank keeps its own tokens."""
         partial, parts = self.values[instruction.reads[0]], len(instruction.group)
         rows, tokens, hidden = partial.shape
         by_rank = partial.view(rows, parts, tokens // parts, hidden).transpose(0, 1)

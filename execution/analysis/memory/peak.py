@@ -60,7 +60,7 @@ def peak_buffers(program: Program, walk: Walk) -> dict[str, int]:
 def held_parts(
     program: Program, backend: Backend, part_of: Callable[[str], str], parts: Iterable[str]
 ) -> Iterator[dict[str, int]]:
-    """What the device holds while each instruction runs, in bytes by part, `workspace` included; always the same dict, updated.
+    """Bytes that the device holds while each instruction runs, by part, `workspace` included; always the same dict, updated.
 
     part_of: the part that a buffer belongs to, by its name. parts: all of them. The sums are the bytes of `memory_walk`.
     """

@@ -233,7 +233,7 @@ def _with_halves(instruction: Instruction) -> list[Instruction]:
 
 
 def _shape(instruction: Instruction) -> tuple[Any, ...]:
-    """What distinguishes instructions of a rank that need not take equally long."""
+    """The fields by which instructions of a rank may differ in time."""
     subject = (instruction.reads or instruction.writes or ("",))[0].partition(".")[0]
     return instruction.op, instruction.unit, instruction.half, instruction.message_bytes, subject, is_backward(instruction)
 

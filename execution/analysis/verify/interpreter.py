@@ -22,7 +22,7 @@ def fault_at(rank: int, instruction: Instruction, text: str) -> Fault:
 
 
 class Hidden(NamedTuple):
-    """What hidden states, logits or their gradients mean: at which boundary, of which samples, summed over which
+    """The meaning of hidden states, logits or their gradients: at which boundary, of which samples, summed over which
     tensor-parallel ranks.
 
     boundary: index of the unit that reads the hidden states. rows: ids of samples, in order. parts: tensor-parallel indices
@@ -47,8 +47,8 @@ class Hidden(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """What parameters of a unit mean: whole or a rank's shard; before the optimizer's step or after it. Parameters that no
-    group of ranks shares count as the rank's shard."""
+    """The meaning of a buffer of parameters: of which unit; whole or a rank's shard; before the optimizer's step or after it.
+    Parameters that no group of ranks shares count as the rank's shard."""
 
     unit: int
     whole: bool = False
@@ -174,7 +174,7 @@ class Interpreter:
         self._ready.extend(reversed(group))
 
     def value(self, rank: int, name: str) -> Any:
-        """What the buffer of this name means on a rank. Raises Fault where there is none."""
+        """The meaning of the buffer of this name on a rank. Raises Fault where there is none."""
         try:
             return self.values[rank][name]
         except KeyError:

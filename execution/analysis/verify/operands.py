@@ -1,4 +1,4 @@
-"""Which buffers each operation reads, writes and frees, and in which order: that in which the executor takes them.
+"""Operands of each operation: which buffers it reads, writes and frees, in the order in which the executor takes them.
 
 The operands of each are in its entry of `instructions`. Placeholders in braces depend on where a unit's states are, and on what
 its ranks share: LAYOUTS has their values for each such layout.
@@ -130,8 +130,7 @@ def layout_of(program: Program, unit: int) -> str:
 
 
 def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None:
-    """What is wrong with the operands or the lane of an instruction, as text; None if nothing. layouts: the layout of every
-    unit."""
+    """The fault of an instruction's operands or lane, as text; None if there is none. layouts: the layout of every unit."""
     spec = i.op.spec
     if i.lane is not None and i.lane not in LANES_OF_COPIES.get(spec.kind, ()):
         return f"is on the stream {i.lane}, not on {spec.lane}, as all of its kind are"
@@ -185,8 +184,8 @@ def _is_recomputed(program: Program, op: Op, unit: int) -> bool:
 
 
 def _unshared(program: Program, i: Instruction, unit: int) -> str | None:
-    """What is wrong with the piece of a unit that an instruction is about, as text: one that the unit does not have, for lack
-    of shared tokens or cut samples; None if nothing."""
+    """The fault, as text, of an instruction about a piece that its unit does not have, for lack of shared tokens or cut
+    samples; None if there is none."""
     spec = i.op.spec
     if spec.piece in ("keys", "core"):
         if (keys := program.key_share(unit)) is None:
@@ -215,7 +214,7 @@ def _layout_of_source(i: Instruction, program: Program) -> int:
 
 
 def _ungrouped(program: Program, i: Instruction, layouts: list[str]) -> str | None:
-    """What is wrong with a point-to-point operation of several messages, as text; None if nothing."""
+    """The fault of a point-to-point operation of several messages, as text; None if there is none."""
     if len(i.grouped) < 2 or not {message.op for message in i.grouped} <= {Op.SEND, Op.RECEIVE}:
         return "is not several sends and receives"
     if all(map(program.has_own_channel, i.grouped)):
@@ -230,7 +229,7 @@ def _ungrouped(program: Program, i: Instruction, layouts: list[str]) -> str | No
 
 
 def _unjoined(i: Instruction) -> str | None:
-    """What is wrong with the join of what several ranks have sent, as text; None if they are the parts of one boundary."""
+    """The fault of the join of what several ranks have sent, as text; None if it joins all parts of one boundary."""
     part = MicroBatchPart(i.micro_batch or 0, i.half)
     names = {f"{kind}.{i.unit}.{part}" for kind in ("hidden", "input-gradient")}
     parts = {sender_name(name) for name in i.reads if FROM in name}

@@ -1,4 +1,5 @@
-"""What each operation means for samples, partial sums and shards, and what it must find in the buffers that it reads.
+"""Rules for what each operation means for samples, partial sums and shards, and for what it must find in the buffers that it
+reads.
 
 Each rule takes the interpreter (`run`) and an instruction of a rank (`head`), raises Fault where a buffer that is read does not
 mean what it must, and sets what the buffers that are written mean. Rules of groups take all members and their instructions.
@@ -88,7 +89,7 @@ def _uses_table(run: Interpreter, rank: int, head: Instruction) -> bool:
 
 
 def _forward(run: Interpreter, rank: int, head: Instruction) -> None:
-    """A unit's partial output on one tensor-parallel rank, and its graph."""
+    """Rule of a unit's forward computation: it writes the partial output of one tensor-parallel rank, and the graph."""
     x, shard = _unit_input(run, rank, head), run.shard(rank, head)
     assert head.unit is not None
     whole_keys(run, rank, head, x.rows, -1)
@@ -127,7 +128,7 @@ def _disjoint(ranks: Sequence[int], heads: list[Instruction], hidden: list[Hidde
 
 
 def _loss(run: Interpreter, rank: int, head: Instruction) -> None:
-    """The loss of a rank's samples, and the gradient of its logits."""
+    """Rule of the loss of a rank's samples, and of the gradient of its logits."""
     logits = run.value(rank, head.reads[0])
     statistics = [run.value(rank, name) for name in head.reads[2:-1]]
     if logits.stage != "exponentials" or not statistics[-1].whole():
@@ -142,7 +143,8 @@ def _loss(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _backward(run: Interpreter, rank: int, head: Instruction) -> None:
-    """The gradients of a unit's input, and what its samples add to the gradients of its parameters."""
+    """Rule of a unit's backward computation: it writes the gradient of the input, and adds its samples to the gradients of
+    parameters."""
     assert head.unit is not None
     program = run.programs[rank]
     graph, incoming, first_parameter = run.value(rank, head.reads[0]), run.value(rank, head.reads[2]), 3
@@ -228,7 +230,7 @@ def _relayout(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) 
 
 
 def _join(run: Interpreter, rank: int, head: Instruction) -> None:
-    """The rows of several buffers of one boundary in one."""
+    """Rule of joining the rows of several buffers of one boundary in one buffer."""
     halves = [run.value(rank, name) for name in head.reads]
     if tuple(half.rows for half in halves) != head.args["blocks"]:
         raise fault_at(rank, head, "joins other samples than it was compiled for")

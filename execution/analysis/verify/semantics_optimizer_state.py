@@ -69,12 +69,12 @@ EMPTY = Gradient(Sum(), Sum(), Sum())
 
 @lru_cache(maxsize=2**14)
 def contribution_of(rows: tuple[int, ...], tp_index: int) -> Gradient:
-    """What a backward pass of some samples adds to the gradient of its unit, on one of the tensor-parallel ranks."""
+    """The gradient that a backward pass of some samples adds to that of its unit, on one of the tensor-parallel ranks."""
     return Gradient(Sum(rows), Sum([(row, tp_index) for row in rows]), Sum())
 
 
 def _gradient(run: Interpreter, rank: int, head: Instruction, name: str) -> Gradient:
-    """What a gradient buffer holds. Raises Fault where nothing has been added to it in this step."""
+    """The meaning of a gradient buffer. Raises Fault where nothing has been added to it in this step."""
     gradient = run.value(rank, name)
     if not isinstance(gradient, Gradient):
         raise fault_at(rank, head, f"adds to {name}, which is of the step before")

@@ -41,7 +41,7 @@ def drops_alike(rank: int, head: Instruction, x: Hidden) -> None:
 
 
 def _enter(run: Interpreter, rank: int, head: Instruction) -> None:
-    """What comes before a unit's matrices, on the rank's tokens."""
+    """Rule of the computation before a unit's matrices, on the rank's tokens."""
     x = run.value(rank, head.reads[0])
     assert head.unit is not None
     tokens = own_tokens(run, rank, head.unit)
@@ -55,7 +55,7 @@ def _enter(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _leave(run: Interpreter, rank: int, head: Instruction) -> None:
-    """What comes after the sum of the outputs of a unit's matrices, on the rank's tokens."""
+    """Rule of the computation after the sum of the outputs of a unit's matrices, on the rank's tokens."""
     assert head.unit is not None
     y, share = run.value(rank, head.reads[0]), run.programs[rank].token_share(head.unit)
     if (y.stage, y.boundary) != ("sum", head.unit + 1) or not y.whole():

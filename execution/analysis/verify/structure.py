@@ -156,8 +156,8 @@ def _shown(value: Any) -> str:
 
 
 def _misplaced(program: Program, first: Program) -> str | None:
-    """What is wrong with a rank's fields and its index among the ranks of `first`, another program of the plan; None if
-    nothing."""
+    """The fault of a program's own fields, or of its rank's index among the ranks of `first`, another program of the plan, as
+    text; None if there is none."""
     for name in ("world", "model", "strategies", "samples", "stages", "groups", "precision", "optimizer"):
         value, other = getattr(program, name), getattr(first, name)
         if value is not other and value != other:
@@ -178,8 +178,8 @@ def _misplaced(program: Program, first: Program) -> str | None:
 
 
 def _wrong_stages(program: Program) -> str | None:
-    """What is wrong with a program's stages: that they do not cover the units in order, that their ranks do not fit the
-    strategies, or that a rank is in no group or in several; None if nothing."""
+    """The fault of a program's stages, as text: that they do not cover the units in order, that their ranks do not fit the
+    strategies, or that a rank is in no group or in several; None if there is none."""
     if len(program.stages) != len(program.groups) or len(program.stages) > len(program.strategies):
         return f"has {len(program.stages)} stages on {len(program.groups)} groups of ranks"
     begin = 0
@@ -199,13 +199,13 @@ def _wrong_stages(program: Program) -> str | None:
 
 
 def _wrong_message(message: Instruction) -> str | None:
-    """What is wrong with one message of a point-to-point operation; None if nothing."""
+    """The fault of one message of a point-to-point operation, as text; None if there is none."""
     return "a message is grouped itself" if message.grouped else _wrong_field(message, _INSTRUCTION)
 
 
 def _wrong_arguments(i: Instruction, program: Program, gathered: set[str]) -> str | None:
-    """What is wrong with the arguments of an instruction; None if nothing. gathered: names of the inputs of matrices that have
-    been gathered so far, to which this one is added."""
+    """The fault of the arguments of an instruction, as text; None if there is none. gathered: names of the inputs of matrices
+    that have been gathered so far, to which this one is added."""
     spec = i.op.spec
     names = spec.args
     if (
@@ -240,7 +240,8 @@ def _wrong_arguments(i: Instruction, program: Program, gathered: set[str]) -> st
 
 
 def _wrong_label(i: Instruction, program: Program) -> str | None:
-    """What is wrong with the unit, micro-batch or half that an instruction names; None if its operation can be about these."""
+    """The fault of the unit, micro-batch or half that an instruction names, as text; None if its operation can be about
+    these."""
     spec = i.op.spec
     if spec.of_unit == "none":
         units: Sequence[int | None] = (None,)
