@@ -1,4 +1,5 @@
-"""The body of a process that runs lowered plans: one rank's steps, and how far its results are from one process."""
+"""The body of a process that runs lowered plans: one rank's steps, how far its results are from one process, and weights from
+and to files of Hugging Face."""
 
 from __future__ import annotations
 
@@ -9,15 +10,15 @@ import torch.distributed as dist
 from torch import Tensor
 from trainplan.execution.analysis.verify.buffer_sizes import zero_stage
 from trainplan.execution.lowering.checkpoints import Checkpoints
-from trainplan.execution.lowering.pretrained import load_weights, save_weights
 from trainplan.execution.lowering.running import Run
 from trainplan.execution.lowering.saving import load
 from trainplan.execution.lowering.trainer import Trainer
-from trainplan.execution.lowering.weights import gathered
+from trainplan.execution.lowering.weights import gathered, write_unit
 from trainplan.execution.program import Program
 from trainplan.execution.run.compare_with_single_process import Differences, Outcome, compare
 from trainplan.execution.run.unit_state import flat_layout
 from trainplan.execution.training.settings import DEFAULT_TRAINING
+from trainplan.execution.training.weight_files import WeightFiles, WeightWriter
 from trainplan.profiling.base.processes import Reporter
 from trainplan.profiling.models import torch_units
 
@@ -74,3 +75,29 @@ def flat_values(trainer: Trainer, program: Program, gradients: bool) -> dict[int
         start = strategy.index(program.index_in_stage, "sdp") * piece if shards else 0
         flat[position] = padded[start : start + piece].clone() if shards else padded
     return flat
+
+
+def load_weights(trainer: Trainer, folder: str) -> None:
+    """Load the parameters of the rank's units from a folder; one unit is whole at a time."""
+    files = WeightFiles.of(folder)
+    for position, unit in sorted(trainer.units.items()):
+        write_unit(unit, dict(files.unit(trainer.model, position)))
+
+
+def save_weights(trainer: Trainer, folder: str) -> None:
+    """Write the parameters to a folder, in the model's dtype; called on all ranks. The first rank of each stage writes its
+    units' files."""
+    writer = WeightWriter(folder, trainer.model, torch_units.DTYPES[trainer.model.dtype])
+    if dist.get_rank() == 0:
+        writer.begin()
+    dist.barrier()
+    indices: dict[str, str] = {}
+    for position, unit in sorted(trainer.units.items()):
+        whole: dict[str, Tensor] = dict(gathered(unit, False))
+        if trainer.index_in_stage == 0:
+            indices |= writer.write(position, whole)
+    by_rank: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(by_rank, indices)
+    if dist.get_rank() == 0:
+        writer.finish({name: file for some in by_rank for name, file in some.items()})
+    dist.barrier()
