@@ -112,8 +112,8 @@ RUNTIMES = Runtimes()
 @cache
 def _loaded(target: str) -> Runtime:
     """The capabilities that a text of the form "module:attribute" refers to."""
-    made: Runtime = attribute(target)
-    return made
+    runtime: Runtime = attribute(target)
+    return runtime
 
 
 def copies_keys(strategy: Strategy, model: Model) -> bool:

@@ -51,9 +51,9 @@ def read_document(path: Path, text: str | None = None) -> Any:
         raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f"line {mark.line + 1} column {mark.column + 1}" if mark else ""
+        position = f"line {mark.line + 1} column {mark.column + 1}" if mark else ""
         reason = " ".join(str(error.problem or error.context).split())
-        raise InputError(where, place, f"is not YAML ({reason})", "mend the YAML there") from None
+        raise InputError(where, position, f"is not YAML ({reason})", "mend the YAML there") from None
     except yaml.YAMLError as error:
         reason = str(error).splitlines()[0]
         raise InputError(where, "", f"is not YAML ({reason})", "give one document, without control characters") from None

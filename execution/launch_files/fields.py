@@ -81,11 +81,11 @@ def anything(name: str, written: Written | None = None, says: str = "", words: M
 
 def by_name(*tables: Iterable[Field]) -> dict[str, Field]:
     """The fields of tables by name; of two declarations of one name, for two forms of a file, the first."""
-    made: dict[str, Field] = {}
+    result: dict[str, Field] = {}
     for table in tables:
         for field in table:
-            made.setdefault(field.name, field)
-    return made
+            result.setdefault(field.name, field)
+    return result
 
 
 def values_of(table: Iterable[Field], exported: Any) -> dict[str, Any]:
@@ -105,11 +105,11 @@ def sections_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values in nested tables, as the dots in their names say."""
-    made: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in values.items():
         *path, key = name.split(".")
-        table = made
+        table = result
         for step in path:
             table = table.setdefault(step, {})
         table[key] = value
-    return made
+    return result

@@ -39,14 +39,14 @@ def file_of(command: Command) -> str | None:
 
 def overrides(command: Command) -> dict[str, tuple[str, str]]:
     """The keys of a trainer's file that a command's arguments override: by key, the argument's spelling and its value."""
-    made = {}
+    result = {}
     for spelt, value in command.values.items():
         key = spelt.lstrip("-").replace("-", "_")
         if value is True and key.startswith("no_"):
-            made[key.removeprefix("no_")] = spelt, "false"
+            result[key.removeprefix("no_")] = spelt, "false"
         elif spelt != "--config" and key:
-            made[key] = spelt, "true" if value is True else str(value)
-    return made
+            result[key] = spelt, "true" if value is True else str(value)
+    return result
 
 
 def as_settings(given: dict[str, tuple[str, str]]) -> str:

@@ -29,11 +29,11 @@ class KnownKeys(NamedTuple):
 
     def sections(self) -> dict[str, frozenset[str]]:
         """The keys of each section, without the section's name."""
-        made: dict[str, set[str]] = {}
+        result: dict[str, set[str]] = {}
         for name in self.names:
             section, _, key = name.partition(".")
-            made.setdefault(section, set()).add(key)
-        return {section: frozenset(keys) for section, keys in sorted(made.items())}
+            result.setdefault(section, set()).add(key)
+        return {section: frozenset(keys) for section, keys in sorted(result.items())}
 
 
 def known_keys(module: str) -> KnownKeys:

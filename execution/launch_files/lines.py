@@ -42,12 +42,12 @@ def text_lines(text: str, *, toml: bool = False) -> dict[str, int]:
         node = yaml.compose(text.replace("\t", " "), yaml.SafeLoader)  # JSON is YAML, but for tabs
     except (yaml.YAMLError, ValueError, RecursionError):
         return {}
-    made: dict[str, int] = {}
+    result: dict[str, int] = {}
     for name, line in _nodes(node, "", ()):
-        made[name] = line
-        if len(made) > MOST_KEYS:
+        result[name] = line
+        if len(result) > MOST_KEYS:
             return {}
-    return made
+    return result
 
 
 def _nodes(node: yaml.Node | None, name: str, above: tuple[int, ...]) -> Iterator[tuple[str, int]]:

@@ -222,24 +222,24 @@ def first_recomputed(plan: Plan) -> int | None:
     """The number n such that every stage recomputes exactly its first n layers, as whole layers, and some stage has further
     layers that are not recomputed. None if the plan recomputes nothing, everything, or another set."""
     inner = [
-        (place, strategy.ckpt)
-        for unit, strategy, place in zip(plan.units, plan.strategies(), _layers_in_stages(plan), strict=True)
+        (index, strategy.ckpt)
+        for unit, strategy, index in zip(plan.units, plan.strategies(), _layers_in_stages(plan), strict=True)
         if unit.name not in ENDS
     ]
-    n = max((place + 1 for place, ckpt in inner if ckpt), default=0)
+    n = max((index + 1 for index, ckpt in inner if ckpt), default=0)
     kept = any(not ckpt for _, ckpt in inner)
-    return n if n and kept and half_cut(plan) is None and all(ckpt == (place < n) for place, ckpt in inner) else None
+    return n if n and kept and half_cut(plan) is None and all(ckpt == (index < n) for index, ckpt in inner) else None
 
 
 def _layers_in_stages(plan: Plan) -> list[int]:
     """For every unit, the number of layers of its stage before the layer of the unit; 0 for the embedding."""
-    places = []
+    layer_indices = []
     for stage in plan.stages:
         layers: dict[str, int] = {}
         for unit in plan.units[stage.first_unit : stage.last_unit + 1]:
             layer = unit.name.rpartition(".")[0]
-            places.append(layers.setdefault(layer, len(layers)) if layer else 0)
-    return places
+            layer_indices.append(layers.setdefault(layer, len(layers)) if layer else 0)
+    return layer_indices
 
 
 def recomputed_modules(plan: Plan, names: Mapping[str, str], runtime: str) -> tuple[list[str], list[str]]:

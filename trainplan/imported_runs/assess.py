@@ -264,9 +264,9 @@ def changes(configuration: RunConfiguration, plan: Plan, request: Request, step_
     rows.sort(key=lambda change: -change.share)
     walked = list[Change]()
     for change in rows[:TRIED]:
-        made, judged = predicted_as_known(change.plan, request)
+        other, judged = predicted_as_known(change.plan, request)
         if max(judged.peak_bytes) <= plan.memory_bytes and (judged.step_ns < (1 - LEAST_GAIN) * step_ns or not fits):
-            walked.append(Change(change.what, made, 1 - judged.step_ns / step_ns, True))
+            walked.append(Change(change.what, other, 1 - judged.step_ns / step_ns, True))
         if len(walked) == WALKED:
             break
     return tuple(sorted(walked, key=lambda change: -change.share))
@@ -338,9 +338,9 @@ def _priced(plan: Plan, request: Request) -> tuple[int, bool] | None:
     first = plan.units[0].strategy
     cut = {CP.name: str(plan.pieces), CP_EXCHANGE.name: first.exchange} if plan.pieces > 1 else {}
     options = chosen(PARAMETERS, {**priced_as(plan), **cut, OPTIMIZER.name: plan.optimizer}, NAME)
-    asked = replace(request, batch=plan.batch.global_samples, options=options)
+    other_request = replace(request, batch=plan.batch.global_samples, options=options)
     try:
-        instance = build(asked, space)
+        instance = build(other_request, space)
     except InputError:  # a pipeline with ZeRO 2 or 3, of which `streams` has none
         return None
     solution = solution_of_plan(instance, plan.in_model_dtype())
@@ -352,8 +352,8 @@ def _priced(plan: Plan, request: Request) -> tuple[int, bool] | None:
 def neighbour_runs(runtime: str, plan: Plan, request: Request) -> list[tuple[str, Plan, float, float]]:
     """The plans with one decision changed that the runtime can run, as tuples of the decision in words, the plan, and the
     runtime's prediction of step (ns) and peak (bytes), the shortest step first; empty without such a prediction."""
-    made = ((what, other, _predicted(other, request)) for what, other in neighbours(runtime, plan))
-    return sorted(((what, other, *found) for what, other, found in made if found is not None), key=lambda row: row[2])
+    predicted = ((what, other, _predicted(other, request)) for what, other in neighbours(runtime, plan))
+    return sorted(((what, other, *found) for what, other, found in predicted if found is not None), key=lambda row: row[2])
 
 
 def neighbours(runtime: str, plan: Plan) -> Iterator[tuple[str, Plan]]:
@@ -391,10 +391,10 @@ def _other_micro_batches(plan: Plan) -> Iterator[tuple[str, Plan]]:
 
 def _other_recomputation(plan: Plan, modules: tuple[str, ...]) -> Iterator[tuple[str, Plan]]:
     """Plans with other recomputation: none, all layers, or these modules."""
-    ways: list[tuple[str, bool, tuple[str, ...]]] = [("no recomputation", False, ()), ("all layers recomputed", True, ())]
-    ways += [(f"{' and '.join(sorted(modules))} recomputed", False, tuple(sorted(modules)))] * bool(modules)
+    choices: list[tuple[str, bool, tuple[str, ...]]] = [("no recomputation", False, ()), ("all layers recomputed", True, ())]
+    choices += [(f"{' and '.join(sorted(modules))} recomputed", False, tuple(sorted(modules)))] * bool(modules)
     parts = {unit.name: unit.sublayer for unit in plan.planned_model().units}
-    for what, ckpt, names in ways:
+    for what, ckpt, names in choices:
         units = []
         for unit in plan.units:
             inner = unit.name not in ENDS

@@ -134,21 +134,21 @@ def chosen(program: Program, user: UserSettings, is_one: Callable[[Any], bool], 
     configuration. what: such a configuration in words, for errors. Raises InputError."""
     name = user.variables.get("config")
     if name is None:
-        started = [call for call in program.made if call.name.rpartition(".")[2] in STARTS]
+        started = [call for call in program.objects if call.name.rpartition(".")[2] in STARTS]
         given: list[Any] = [call.fields.get("config", call.fields.get("0", call.fields.get("cfg"))) for call in started]
         for value in given:
             if isinstance(value, UnreadExpression):
                 fix = "give a file where it is written out"
                 raise InputError(f"{program.where}:{value.line}", "config", f"is {value.text}, which is not known", fix)
         other = next(
-            (made_object for made_object in given if isinstance(made_object, ConstructedObject) and not is_one(made_object)),
+            (candidate for candidate in given if isinstance(candidate, ConstructedObject) and not is_one(candidate)),
             None,
         )
         if other is not None:
             fix = "give a file where it is written out"
             raise InputError(f"{program.where}:{other.line}", "config", f"is made by {other.name or 'others'}", fix)
-        ones: list[ConstructedObject] = [made_object for made_object in given if is_one(made_object)] or [
-            made_object for made_object in program.made if is_one(made_object)
+        ones: list[ConstructedObject] = [candidate for candidate in given if is_one(candidate)] or [
+            candidate for candidate in program.objects if is_one(candidate)
         ]
         alone = list(dict.fromkeys(ones))
         if len(alone) == 1:
@@ -156,27 +156,27 @@ def chosen(program: Program, user: UserSettings, is_one: Callable[[Any], bool], 
         if len(alone) > 1:
             lines = ", ".join(str(config.line) for config in alone[:8])
             raise InputError(program.where, "", f"makes {len(alone)} configurations (lines {lines})", "give a file with one")
-    made = dict[str, ConstructedObject]()
+    result = dict[str, ConstructedObject]()
     wanted = list(program.functions) if name is None else [name] if name in program.functions else []
     for function in wanted:
         value = program.call(function)
         if is_one(value) and not function.startswith("_"):
-            made[function] = value
-    if len(made) == 1:
-        return next(iter(made.values()))
-    names = list(made) or [function for function in program.functions if not function.startswith("_")]
+            result[function] = value
+    if len(result) == 1:
+        return next(iter(result.values()))
+    names = list(result) or [function for function in program.functions if not function.startswith("_")]
     if name in program.functions:
         raise InputError(program.where, "config", f"is {name}, which makes no configuration that is followed", f"give {what}")
     listed = ", ".join(names[:12]) + (", .." if len(names) > 12 else "")
-    if name is not None or made:
-        problem = f"is {shown(name)}" if name is not None else f"is not given, and there are {len(made)}"
+    if name is not None or result:
+        problem = f"is {shown(name)}" if name is not None else f"is not given, and there are {len(result)}"
         raise InputError(program.where, "config", problem, f"give --set config=NAME, one of: {listed}")
     raise InputError(program.where, "", f"makes no configuration that is read, such as {what}", f"give {WHAT}")
 
 
-def refuse_changes(made: ConstructedObject, where: str, fix: str = "or a file where all is written out") -> None:
+def refuse_changes(result: ConstructedObject, where: str, fix: str = "or a file where all is written out") -> None:
     """Raises InputError if an object is given to a call that may change it. fix: the last part of the advice."""
-    change = next(made.changes(), None)
+    change = next(result.changes(), None)
     if change is not None:
         problem = f"changes the configuration by {change.text}, which is not followed"
         raise InputError(f"{where}:{change.line}", "", problem, "give the log of the run, " + fix)
@@ -260,8 +260,8 @@ def _bridge(program: Program, user: UserSettings) -> RunConfiguration:
         for name, value in config.fields.items()
         if value is None or (isinstance(value, ConstructedObject) and not value.implied)
     ]
-    made = megatron_bridge_reader.of_fields(values, where, with_model, sources, recipe, replaced)
-    return made if model is None else replace(made, model=made.model or model)
+    result = megatron_bridge_reader.of_fields(values, where, with_model, sources, recipe, replaced)
+    return result if model is None else replace(result, model=result.model or model)
 
 
 def _refuse_calls(value: ConstructedObject, key: str, where: str) -> None:

@@ -120,9 +120,9 @@ def _of_log(text: str, where: str, user: UserSettings) -> RunConfiguration:
     """The run configuration of a log. Nothing of it can be set, except for Accelerate's file if a trainer's log leaves open how
     it was launched. Raises InputError."""
     _refuse_settings(where, user, (ACCELERATE,))
-    made = logs.of_text(text, where, user)
-    _refuse_settings(where, user, (ACCELERATE,) if made.tool == "transformers" else ())
-    return made
+    run = logs.of_text(text, where, user)
+    _refuse_settings(where, user, (ACCELERATE,) if run.tool == "transformers" else ())
+    return run
 
 
 def _refuse_settings(where: str, user: UserSettings, but: Collection[str]) -> None:

@@ -125,7 +125,7 @@ def last_run(text: str) -> Run:
     if not marks:
         return Run(0, 0, len(text))
     before = max(_last(step, text, marks[-1]) for step in STEPS.values())
-    begin = next(place for place in marks if place > before)
+    begin = next(position for position in marks if position > before)
     begin = text.rfind("\n", 0, begin) + 1
     steps = (next((match.endpos for match in step.all(text, begin)), len(text)) for step in STEPS.values())
     return Run(0 if before < 0 else text.find("\n", before) + 1, begin, min(steps))

@@ -98,9 +98,9 @@ class Program(Expressions):
                     self._blur([node], scope, node.iter)
             case ast.With():
                 for item in node.items:
-                    made = self.value(item.context_expr, scope)
+                    result = self.value(item.context_expr, scope)
                     if item.optional_vars is not None:
-                        self.assign(item.optional_vars, made, scope)
+                        self.assign(item.optional_vars, result, scope)
                 self._block(node.body, scope)
             case ast.Try():
                 plain = all(isinstance(statement, ast.Import | ast.ImportFrom | ast.Pass) for statement in node.body)

@@ -65,7 +65,7 @@ class Expressions:
         self.functions: dict[str, ast.FunctionDef] = {}
         self.classes: set[str] = set()
         self.values: Scope = {"__name__": "__main__"}
-        self.made: list[ConstructedObject] = []
+        self.objects: list[ConstructedObject] = []
 
     def usual(self, name: str) -> Mapping[str, Any]:
         """Default values of an object that a call without arguments makes, by section and field. name: that of the function or
@@ -219,10 +219,10 @@ class Expressions:
             power = isinstance(node.op, ast.Pow) and numbers and abs(right) <= 64 and abs(left) <= 1024
             return left**right if power and left else unread(node)
         try:
-            made = BINARY[type(node.op)](left, right)
+            result = BINARY[type(node.op)](left, right)
         except (ArithmeticError, ValueError):
             return unread(node)
-        return made if numbers or len(made) <= LONGEST else unread(node)
+        return result if numbers or len(result) <= LONGEST else unread(node)
 
     def _either(self, node: ast.BoolOp, scope: Scope) -> Any:
         """The value of an `and` or `or` expression in the followed Python file; unread if the truth of an operand is not
@@ -239,8 +239,8 @@ class Expressions:
         otherwise."""
         left, right, kind = self.value(node.left, scope), self.value(node.comparators[0], scope), type(node.ops[0])
         if not all(isinstance(operand, PLAIN) for operand in (left, right)):
-            made = [isinstance(operand, ConstructedObject) and not operand.implied for operand in (left, right)]
-            if any(made) and None in (left, right) and kind in (ast.Is, ast.IsNot):
+            result = [isinstance(operand, ConstructedObject) and not operand.implied for operand in (left, right)]
+            if any(result) and None in (left, right) and kind in (ast.Is, ast.IsNot):
                 return kind is ast.IsNot
             return unread(node)
         try:
@@ -289,8 +289,8 @@ class Expressions:
         if name == "cast" and len(given.fields) == 2:
             return given.fields.get("1", unread(node))
         if function in COPIES and isinstance(first := given.fields.get("0"), ConstructedObject):
-            self.made.append(deepcopy(first))
-            return self.made[-1]
+            self.objects.append(deepcopy(first))
+            return self.objects[-1]
         of, part = given.fields.get("0"), given.fields.get("1")
         if function in ("getattr", "setattr") and isinstance(of, ConstructedObject) and type(part) is str:
             if function == "getattr":
@@ -307,7 +307,7 @@ class Expressions:
         given.name = str(function)
         if not given.fields:
             given.usual = self.usual(name)
-        self.made.append(given)
+        self.objects.append(given)
         return given
 
     def _method(self, node: ast.Call, scope: Scope) -> Any:
@@ -345,7 +345,7 @@ class Expressions:
         if isinstance(base, ConstructedObject):
             given.name = f"{base.name}.{name}"
             given.fields["of"] = base
-            self.made.append(given)
+            self.objects.append(given)
             return given
         return unread(node)
 
@@ -400,8 +400,8 @@ def unread(node: ast.AST) -> UnreadExpression:
 
 def loaded(target: ast.AST) -> ast.expr:
     """The target of an assignment as an expression that reads it."""
-    made = ast.parse(ast.unparse(target), mode="eval").body
-    return ast.copy_location(made, target)
+    result = ast.parse(ast.unparse(target), mode="eval").body
+    return ast.copy_location(result, target)
 
 
 def literal(text: str) -> Any:

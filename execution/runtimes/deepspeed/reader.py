@@ -376,8 +376,8 @@ def _host(keys: KeyReader, stage: int, notes: list[str]) -> list[Host]:
         )
     if keys.flag(f"{ZERO}.offload_optimizer.super_offload"):
         notes.append("updates on the host during the steps that follow (super_offload): the plan waits for them; more time")
-    for name, place in (("optimizer", optimizer), ("param", parameters)):
-        if place == "nvme":
+    for name, device in (("optimizer", optimizer), ("param", parameters)):
+        if device == "nvme":
             notes.append(f"offload_{name} to NVMe is taken for the host's memory; less time")
     if parameters != "none" and stage < 3:
         raise keys.error(f"{ZERO}.offload_param.device", f"is {shown(parameters)}, in stage {stage}", "give stage 3, or none")

@@ -136,8 +136,8 @@ def end_counts(plan: Plan) -> StageCuts | None:
     if min(counts) == 0:
         return None
     first, last = counts[0], counts[-1]
-    ways = ((StageCuts(), counts), (StageCuts(first=first), counts[1:]), (StageCuts(last=last), counts[:-1]))
-    for cut, rest in (*ways, (StageCuts(first=first, last=last), counts[1:-1])):
+    candidates = ((StageCuts(), counts), (StageCuts(first=first), counts[1:]), (StageCuts(last=last), counts[:-1]))
+    for cut, rest in (*candidates, (StageCuts(first=first, last=last), counts[1:-1])):
         if all(one == other for one, other in pairwise(rest)):
             return cut
     return None

@@ -78,25 +78,25 @@ def with_todays_names(
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, UndecidedValue]]:
     """Arguments under today's names, with their sources, and the undecided ones among them. An argument given under today's
     name takes precedence over its older names."""
-    made, where, left = dict(values), dict(sources), dict(undecided)
+    result, where, left = dict(values), dict(sources), dict(undecided)
     for old, means in MEANS.items():
         if values.get(old) not in (None, False):
             for name, value in means.items():
-                if name not in made:
-                    made[name], where[name] = value, sources.get(old, "")
+                if name not in result:
+                    result[name], where[name] = value, sources.get(old, "")
                     if old in undecided:
                         left[name] = undecided[old]
     for old, name in OLDER.items():
-        if old in made:
-            value = made.pop(old)
+        if old in result:
+            value = result.pop(old)
             if name not in values:
-                made[name], where[name] = value, sources.get(old, "")
+                result[name], where[name] = value, sources.get(old, "")
                 if old in left:
                     left[name] = left.pop(old)
     for gone in GONE:
-        made.pop(gone, None)
+        result.pop(gone, None)
     where = {name: source for name, source in where.items() if source}
-    return made, where, left
+    return result, where, left
 
 
 def engine_of(command: Command, where: str, user: UserSettings) -> RunConfiguration | None:

@@ -80,12 +80,12 @@ def usual(name: str) -> dict[str, dict[str, Any]]:
     recipe, or COMMON for what all recipes share."""
     if name != COMMON and name not in recipes():
         return {}
-    made = dict[str, dict[str, Any]]()
+    result = dict[str, dict[str, Any]]()
     for key, value in {**_table()["common"], **_table()["recipes"].get(name, {}).get("fields", {})}.items():
         section, dot, inner = key.partition(".")
         if dot:
-            made.setdefault(section, {})[inner] = value
-    return made
+            result.setdefault(section, {})[inner] = value
+    return result
 
 
 def known(name: str, where: str) -> str:

@@ -66,9 +66,9 @@ def export(plan: Plan, where: str) -> Export:
     if "attn_implementation" in model.config:
         left_out.append("model.config.attn_implementation: attention is fused here; faster, and less memory")
     exported = _as_exported(plan)
-    beside = held_alongside(exported)
-    left_out += [f"{what}: {format_bytes(number)} on a rank" for what, number in beside.items() if number]
-    peak_bytes = fitting_bytes(plan, exported, where, RUNTIME, sum(beside.values()))
+    extra_bytes = held_alongside(exported)
+    left_out += [f"{what}: {format_bytes(number)} on a rank" for what, number in extra_bytes.items() if number]
+    peak_bytes = fitting_bytes(plan, exported, where, RUNTIME, sum(extra_bytes.values()))
     script = _script(exported, strategy)
     config = {name: value for name, value in model.config.items() if name != "attn_implementation"}
     decides = [line for line in DECIDES if "FSDP2" not in line or "fully_shard" in script]

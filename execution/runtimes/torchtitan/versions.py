@@ -107,13 +107,13 @@ TIED = ("llama3-1B", "llama3-3B", "qwen3-0.6B", "qwen3-1.7B", "qwen3-4B")
 def as_today(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, str]]:
     """The values under the keys of 0.2, and the key in the file for each that is different there. Raises InputError if a file
     has a key of two versions with different values."""
-    made, written = dict(values), dict[str, str]()
+    result, written = dict(values), dict[str, str]()
 
     def take(key: str, old: str, value: Any) -> None:
-        if key in made and made[key] != value:
-            problem = f"is {shown(values[old])}, and {written.get(key, key)} is {shown(made[key])}"
+        if key in result and result[key] != value:
+            problem = f"is {shown(values[old])}, and {written.get(key, key)} is {shown(result[key])}"
             raise InputError(where, old, problem, "leave one of the two out: they are one key of two versions")
-        made[key], written[key] = value, old
+        result[key], written[key] = value, old
 
     if "activation_checkpoint.mode" not in values and (old := next((key for key in FIRST if key in values), None)):
         fix = "say by mode in [activation_checkpoint], full, selective or none, what the code of that time recomputes"
@@ -121,33 +121,33 @@ def as_today(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dic
     for key, earlier in EARLIER.items():
         for old in earlier:
             if old in values:
-                made.pop(old)
+                result.pop(old)
                 take(key, old, values[old])
     if (old := "training.data_parallel_degree") in values:
-        kind = made.pop("training.data_parallel_type", "fsdp")
+        kind = result.pop("training.data_parallel_type", "fsdp")
         if kind not in ("fsdp", "ddp"):
             raise InputError(where, "training.data_parallel_type", f"is {shown(kind)}", "give fsdp or ddp")
         copied = kind == "ddp"
-        if copied and made[old] == -1:
+        if copied and result[old] == -1:
             raise InputError(where, old, "is -1, of ddp", "give the number of data-parallel ranks, which the file leaves open")
-        take(f"parallelism.data_parallel_{'replicate' if copied else 'shard'}_degree", old, made.pop(old))
+        take(f"parallelism.data_parallel_{'replicate' if copied else 'shard'}_degree", old, result.pop(old))
         if copied:
-            made["parallelism.data_parallel_shard_degree"] = 1
-    elif made.pop("training.data_parallel_type", "fsdp") != "fsdp":
+            result["parallelism.data_parallel_shard_degree"] = 1
+    elif result.pop("training.data_parallel_type", "fsdp") != "fsdp":
         fix = "give training.data_parallel_degree, the number of data-parallel ranks"
         raise InputError(where, "training.data_parallel_type", f"is {shown(values['training.data_parallel_type'])}", fix)
     if (old := "training.enable_loss_parallel") in values:
-        take("parallelism.disable_loss_parallel", old, made.pop(old) is False)
+        take("parallelism.disable_loss_parallel", old, result.pop(old) is False)
     for old in EIGHT_BITS:
-        if old in values and (on := made.pop(old)) not in (False, "", None):
+        if old in values and (on := result.pop(old)) not in (False, "", None):
             if on not in (True, "dynamic"):
                 raise InputError(where, old, f"is {shown(on)}", "give dynamic: plans for it have no other scaling")
             take("model.converters", old, ["float8"])
     for kind in SCALINGS:
         for old in (f"float8.{kind}", f"training.float8_{kind}"):
-            if made.pop(old, "dynamic") != "dynamic":
+            if result.pop(old, "dynamic") != "dynamic":
                 raise InputError(where, old, f"is {shown(values[old])}", "give dynamic: plans for it have no other scaling")
-    return made, written
+    return result, written
 
 
 def version_of(values: Mapping[str, Any], written: Mapping[str, str]) -> str:
