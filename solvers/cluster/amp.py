@@ -1,14 +1,17 @@
 """AMP's Algorithm 1: every (pp, dp, tmp) and micro-batch size, a placement by rule, the optimal layer assignment for it.
 
+pp, dp and tmp are the degrees of pipeline, data and tensor parallelism, mbs the micro-batch size; pipe_ast and estimate are the
+paper's functions.
+
     for each (pp, dp, tmp) and mbs    p = placement()       in the order of the nodes, see `placements`          Section 3.6
                                       a = pipe_ast(p)       least Eq. 5 of the slowest pipeline, stage by stage  Section 3.5
                                       cost = estimate()     Eq. 4, for this placement's own devices and links    Section 3.4
     run the `top` strategies of least cost and take the fastest                                                  `amp`
 
-Of several pipelines, pipe_ast takes a stage's slowest times and transfers. It knows no gradient synchronisation, so with one
-micro-batch a pipeline, where Eq. 5 has no use for balance, a stage may get most of the parameters. Nothing here knows memory:
-strategies that do not fit are candidates like others, but marked, and never the answer. Shares of the batch are even, or as
-even as they can be where an instance allows others.
+Of several pipelines, pipe_ast takes a stage's slowest times and transfers. It does not consider gradient synchronisation, so
+with one micro-batch a pipeline, where Eq. 5 has no use for balance, a stage may get most of the parameters. Nothing here
+considers memory: strategies that do not fit are candidates like others, but marked, and never the answer. Shares of the batch
+are even, or as even as they can be where an instance allows others.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ TOP = 10
 
 @dataclass(frozen=True)
 class Candidate:
-    """A strategy that a planner proposes, and what it is estimated to cost. fits: every device has the memory."""
+    """A strategy that a planner proposes, with its estimated costs. fits: every device has the memory. peak_bytes: the largest
+    peak of a device."""
 
     solution: Solution
     time_ns: int
@@ -49,11 +53,11 @@ class Candidate:
 
 
 def amp(instance: Instance, search: Search) -> Outcome:
-    """Algorithm 1. Candidates are the `top` strategies of least cost, best first, those that do not fit among them.
+    """The best strategy of AMP's Algorithm 1 that fits. Candidates in the statistics are the `top` strategies of least cost,
+    best first, those that do not fit among them.
 
     Options: `top`; `assignment`, pipe_ast: the optimum by a fast method or by the paper's own table, or Table 5's uniform ones
-    (see `assigned`); `layer_times`, those of the devices that hold a stage, or as the published code has them the average of
-    all.
+    (see `assigned`); `layer_times`: those of the devices that hold a stage, or, as in the published code, the average of all.
     """
     names = search.options.get("assignment") or ASSIGNMENTS[0], search.options.get("layer_times") or LAYER_TIMES[0]
     planned = []
@@ -73,11 +77,12 @@ def assigned(
     assignment: str = ASSIGNMENTS[0],
     layer_times: str = LAYER_TIMES[0],
 ) -> Solution:
-    """pipe_ast: the placement with layers on its stages.
+    """pipe_ast: the strategy with these degrees and placement, its layers assigned to stages.
 
-    uniform-layers: as many Transformer layers in each stage as in others, as Megatron has it (Tables 6, 8 and 10); they are
-    told by their all-reduces, at least one forward and one back, and where no layer has these all count.
-    uniform-parameters: the same for parameters, told by the gradients.
+    assignment: `exact` and `amp-dp` minimise Eq. 5. uniform-layers gives all stages equal numbers of Transformer layers, as
+    Megatron has it (Tables 6, 8 and 10); these are recognised by their all-reduces, at least one forward and one back, and
+    where no layer has these all layers count. uniform-parameters does the same for parameters, measured by the gradients.
+    layer_times: `device`, or `average` over all devices.
     """
     shares = instance.even_shares(degrees.dp, degrees.mbs)
     assert shares is not None
@@ -102,23 +107,24 @@ def assigned(
 
 
 def estimated(instance: Instance, solution: Solution) -> Candidate:
-    """estimate(): Eq. 4, and beside it the memory."""
+    """estimate(): the strategy with its time by Eq. 4, and its memory."""
     costs = evaluate(instance, solution)
     return Candidate(solution, costs.time_ns, costs.fits, costs.peak_bytes)
 
 
 def by_time(listed: Iterable[Candidate]) -> list[Candidate]:
-    """Candidates, fastest first."""
+    """Candidates sorted by time, the fastest first."""
     return sorted(listed, key=lambda candidate: candidate.time_ns)
 
 
 def alternatives(instance: Instance, result: Result, top: int, seed: int) -> list[tuple[Solution, int]]:
-    """The `top` fastest strategies that fit, each with its time (ns), of all that a result, or Algorithm 1, lists or found."""
+    """The `top` fastest strategies that fit, each with its time in ns, among those that a result or Algorithm 1 lists or
+    found."""
     return best_candidates(instance, [result, solve(instance, "amp", seed=seed, top=top)], top)
 
 
 def best_candidates(instance: Instance, results: Iterable[Result], top: int) -> list[tuple[Solution, int]]:
-    """The `top` fastest strategies that fit, each with its time (ns), of the results' candidates and solutions."""
+    """The `top` fastest strategies that fit, each with its time in ns, among the results' candidates and solutions."""
     times: dict[Solution, int] = {}
     for result in results:
         for candidate in result.statistics.get("candidates", []):
@@ -131,13 +137,14 @@ def best_candidates(instance: Instance, results: Iterable[Result], top: int) -> 
 
 
 def report(instance: Instance, search: Search, candidate: Candidate) -> None:
-    """Note a strategy that is better than what is known, and fits where it has to."""
+    """Report a candidate to the search, if it is the best so far and fits (unless the instance has no memory limit)."""
     if (candidate.fits or not instance.within_memory) and search.betters(candidate.time_ns):
         search.report(candidate.solution)
 
 
 def outcome(instance: Instance, search: Search, listed: Sequence[Candidate], count: int, **statistics: Any) -> Outcome:
-    """What a planner says in the end; its answer is the best strategy reported. count: of all strategies estimated."""
+    """The outcome of a planner, whose answer is the best strategy reported. listed: its candidates. count: the number of
+    strategies estimated. statistics: further numbers."""
     facts = {"estimated": count, "candidates": [candidate.to_dict() for candidate in listed], **statistics}
     if search.out_of_time():
         return Outcome(message=f"time ran out after {count} strategies", statistics=facts)

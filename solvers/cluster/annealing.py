@@ -9,10 +9,11 @@
                       accept with probability e^(min(cost - next_cost, 0) / t)
     run the `top` accepted strategies of least cost
 
-Readings. Line 14 has pipe_ast(s); it can only mean `next`, whose stages those are. Lines 8 and 17 draw from randn(), the
-normal distribution; a coin and a probability are meant, so that draws are uniform. Costs count in units of the first
-strategy's, for t begins at 1 whatever the seconds. Degrees whose dominoes tile no mesh cannot be drawn; dp or tmp beyond the
-mesh's longer side is among them, so that this planner never sees pure data parallelism on many nodes.
+tmp, dp and mbs are the degrees of tensor and data parallelism and the micro-batch size, t the temperature. Readings: line 14
+has pipe_ast(s); it can only mean `next`, whose stages those are. Lines 8 and 17 draw from randn(), the normal distribution; a
+coin and a probability are meant, so that draws are uniform. Costs count in units of the first strategy's, for t begins at 1
+whatever the seconds. Degrees whose dominoes tile no mesh cannot be drawn; dp or tmp beyond the mesh's longer side is among
+them, so that this planner never tries pure data parallelism on many nodes.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ COLDEST = 0.005
 
 
 def simulated_annealing(instance: Instance, search: Search) -> Outcome:
-    """Algorithm 2, seeded. Options: `iterations`, `top`."""
+    """The best strategy of AMP's Algorithm 2 that fits; random by the search's seed. Options: `iterations`, `top`."""
     iterations = search.options.get("iterations") or ITERATIONS
-    walk = Walk(instance, np.random.default_rng(search.seed))
-    if not walk.sizes:
-        rows, columns = walk.tilings.rows, walk.tilings.columns
+    strategies = RandomStrategies(instance, np.random.default_rng(search.seed))
+    if not strategies.sizes:
+        rows, columns = strategies.tilings.rows, strategies.tilings.columns
         return Outcome(message=f"no domino of tmp x dp devices tiles the mesh of {rows} x {columns}")
-    generator = walk.generator
-    current = start = walk.strategy(walk.start())
+    generator = strategies.generator
+    current = start = strategies.strategy(strategies.start())
     record = {current.solution: current}
     report(instance, search, current)
     accepted = count = 0
@@ -45,7 +46,7 @@ def simulated_annealing(instance: Instance, search: Search) -> Outcome:
         if search.out_of_time():
             break
         temperature = COLDEST ** ((index + 1) / iterations)
-        following = walk.strategy(walk.neighbour(current.solution.degrees))
+        following = strategies.strategy(strategies.neighbour(current.solution.degrees))
         count += 1
         loss = min(current.time_ns - following.time_ns, 0) / max(1, start.time_ns)
         if generator.random() < exp(loss / temperature):
@@ -57,8 +58,9 @@ def simulated_annealing(instance: Instance, search: Search) -> Outcome:
     return outcome(instance, search, listed, count + 1, accepted=accepted, start_ns=start.time_ns, mesh=mesh_shape(instance))
 
 
-class Walk:
-    """What can be drawn. sizes: micro-batch sizes of every (tmp, dp) whose dominoes tile the mesh."""
+class RandomStrategies:
+    """Draws random strategies of an instance. sizes: for every (tmp, dp) whose dominoes tile the mesh of devices, its degrees
+    with all micro-batch sizes."""
 
     def __init__(self, instance: Instance, generator: np.random.Generator) -> None:
         self.instance, self.generator = instance, generator
@@ -69,20 +71,21 @@ class Walk:
                 self.sizes.setdefault((degrees.tmp, degrees.dp), []).append(degrees)
 
     def start(self) -> Degrees:
-        """Any degrees."""
+        """Any degrees, at random."""
         return self._drawn(list(self.sizes))
 
     def neighbour(self, degrees: Degrees) -> Degrees:
-        """Another tmp with the same dp or the other way round, and any micro-batch size."""
-        degree, place = (degrees.dp, 1) if self.generator.random() > 0.5 else (degrees.tmp, 0)
-        return self._drawn([size for size in self.sizes if size[place] == degree])
+        """Another tmp with the same dp or the other way round, and any micro-batch size, at random."""
+        degree, position = (degrees.dp, 1) if self.generator.random() > 0.5 else (degrees.tmp, 0)
+        return self._drawn([size for size in self.sizes if size[position] == degree])
 
     def _drawn(self, possible: list[tuple[int, int]]) -> Degrees:
+        """Degrees at random, for one of these pairs (tmp, dp)."""
         sizes = self.sizes[possible[self.generator.integers(len(possible))]]
         return sizes[self.generator.integers(len(sizes))]
 
     def strategy(self, degrees: Degrees) -> Candidate:
-        """With a random tiling for its placement, and the optimal assignment for that."""
+        """A strategy with these degrees: its placement a random tiling, with the optimal layer assignment for that."""
         dominoes = self.tilings.draw(degrees.tmp, degrees.dp)
         placement = self.tilings.placement(dominoes, degrees.tmp, degrees.dp)
         return estimated(self.instance, assigned(self.instance, degrees, placement))

@@ -1,4 +1,4 @@
-"""What AMP is compared with: Megatron's heuristic (Section 4.1), and strategies at random (Section 4.5)."""
+"""The baselines that AMP is compared with: Megatron's heuristic (Section 4.1), and strategies at random (Section 4.5)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ def megatron(instance: Instance, search: Search) -> Outcome:
     """For each micro-batch size the degrees with the smallest tmp x pp that fit, tmp at most the smallest node's devices (the
     paper has "smaller than", which on nodes of one device no degree is).
 
-    All of those are its choice, ties included, of which the fastest by our estimate is the answer. Candidates stand in the
-    order of Tables 6 and 8, by micro-batch size and tmp; then, up to `top`, come those with the next larger tmp x pp of each
-    micro-batch size. What does not fit is no candidate, as in the paper, unless the instance wants no limit. Options: `top`,
-    `assignment`, uniform-layers (see `amp.assigned`) or uniform-parameters.
+    tmp and pp are the degrees of tensor and pipeline parallelism. All of those are its choice, ties included, of which the
+    fastest by our estimate is the answer. Candidates stand in the order of Tables 6 and 8, by micro-batch size and tmp; then,
+    up to `top`, come those with the next larger tmp x pp of each micro-batch size. Strategies that do not fit are no
+    candidates, as in the paper, unless the instance has no memory limit. Options: `top`, `assignment`, uniform-layers (see
+    `amp.assigned`) or uniform-parameters.
     """
     rule = search.options.get("assignment") or "uniform-layers"
     largest, count, ranked = smallest_node(instance), 0, []
@@ -51,9 +52,11 @@ def megatron(instance: Instance, search: Search) -> Outcome:
 
 
 def random(instance: Instance, search: Search) -> Outcome:
-    """RS: degrees, micro-batch size, placement and cuts uniformly at random, `iterations` (50) times; candidates as drawn.
+    """The paper's RS: degrees, micro-batch size, placement and cuts uniformly at random, `iterations` (50) times; candidates as
+    drawn.
 
-    Degrees with all their micro-batch sizes are one population. The answer is the best by our estimate, which no draw knows.
+    All degrees with all their micro-batch sizes are one population. The answer is the best by our estimate; draws do not depend
+    on it.
     """
     generator = np.random.default_rng(search.seed)
     population, drawn = list(instance.degrees()), []
@@ -66,6 +69,7 @@ def random(instance: Instance, search: Search) -> Outcome:
 
 
 def _drawn(instance: Instance, degrees: Degrees, generator: np.random.Generator) -> Solution:
+    """A strategy with these degrees, whose placement and cuts are drawn at random."""
     shares = instance.even_shares(degrees.dp, degrees.mbs)
     assert shares is not None
     cuts = np.sort(generator.permutation(instance.layers - 1)[: degrees.pp - 1]) + 1

@@ -1,7 +1,8 @@
-"""Lower bounds of the time of all strategies with given degrees.
+"""Lower bounds on the time of all strategies with given degrees.
 
-T = max_i T_i + max_j D_j, with T_i = (gas_i - 1) M_i + S_i: M_i is the slowest stage of pipeline i, S_i the time of one
-micro-batch through its stages and transfers, D_j the slowest all-reduce of stage j's gradients. Of weaker and stronger bounds:
+T = max_i T_i + max_j D_j, with T_i = (gas_i - 1) M_i + S_i: gas_i is the number of micro-batches of pipeline i, M_i its slowest
+stage, S_i the time of one micro-batch through its stages and transfers, D_j the slowest all-reduce of stage j's gradients. From
+weaker to stronger bounds:
 
     even stages     some pipeline has an even share, its layers are at best the fastest, M is no less than an even part   closed
     one pipeline    T >= T_i + D_i of any one pipeline i, D_i being the slowest all-reduce that its own devices take part in:
@@ -21,12 +22,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.group_compositions import DegreeCase
 from trainplan.solvers.cluster.one_pipeline import Path, PipelineSearch
 
 
-def even_stages_ns(case: DegreeCase, tied_ns: int | None = None) -> int:
-    """A time that no strategy beats. tied_ns: likewise of the reduction of a tied table (default: the least of any group).
+def even_stages_ns(case: Case, tied_ns: int | None = None) -> int:
+    """A lower bound in ns on all strategies with the degrees of the case, in closed form.
+
+    tied_ns: a lower bound on the reduction of a table shared by embedding and head (default: the least of any group).
 
     Proof: some pipeline has no less than an even share of the batch; its S is no less than all layers at their fastest, and its
     M no less than an even part of that, or than any one layer. D of the first stage holds the reduction of a tied table.
@@ -38,7 +40,10 @@ def even_stages_ns(case: DegreeCase, tied_ns: int | None = None) -> int:
 
 
 def one_pipeline_ns(pipelines: PipelineSearch, cutoff: int | None, stop: Callable[[], bool]) -> tuple[int, Path | None]:
-    """A time that no strategy beats, and a path that is as good; no path where none is below the cutoff, or time ran out.
+    """A lower bound in ns on all strategies, and a path that attains it; no path where none is below the cutoff, or time ran
+    out.
+
+    pipelines: the search over single pipelines of a case. stop: whether to end.
 
     Proof: T >= T_i + D_i for the pipeline i of most weight, with even shares, which has its share of the weight of all devices;
     with uneven ones for that of the largest share, whatever its weight. No walk through the graph costs more than pipeline i.
@@ -49,7 +54,7 @@ def one_pipeline_ns(pipelines: PipelineSearch, cutoff: int | None, stop: Callabl
 
 
 def uneven_shares_leave_none(pipelines: PipelineSearch, time_ns: int, stop: Callable[[], bool]) -> bool:
-    """Whether surely no strategy with uneven shares stays below a time; False also where time ran out.
+    """Whether it is proven that no strategy with uneven shares stays below time_ns; False also where time ran out.
 
     Proof: the pipelines of a strategy below it have weights v_i that add up to that of all devices, and at most n(v_i)
     micro-batches; the most that such weights allow together must reach those of the batch.

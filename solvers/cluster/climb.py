@@ -1,12 +1,13 @@
-"""Better strategies by exchanging devices, for where bounds and nested placements do not meet soon.
+"""Local search for better strategies by exchanging devices, for instances where bounds and nested placements do not meet soon.
 
-Every degrees' start is Algorithm 1's placement, with cuts within memory. The most promising climb: devices of two ranks, or
-all devices of two stages, change places, layers are assigned anew, and what is no worse stays. After each round the better
-half climbs on, twice as long. What does not fit counts by the bytes that are missing, and only then by its time.
+For every degrees, the search starts from Algorithm 1's placement, with cuts within the memory. The most promising climb:
+devices of two ranks, or all devices of two stages, are exchanged, layers are assigned anew, and the new strategy is kept if it
+is no worse. After each round the better half climbs on, twice as long. Strategies that do not fit are compared by the bytes
+that are missing, and only then by their time.
 
 A move changes the groups of two devices only; the costs of all other groups are known (see `placed`), and so are those of a
-whole placement that differs from an earlier one by devices of one class. What is better than all before is reported, and so
-judged by `evaluate`.
+whole placement that differs from an earlier one by devices of one class. A strategy that is better than all before is reported,
+and so judged by `evaluate`.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ Cost = tuple[int, int]
 
 
 class Climber:
-    """Strategies with the same degrees: the one that moves start from, at first with the placement given, and what it costs
-    (bytes missing, nanoseconds).
+    """A local search over strategies with the same degrees: the current strategy, at first with the given placement, and its
+    cost (bytes missing, nanoseconds).
 
-    assignments: cost, cuts and shares of placements by the classes of their devices.
+    assignments: cost, cuts and shares of placements, by the classes of their devices.
     """
 
     def __init__(self, case: DegreeCase, placement: tuple[int, ...]) -> None:
@@ -41,7 +42,7 @@ class Climber:
         self.solution, self.cost = self.assigned(placement)
 
     def assigned(self, placement: tuple[int, ...]) -> tuple[Solution, Cost]:
-        """The strategy with the best layers for a placement, and what it costs."""
+        """The strategy with the best layers for a placement, and its cost."""
         instance, degrees = self.case.instance, self.case.degrees
         key = instance.classes[list(placement)].tobytes()
         if key not in self.assignments:
@@ -57,14 +58,14 @@ class Climber:
         return Solution(degrees, placement, cuts, shares), cost
 
     def move(self, generator: np.random.Generator) -> None:
-        """Exchange devices at random, unless that is worse."""
+        """Exchange devices at random, and keep the result unless it is worse."""
         solution, cost = self.assigned(_moved(self.solution, self.case.instance, generator))
         if cost <= self.cost:
             self.solution, self.cost = solution, cost
 
 
 def climb(instance: Instance, search: Search, stop: Callable[[], bool]) -> None:
-    """Report what is better than known, until every round is done or `stop` says so."""
+    """Report strategies that are better than the best known, until every round is done or `stop` returns true."""
     generator = np.random.default_rng(search.seed)
     climbers, possible = list[Climber](), list(instance.degrees())
     for degrees in possible:
@@ -87,17 +88,19 @@ def climb(instance: Instance, search: Search, stop: Callable[[], bool]) -> None:
 
 
 def _best(climbers: list[Climber], count: int) -> list[Climber]:
+    """The climbers of least cost, `count` of them."""
     return sorted(climbers, key=lambda climber: climber.cost)[:count]
 
 
 def _report(climber: Climber, search: Search) -> None:
+    """Report the climber's current strategy, if it fits and is the best so far."""
     missing, time_ns = climber.cost
     if not missing and search.betters(time_ns):
         search.report(climber.solution)
 
 
 def _moved(solution: Solution, instance: Instance, generator: np.random.Generator) -> tuple[int, ...]:
-    """Two stages' devices exchanged, or two devices of different classes."""
+    """A placement with the devices of two stages exchanged, or two devices of different classes, at random."""
     degrees, placement = solution.degrees, np.array(solution.placement)
     if degrees.pp > 1 and generator.random() < STAGES:
         a, b = generator.choice(degrees.pp, 2, replace=False)

@@ -3,13 +3,13 @@
     even       where shares may be uneven, the same search with even ones first, for its best strategy
     quick      a bound in closed form: every layer at its fastest, stages as even as they can be
     followed   the bound of `bounds`, and strategies by `starts`
-    uneven     with uneven shares, whether anything below the best known time is left
-    climb      where that does not close soon, once, better strategies by `climb`
-    model      what is still open goes to CP-SAT, which only has to find something better, or prove that there is nothing
+    uneven     with uneven shares, whether any strategy may still be below the best known time
+    climb      where that does not close soon, better strategies by `climb`, one time
+    model      degrees that are still open go to CP-SAT, which only has to find something better, or prove that there is nothing
 
-Degrees wait in the order of their bounds, and go through one of these at a time. The least bound of those that wait is one of
-the whole; where it meets the best strategy known, that one is optimal. On clusters whose nodes are alike the followed bound
-mostly meets a placement at once.
+Degrees wait in the order of their bounds, and go through one of these at a time. The least bound of those that wait bounds all;
+where it meets the best strategy known, that one is optimal. On clusters whose nodes are alike the followed bound mostly meets a
+placement immediately.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from trainplan.solvers.cluster.starts import starts
 from trainplan.solvers.core.search import Outcome, Search
 
 SOURCE = "one pipeline followed through the cluster, for all degrees"
-EVEN_TIME = 0.25  # of the time left, for even shares
-SOON, CLIMB_TIME = 0.1, 0.25  # of the time there is, and of the time left then
+EVEN_TIME = 0.25  # share of the time left, for even shares
+SOON, CLIMB_TIME = 0.1, 0.25  # shares of the time limit and of the time left then
 FEW = 8  # devices, whose models are solved sooner than climbing ends
-NO_LIMIT = 20.0  # seconds that take its place there, where no limit is given
+NO_LIMIT = 20.0  # seconds that stand for the time limit where none is given
 HALVINGS = 3  # of the gap, to find a time that surely none of the strategies stays below
 
 
 @dataclass(order=True)
 class _Open:
-    """Degrees that may hold something better. step: the next one for them, `model` where no other is left."""
+    """Degrees that may hold something better. bound: in ns. step: the next step for them, `model` where no other remains."""
 
     bound: float
     number: int
@@ -64,7 +64,7 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
         items = [_Open(even_stages_ns(case), number, case) for number, case in enumerate(cases)]
     except TimeoutError:
         return Outcome(bound=search.bound, bound_source=search.bound_source)
-    waiting, left = list(items), []
+    waiting, unsolved = list(items), []
     heapify(waiting)
     steps: Counter[str] = Counter({"quick": len(items)})
     climbed = False
@@ -77,24 +77,28 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
         if search.closed(item.bound):
             waiting.clear()
         elif item.step == "model":
-            left.append(item)
+            unsolved.append(item)
         else:
             steps[item.step] += 1
             with suppress(TimeoutError):
                 _step(item, search)
             if item.bound < inf:
                 heappush(waiting, item)
-    if not climbed and instance.devices > FEW and not (search.out_of_time() or all(search.closed(item.bound) for item in left)):
+    if (
+        not climbed
+        and instance.devices > FEW
+        and not (search.out_of_time() or all(search.closed(item.bound) for item in unsolved))
+    ):
         _climb(instance, search)
-    left = [item for item in left if not search.closed(item.bound)]
-    source, statistics = SOURCE, {**steps, "models": [str(item.case.degrees) for item in left]}
-    if left and not search.out_of_time():
-        parts = [Subproblem(DegreeCase(instance, item.case.degrees), item.bound) for item in left]
+    unsolved = [item for item in unsolved if not search.closed(item.bound)]
+    source, statistics = SOURCE, {**steps, "models": [str(item.case.degrees) for item in unsolved]}
+    if unsolved and not search.out_of_time():
+        parts = [Subproblem(Case(instance, item.case.degrees), item.bound) for item in unsolved]
         outcome = by_parts(_model, parts, search)
         if outcome.failed:
             return outcome
         source = ", and ".join(dict.fromkeys(text for text in (SOURCE, outcome.bound_source) if text))
-        for item, part in zip(left, parts, strict=True):
+        for item, part in zip(unsolved, parts, strict=True):
             item.bound = part.bound
     bound = _bound(items, search)
     if bound is None:
@@ -104,20 +108,21 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
 
 
 def _climb(instance: Instance, search: Search) -> None:
+    """Run `climb` for its share of the time left."""
     seconds = search.seconds(CLIMB_TIME)
     until = search.elapsed() + (CLIMB_TIME * NO_LIMIT if seconds is None else seconds)
     climb(instance, search, lambda: search.elapsed() > until)
 
 
 def _model(instance: Any, search: Search) -> Outcome:
-    """CP-SAT, where the model is not too large."""
+    """Solve one case by CP-SAT, if the model is not too large."""
     if not instance.statable:
         return Outcome(bound=search.bound, bound_source=SOURCE)
     return solve_one(instance, search)
 
 
 def _step(item: _Open, search: Search) -> None:
-    """The next step of some degrees, which may raise their bound; an infinite one where nothing fits."""
+    """Run the next step of some degrees, which may raise their bound; it becomes infinite where nothing fits."""
     case, stop, path = item.case, search.out_of_time, None
     step, item.step = item.step, "model"
     if step == "uneven":
@@ -135,7 +140,7 @@ def _step(item: _Open, search: Search) -> None:
 
 
 def _rule_out(item: _Open, search: Search) -> None:
-    """Raise the bound of degrees with uneven shares, at best to the best strategy known."""
+    """Raise the bound of degrees with uneven shares, at best to the time of the best strategy known."""
     if search.objective is None or item.pipelines is None:
         return
     time = search.objective
@@ -147,13 +152,14 @@ def _rule_out(item: _Open, search: Search) -> None:
 
 
 def _bound(items: Sequence[_Open], search: Search) -> int | None:
-    """That of all degrees; None where nothing fits."""
+    """The lower bound in ns over all degrees; None where nothing fits."""
     least = min([item.bound for item in items] + ([] if search.objective is None else [search.objective]), default=inf)
     return None if least == inf else int(least)
 
 
 def subproblems(instance: Instance, out_of_time: Callable[[], bool]) -> list[Subproblem]:
-    """A part for each Degrees, with a bound. Raises TooLarge where a group may have too many makes to state."""
+    """One part per degrees, each with a lower bound. Raises TooLarge where a group of devices may have too many compositions to
+    state."""
     if not all(case.statable for case in cases(instance)):
         raise TooLarge("instance", "", "has too many kinds of groups of devices to state each of them", "give --method exact")
     bounded = []

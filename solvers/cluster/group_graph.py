@@ -1,18 +1,19 @@
-"""The groups that one pipeline may come through, and the transfers between them: a graph.
+"""A graph of the device groups that one pipeline may go through, stage by stage, and of the transfers between them.
 
 A node is a type of tensor-parallel groups (those that cost the same), the ring of its data-parallel groups (the kind of link
 that they synchronise over), and the devices used so far of its class. Two facts of the rest of the cluster are kept in it:
 
   - A group that lies in one class, with data-parallel groups of ring q, takes at least tmp u(q) of that class's devices for its
     stage: each of its tmp devices has a data-parallel group of its own, with at least u(q) devices of that class, the fewest of
-    any make with that ring (where the tmp groups differ in q, the one with the least u(q) will do for all: it needs no more
-    devices, and its D is no more). So a run of stages in one class ends when its devices are used up, and the next transfer
-    leaves the class. That it may come back is left open.
+    any composition with that ring (where the tmp groups differ in q, the one with the least u(q) will do for all: it needs no
+    more devices, and its D, the time of its gradient all-reduce, is no more). So a run of stages in one class ends when its
+    devices are used up, and the next transfer leaves the class. Whether it comes back is left open.
   - Groups in several classes are taken at the best: each device has the fastest transfer to any of the group that it may meet,
     and the fastest all-reduce of any data-parallel group with a device of its class; the slowest of the group's devices counts.
     Between such a group and one in a single class, some device's transfer is to another class.
 
-So every pipeline of every strategy is a walk through the graph that costs no more than the pipeline does.
+So every pipeline of every strategy is a walk through the graph that costs no more than the pipeline does. Classes of devices
+that may be exchanged as a whole form an orbit.
 
 A table that embedding and head share is reduced over all devices of the first and the last stage. Within one class that may be
 far faster than elsewhere; so walks that begin and end in one class have a graph of their own, see `GroupGraph.homed`.
@@ -27,7 +28,7 @@ from functools import cached_property
 from itertools import product
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.group_compositions import DegreeCase, orbits
+from trainplan.formulations.cluster_strategy.group_compositions import orbits
 from trainplan.formulations.cluster_strategy.placement_costs import Integers
 
 MOST_PAIRS = 40_000  # of groups that a pipeline may come from and go to; beyond, no pipeline is followed
@@ -35,13 +36,17 @@ MOST_HOMED = 3_000  # nodes of a graph whose walks end where they begin; beyond,
 
 
 class TooLong(Exception):
-    """The groups of devices are too many, or time has run out."""
+    """There are too many groups of devices to follow a pipeline through them, or time has run out."""
 
 
 @dataclass(frozen=True)
 class GroupType:
-    """Groups that cost the same. size: devices of the class, 0 for groups in several classes. inner: their link within it.
-    sync: for groups in several classes, their least D by its place among `syncs`."""
+    """Tensor-parallel groups that cost the same.
+
+    profile: index of their layer times and memory. weight: the sum of their devices' weights. size: devices of their class, 0
+    for groups in several classes. inner: their link within the class. sync: for groups in several classes, the index of their
+    least all-reduce time D among `syncs`; else -1.
+    """
 
     profile: int
     weight: int
@@ -53,22 +58,23 @@ class GroupType:
 class GroupGraph:
     """The graph of a reduced case, as arrays over nodes and edges. Raises TooLong.
 
-    Of every node: types, rings, orbits (the least orbit of its devices), used (devices of its class so far), whether a run of
-    stages in its class begins there (starts), and whether a walk may begin or end there (initial, final). Of every edge, sorted
-    by target: targets, sources, and moves_ns, the transfer if the cut comes before each layer (edges, L + 1). heads: nodes with
-    edges into them; begins: the first edge of each. syncs: D of every ring and span, without the reduction of a tied table.
+    For every node: types, rings, orbits (the least orbit of its devices), used (devices of its class so far), whether a run of
+    stages in its class begins there (starts), and whether a walk may begin or end there (initial, final). For every edge,
+    sorted by target: targets, sources, and moves_ns, (edges, L + 1), the transfer if the cut comes before each of L layers.
+    heads: nodes with edges into them; begins: the first edge of each. syncs: D of every ring and span, without the reduction of
+    a tied table.
     """
 
-    def __init__(self, case: DegreeCase, weights: Sequence[int], stop: Callable[[], bool]) -> None:
-        """weights: of one device of each class."""
+    def __init__(self, case: Case, weights: Sequence[int], stop: Callable[[], bool]) -> None:
+        """weights: of one device of each class. stop: whether to give up."""
         assert case.reduced
         self.case, alike = case, orbits(case.instance)
         self._links: dict[tuple[int, int, bool], Integers | None] = {}
         syncs, rings = list(case.sync_ns), {row.tobytes(): q for q, row in enumerate(case.sync_ns)}
         types: dict[GroupType, set[frozenset[int]]] = {}  # with the orbits of their devices
-        for make, profile in zip(case.groups, case.profile_of, strict=True):
-            classes = [c for c, taken in enumerate(make) if taken]
-            weight = sum(make[c] * weights[c] for c in classes)
+        for composition, profile in zip(case.groups, case.profile_of, strict=True):
+            classes = [c for c, taken in enumerate(composition) if taken]
+            weight = sum(composition[c] * weights[c] for c in classes)
             if len(classes) == 1:
                 c = classes[0]
                 kind = GroupType(profile, weight, case.counts[c], int(case.link_of[c, c]), -1)
@@ -86,31 +92,33 @@ class GroupGraph:
         self._add_edges(types, stop)
 
     def _add_nodes(self, types: dict[GroupType, set[frozenset[int]]]) -> None:
+        """Create the nodes of all types of groups. types: with the orbits of their devices."""
         nodes: list[tuple[GroupType, int, int, int]] = []  # type, ring, devices of a stage, devices used
         for kind, sets in types.items():
-            for q, each in self._rings(kind, frozenset().union(*sets)) if kind.size else [(kind.sync, 0)]:
-                nodes += [(kind, q, each, used) for used in (range(each, kind.size + 1) if each else [0])]
+            for q, taken in self._rings(kind, frozenset().union(*sets)) if kind.size else [(kind.sync, 0)]:
+                nodes += [(kind, q, taken, used) for used in (range(taken, kind.size + 1) if taken else [0])]
         self._nodes = nodes
         self.types = [kind for kind, *_ in nodes]
         self.rings = [q for _, q, *_ in nodes]
         self.used = [used for *_, used in nodes]
-        self.starts = self.initial = [used == each for _, _, each, used in nodes]
+        self.starts = self.initial = [used == taken for _, _, taken, used in nodes]
         self.final = [True] * len(nodes)
         self.orbits = [min(frozenset().union(*types[kind])) for kind, *_ in nodes]
 
     def _add_edges(self, types: dict[GroupType, set[frozenset[int]]], stop: Callable[[], bool]) -> None:
+        """Create the edges: within a class while its devices last, and between classes by the fastest transfer."""
         moves: dict[tuple[GroupType, GroupType], Integers | None] = {}
         for before, after in product(types, types):
             if stop():
                 raise TooLong
             moves[before, after] = self._between(before, after, types)
         rows, edges = [], []
-        for target, (kind, _, each, used) in enumerate(self._nodes):
+        for target, (kind, _, own, used) in enumerate(self._nodes):
             for source, (other, _, _, taken) in enumerate(self._nodes):
-                if kind == other and kind.size and taken + each == used and kind.inner >= 0:
+                if kind == other and kind.size and taken + own == used and kind.inner >= 0:
                     edges.append((target, source))
                     rows.append(self.case.transfer_ns[kind.inner])
-                if used == each and (move := moves[other, kind]) is not None:
+                if used == own and (move := moves[other, kind]) is not None:
                     edges.append((target, source))
                     rows.append(move)
         layers = self.case.instance.layers
@@ -120,13 +128,13 @@ class GroupGraph:
         self._set_edges(edges, moves_ns)
 
     def _set_edges(self, edges: Sequence[tuple[int, int]], moves_ns: Integers) -> None:
-        """edges: target and source of each, sorted; moves_ns: (edges, L + 1)."""
+        """Store the edges. edges: target and source of each, sorted; moves_ns: (edges, L + 1)."""
         self.targets, self.sources = (np.array([edge[side] for edge in edges], np.int64) for side in (0, 1))
         self.moves_ns = moves_ns
         self.heads, self.begins = np.unique(self.targets, return_index=True)
 
     def tied(self, tied_ns: int) -> GroupGraph:
-        """The graph with a tied table whose reduction takes so long, as part of D of the first stage and of the last one."""
+        """The graph with the reduction time of a tied table added to D of the first stage and of the last one."""
         graph = copy(self)
         graph.syncs = self.syncs.copy()
         graph.syncs[:, 0, :-1] += tied_ns
@@ -138,7 +146,7 @@ class GroupGraph:
 
         Such a walk begins with a run of stages at home, which takes some of its devices, and unless it stays there comes back
         in a run that takes no more than the first one leaves. So for each type of groups, and each number of devices that the
-        first run may take, the graph is there once, with the nodes of the first run before it.
+        first run may take, the new graph has one copy of this one, with the nodes of the first run before it.
         """
         nodes: list[int] = []
         initial: list[bool] = []
@@ -174,17 +182,17 @@ class GroupGraph:
 
     @cached_property
     def _least_syncs(self) -> dict[int, Integers]:
-        """By orbit: D of a data-parallel group with a device of it, at the best: (L + 1, L + 1)."""
+        """By orbit, (L + 1, L + 1): the least D of a data-parallel group that has a device of it, for each span of layers."""
         case, alike = self.case, orbits(self.case.instance)
         rings: dict[int, set[int]] = {}
-        for make, q in zip(case.replicas, case.ring_of, strict=True):
-            for orbit, taken in zip(alike, make, strict=True):
+        for composition, q in zip(case.replicas, case.ring_of, strict=True):
+            for orbit, taken in zip(alike, composition, strict=True):
                 if taken:
                     rings.setdefault(orbit, set()).add(q)
         return {orbit: case.sync_ns[sorted(those)].min(axis=0) for orbit, those in rings.items()}
 
     def _between(self, before: GroupType, after: GroupType, types: dict[GroupType, set[frozenset[int]]]) -> Integers | None:
-        """The transfer between groups of two types, at the best, unless they stay in one class; None where there are none.
+        """The least transfer times between groups of two types, unless they stay in one class; None where there are none.
 
         Where one group lies in one class and the other in several, some device of the other is of another class.
         """
@@ -201,7 +209,7 @@ class GroupGraph:
         return _least(transfers)
 
     def _link(self, a: int, b: int, apart: bool) -> Integers | None:
-        """The fastest transfer between devices of two orbits; apart: of different classes."""
+        """The fastest transfer between devices of two orbits; None where there is no link. apart: of different classes."""
         if (a, b, apart) not in self._links:
             links = self.case.link_of[np.ix_(self._classes[a], self._classes[b])]
             possible = sorted(set(links[(links >= 0) & ~(apart & (self._classes[a][:, None] == self._classes[b]))].tolist()))
@@ -210,23 +218,25 @@ class GroupGraph:
 
     @cached_property
     def _classes(self) -> dict[int, Integers]:
-        """Of every orbit."""
+        """The classes of every orbit."""
         alike = np.array(orbits(self.case.instance))
         return {orbit: np.flatnonzero(alike == orbit) for orbit in sorted(set(alike.tolist()))}
 
     def _rings(self, kind: GroupType, alike: frozenset[int]) -> list[tuple[int, int]]:
-        """Rings of data-parallel groups with devices of one class, and how many of these devices a stage then takes (tmp u(q)).
+        """Rings of data-parallel groups with devices of one class, each with the number of these devices that a stage then
+        takes (tmp u(q)).
 
         A ring that takes no fewer devices than another and synchronises nowhere faster is left out.
         """
         case, least = self.case, dict[int, int]()
-        for make, q in zip(case.replicas, case.ring_of, strict=True):
+        for composition, q in zip(case.replicas, case.ring_of, strict=True):
             for c, orbit in enumerate(orbits(case.instance)):
-                if make[c] and orbit in alike:
-                    least[q] = min(least.get(q, kind.size + 1), make[c] * case.degrees.tmp)
-        rings = {q: each for q, each in least.items() if each <= kind.size}
+                if composition[c] and orbit in alike:
+                    least[q] = min(least.get(q, kind.size + 1), composition[c] * case.degrees.tmp)
+        rings = {q: count for q, count in least.items() if count <= kind.size}
 
         def beaten(q: int) -> bool:
+            """Whether another ring needs no more devices and synchronises as fast everywhere."""
             return any(
                 rings[p] <= rings[q]
                 and (case.sync_ns[p] <= case.sync_ns[q]).all()
@@ -238,8 +248,8 @@ class GroupGraph:
         return [(q, ring) for q, ring in rings.items() if not beaten(q)]
 
 
-def graphs(case: DegreeCase, weights: Sequence[int], stop: Callable[[], bool]) -> list[GroupGraph]:
-    """Graphs of a reduced case, each with what a tied table takes there: a walk of each pipeline is in one of them.
+def graphs(case: Case, weights: Sequence[int], stop: Callable[[], bool]) -> list[GroupGraph]:
+    """Graphs of a reduced case, including the reduction of a tied table: a walk of each pipeline is in one of them.
 
     weights: of one device of each class. Raises TooLong.
     """
@@ -252,6 +262,6 @@ def graphs(case: DegreeCase, weights: Sequence[int], stop: Callable[[], bool]) -
 
 
 def _least(rows: Sequence[Integers | None]) -> Integers | None:
-    """The least of rows, None where there is none; None among them counts as infinite."""
+    """The smallest entries over all rows; None stands for an infinite row."""
     finite = [row for row in rows if row is not None]
     return np.min(finite, axis=0) if finite else None

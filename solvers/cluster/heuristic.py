@@ -1,4 +1,5 @@
-"""cluster-strategy in milliseconds: a bound in closed form, and strategies on devices in their order."""
+"""Quick facts about cluster-strategy, in milliseconds: a lower bound in closed form, and strategies on devices in their
+order."""
 
 from __future__ import annotations
 
@@ -18,15 +19,16 @@ TRIED = 4  # strategies that fit
 
 
 def cheap_bound(instance: Instance) -> tuple[int, str]:
-    """No strategy is faster than these nanoseconds, whatever the memory; and why.
+    """A lower bound in ns on all strategies, whatever the memory, with its reason.
 
-    Proof: see `even_stages_ns`, of each degrees; a strategy has one of them.
+    Proof: see `even_stages_ns`, for each degrees; a strategy has one of them.
     """
     return min((bound for bound, _ in _bounded(instance)), default=0), SOURCE
 
 
 def _bounded(instance: Instance) -> Iterator[tuple[int, Degrees]]:
-    """All degrees, each with a time that no strategy of them beats, a tied table being reduced over the best of all links."""
+    """Yields all degrees, each after a lower bound in ns on its strategies; a tied table is reduced over the best of all
+    links."""
     size, tied = instance.tied_bytes if instance.devices > 1 else 0, dict[int, int]()
     best = on_one_link(instance, lambda _: True, ~np.eye(instance.devices, dtype=bool)) if size else instance
     for degrees in instance.degrees():
@@ -59,7 +61,7 @@ def first_plan(instance: Instance) -> Solution | None:
 
 
 def _even(instance: Instance, degrees: Degrees) -> Solution:
-    """Stages of even time on the fastest devices."""
+    """The strategy with these degrees, devices in order, and stages that take even times on the fastest devices."""
     fastest = instance.tables[degrees.tmp, degrees.mbs].layer_ns[instance.class_kinds].min(axis=0)
     shares = instance.even_shares(degrees.dp, degrees.mbs)
     assert shares is not None

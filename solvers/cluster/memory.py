@@ -1,13 +1,15 @@
-"""Why no cluster strategy fits: the one with the least excess of memory, exactly, and what to change.
+"""The reason for users where no cluster strategy fits: the strategy with the least excess of memory, exactly, and what to
+change.
 
-Whether all excesses can be at most E depends on the devices only by how many groups have how much memory. Groups of devices
-sorted by memory, tmp at a time, are best: for every v they have the fewest groups with a device of at most v bytes. Slots
-(stage j, pipeline i) with a need fit on them exactly where, for every v, no more slots need more than v + E than there are
-groups with more than v (both sorted, one by one). So a path over stages, of spans of layers, counts its slots above each v;
-paths with more of every count are dropped.
+P is the number of stages, gas_i the number of micro-batches of pipeline i, tmp the devices of a tensor-parallel group. Whether
+all excesses can be at most E depends on the devices only by how many groups have how much memory. Groups of devices sorted by
+memory, tmp at a time, are best: for every v they have the fewest groups with a device of at most v bytes. Slots (stage j,
+pipeline i) with a need fit on them exactly where, for every v, no more slots need more than v + E than there are groups with
+more than v (both sorted, one by one). So a path over stages, of spans of layers, counts its slots above each v; paths with more
+of every count are dropped.
 
 With uneven shares memory depends on min(gas_i, P - j) alone. Where one pipeline has P micro-batches or more, the others may as
-well have one each; every other way has less than P in each, and all these are tried.
+well have one each; otherwise every pipeline has less than P, and all these shares are tried.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ Counts = dict[tuple[int, ...], tuple[int, tuple[int, ...]]]  # slots above each 
 
 
 def explain(instance: Instance) -> Infeasibility | None:
-    """Why no strategy fits, in the user's terms; None where one does. Raises InputError where there is no strategy at all."""
+    """Why no strategy fits, for users; None where one does. Raises InputError where there is no strategy at all."""
     every = list(instance.degrees())
     if not every:
         raise _without_strategy(instance)
@@ -51,7 +53,7 @@ def explain(instance: Instance) -> Infeasibility | None:
 
 
 def _without_strategy(instance: Instance) -> InputError:
-    """Why no degrees use all devices, and the least batch with which some do."""
+    """The error that no degrees use all devices, with the least batch with which some do."""
     devices, layers = instance.devices, instance.layers
     possible = [
         (mbs * dp, f"{plural(dp, 'pipeline')} of {plural(devices // tmp // dp, 'stage')} with micro-batches of {mbs}")
@@ -74,8 +76,8 @@ def _without_strategy(instance: Instance) -> InputError:
     return InputError("instance", "batch", problem, f"give {batch}: {example}")
 
 
-def _shares(case: DegreeCase) -> Iterator[tuple[int, ...]]:
-    """Shares of which one needs the least memory."""
+def _shares(case: Case) -> Iterator[tuple[int, ...]]:
+    """Yields shares of the batch (micro-batches of each pipeline) of which one needs the least memory."""
     instance, degrees, total = case.instance, case.degrees, case.micro_batches
     even = instance.even_shares(degrees.dp, degrees.mbs)
     assert even is not None
@@ -88,7 +90,7 @@ def _shares(case: DegreeCase) -> Iterator[tuple[int, ...]]:
 
 
 def _partitions(total: int, parts: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Into so many parts of at least 1 and at most `most`, none larger than the one before."""
+    """Yields all sums of `total` in this number of parts, each from 1 to `most` and none larger than the one before."""
     if parts == 0:
         if total == 0:
             yield ()
@@ -99,7 +101,7 @@ def _partitions(total: int, parts: int, most: int) -> Iterator[tuple[int, ...]]:
 
 
 class _Packing:
-    """Degrees with their shares: which spans of layers fit when every device has a few bytes more."""
+    """Degrees with their shares: finds the spans of layers that fit when every device has a few bytes more."""
 
     def __init__(self, case: DegreeCase, shares: tuple[int, ...]) -> None:
         self.case, self.shares, degrees = case, shares, case.degrees
@@ -112,11 +114,11 @@ class _Packing:
         peaks_of = cache(case.peak_bytes)
         self.needs = []  # of every stage: bytes by number of micro-batches in flight, and pipelines that have so many
         for j in range(degrees.pp):
-            ahead, pipelines = np.unique([case.in_flight(share, j) for share in shares], return_counts=True)
-            self.needs.append([(peaks_of(n), int(many)) for n, many in zip(ahead.tolist(), pipelines, strict=True)])
+            in_flight, pipelines = np.unique([case.in_flight(share, j) for share in shares], return_counts=True)
+            self.needs.append([(peaks_of(n), int(many)) for n, many in zip(in_flight.tolist(), pipelines, strict=True)])
 
     def spans(self, excess: int) -> Spans | None:
-        """Layers of every stage such that no device lacks more than `excess` bytes; None where there are none."""
+        """Layers [first, end) of every stage such that no device lacks more than `excess` bytes; None where there are none."""
         layers = self.case.instance.layers
         counts: list[dict[int, Counts]] = [{0: {(0,) * len(self.levels): (0, ())}}]
         for j, needs in enumerate(self.needs):
@@ -139,7 +141,7 @@ class _Packing:
         return path[::-1]
 
     def least_excess(self, most: int | None) -> int:
-        """The least that works; most: one that does, or None."""
+        """The least excess in bytes for which there are spans. most: an excess that is known to suffice, or None."""
         if most is None:
             most = int(max(peaks.max() for needs in self.needs for peaks, _ in needs))
         return bisect_left(range(most), True, key=lambda excess: self.spans(excess) is not None)
@@ -157,7 +159,8 @@ class _Packing:
 
 
 def _keep(frontier: Counts, counts: tuple[int, ...], origin: tuple[int, tuple[int, ...]]) -> None:
-    """Add counts, unless others are as low throughout; drop those that are not below them anywhere."""
+    """Add a path's counts to a Pareto front, unless others are as low in all entries; drop those that it dominates. origin: its
+    first layer and the counts before."""
     if any(all(x <= y for x, y in zip(other, counts, strict=True)) for other in frontier):
         return
     for other in [other for other in frontier if all(x <= y for x, y in zip(counts, other, strict=True))]:
@@ -166,6 +169,7 @@ def _keep(frontier: Counts, counts: tuple[int, ...], origin: tuple[int, tuple[in
 
 
 def _reason(instance: Instance, packing: _Packing, excess: int) -> Infeasibility:
+    """The reason for users, from the strategy of least excess in bytes."""
     solution = packing.solution(excess)
     stages = evaluate(instance, solution).stages
     number = max(range(len(stages)), key=lambda j: stages[j].peak_bytes - stages[j].limit_bytes)

@@ -1,4 +1,4 @@
-"""The methods of cluster-strategy."""
+"""The registered methods of cluster-strategy."""
 
 from __future__ import annotations
 

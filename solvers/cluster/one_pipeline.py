@@ -1,8 +1,8 @@
-"""The cheapest pipeline through a cluster: a dynamic program over stages, under falling caps.
+"""The cheapest single pipeline through a cluster: a dynamic program over stages, under falling caps.
 
-The least of (gas - 1) M + S + D over walks through the graph of groups (see `group_graph`), one node a stage: S is the time of
-one micro-batch through all stages, M the slowest stage, D the slowest all-reduce of gradients. Under caps on M and D the least
-S is a shortest path,
+The least of (gas - 1) M + S + D over walks through the graph of groups (see `group_graph`), one node a stage: gas is the number
+of micro-batches, S the time of one micro-batch through all stages, M the slowest stage, D the slowest all-reduce of gradients.
+Under caps on M and D the least S is a shortest path,
 
     S_j(node, weight, end) = min over first and nodes before of  S_{j-1}(before, weight', first) + transfer + t(first .. end-1),
 
@@ -36,40 +36,48 @@ MOST_STATES = 20_000  # nodes times weights; beyond, weights are left out
 
 @dataclass(frozen=True)
 class Path:
-    """A pipeline's way: M, S, D, where its stages begin, and the orbits of the classes that it comes to, one after another."""
+    """One pipeline through the graph.
+
+    slowest, through, sync: M, S and D in ns. cuts: where its stages but the first begin. visits: the orbits of the classes that
+    it enters, in order.
+    """
 
     slowest: int
-    once: int
+    through: int
     sync: int
     cuts: tuple[int, ...]
     visits: tuple[int, ...]
 
     def time_ns(self, micro_batches: int) -> int:
-        """(gas - 1) M + S + D."""
-        return (micro_batches - 1) * self.slowest + self.once + self.sync
+        """The pipeline's time (gas - 1) M + S + D with gas micro-batches."""
+        return (micro_batches - 1) * self.slowest + self.through + self.sync
 
 
 @dataclass(frozen=True)
 class Box:
-    """Pipelines with M and D in ranges (low to high, lower to upper: places in sorted lists), none with an S below `once`."""
+    """Pipelines with M and D in ranges, none of which has an S below `through` ns.
+
+    low, high: first and last index of M in the sorted list of its possible values; lower, upper: likewise for D.
+    """
 
     low: int
     high: int
     lower: int
     upper: int
-    once: int
+    through: int
 
 
 def box_bound_ns(box: Box, slow: Integers, syncs: Integers, micro_batches: int) -> int:
-    """No pipeline of a box takes less: its M and D are at least those of the lower corner, and its S at least `once`.
+    """A lower bound in ns on the pipelines of a box: M and D are at least those of the lower corner, S at least `through`.
 
     slow, syncs: the values that M and D may have, ascending.
     """
-    return (micro_batches - 1) * int(slow[box.low]) + box.once + int(syncs[box.lower])
+    return (micro_batches - 1) * int(slow[box.low]) + box.through + int(syncs[box.lower])
 
 
-def followed(case: DegreeCase, stop: Callable[[], bool]) -> PipelineSearch | None:
-    """The search of a reduced case; None where its groups are too many, or time runs out before their transfers are known."""
+def followed(case: Case, stop: Callable[[], bool]) -> PipelineSearch | None:
+    """The search over single pipelines of a reduced case; None where it has too many groups, or time runs out before their
+    transfers are known."""
     if not case.enumerable:
         return None
     try:
@@ -79,10 +87,10 @@ def followed(case: DegreeCase, stop: Callable[[], bool]) -> PipelineSearch | Non
 
 
 class PipelineSearch:
-    """The cheapest pipeline of a reduced case. Raises TooLong.
+    """The search for the cheapest pipeline of a reduced case. Raises TooLong.
 
-    Weights of devices are the ranks of their kinds by speed, 0 the fastest. whole_weight: of all devices; most_weight: no
-    pipeline has more. walks: a search of each graph that a pipeline may go through.
+    Weights of devices are the ranks of their kinds by speed, 0 the fastest. whole_weight: of all devices; most_weight: an upper
+    bound on that of a pipeline. walks: a search for each graph that a pipeline may go through.
     """
 
     def __init__(self, case: DegreeCase, stop: Callable[[], bool] = lambda: False) -> None:
@@ -101,8 +109,11 @@ class PipelineSearch:
     def least(
         self, micro_batches: int, weight: int, cutoff: int | None, stop: Callable[[], bool], first: bool = False
     ) -> tuple[int, Path | None]:
-        """A bound on (gas - 1) M + S + D of any pipeline of at least that weight, and its path where it is the least; no path
-        where the least is at or above the cutoff, or the search was stopped. first: any path below the cutoff will do."""
+        """A lower bound in ns on (gas - 1) M + S + D of any pipeline of at least this weight, and the path of the cheapest.
+
+        The path is None where the least is at or above the cutoff, or the search was stopped. first: any path below the cutoff
+        will do.
+        """
         bounds, path = list[int](), None
         for walks in self.walks:
             bound, cheaper = walks.least(micro_batches, weight, cutoff, stop, first)
@@ -115,7 +126,7 @@ class PipelineSearch:
 
 
 class WalkSearch:
-    """The cheapest walk through one graph of the groups of a reduced case."""
+    """The search for the cheapest walk through one graph of the groups of a reduced case."""
 
     def __init__(self, case: DegreeCase, graph: GroupGraph) -> None:
         self.case, self.graph = case, graph
@@ -124,7 +135,7 @@ class WalkSearch:
 
     @cached_property
     def costs(self) -> Integers:
-        """Time of layers [first, end) in every profile, FAR where there are none: (profiles, L + 1, L + 1)."""
+        """(profiles, L + 1, L + 1): the time of layers [first, end) in every profile; FAR where there are none."""
         sums = self.case.times
         spans = sums[:, None, :] - sums[:, :, None]
         return np.where(np.tri(self.layers + 1, dtype=bool).T & ~np.eye(self.layers + 1, dtype=bool), spans, FAR)
@@ -132,7 +143,7 @@ class WalkSearch:
     def least(
         self, micro_batches: int, weight: int, cutoff: int | None, stop: Callable[[], bool], first: bool = False
     ) -> tuple[int, Path | None]:
-        """As of `PipelineSearch.least`, of the walks through this graph."""
+        """As `PipelineSearch.least`, for the walks through this graph."""
         weight = weight if len(self.graph.types) * (weight + 1) <= MOST_STATES else 0
         slow, syncs = np.unique(self.costs[self.costs < FAR]), np.unique(self.graph.syncs)
         best, path = FAR if cutoff is None else np.int64(cutoff), None
@@ -148,8 +159,8 @@ class WalkSearch:
             # a cap above what the best one leaves is no cap
             high, upper = box.high, box.upper
             if rounds:
-                high = min(high, int(np.searchsorted(slow * rounds, best - box.once - syncs[lower])) - 1)
-            upper = min(upper, int(np.searchsorted(syncs, best - box.once - rounds * slow[low])) - 1)
+                high = min(high, int(np.searchsorted(slow * rounds, best - box.through - syncs[lower])) - 1)
+            upper = min(upper, int(np.searchsorted(syncs, best - box.through - rounds * slow[low])) - 1)
             if high < low or upper < lower:
                 continue
             try:
@@ -165,21 +176,22 @@ class WalkSearch:
             reached, synced = int(np.searchsorted(slow, cheapest.slowest)), int(np.searchsorted(syncs, cheapest.sync))
             if reached <= low and synced <= lower:
                 continue  # the path is as good as the box's lower corner
-            once = cheapest.once
+            through = cheapest.through
             if rounds * int(slow[reached] - slow[low]) >= int(syncs[synced] - syncs[lower]) or synced <= lower:
                 middle = (low + reached) // 2
-                halves = Box(low, middle, lower, upper, once), Box(middle + 1, high, lower, upper, once)
+                halves = Box(low, middle, lower, upper, through), Box(middle + 1, high, lower, upper, through)
             else:
                 middle = (lower + synced) // 2
-                halves = Box(low, high, lower, middle, once), Box(low, high, middle + 1, upper, once)
+                halves = Box(low, high, lower, middle, through), Box(low, high, middle + 1, upper, through)
             for half in halves:
                 bound = box_bound_ns(half, slow, syncs, micro_batches)
                 if bound < best:
-                    heappush(waiting, (bound, once, next(ties), half))
+                    heappush(waiting, (bound, through, next(ties), half))
         return int(best), path
 
     def _path(self, micro_batches: int, cap: int, sync_cap: int, weight: int) -> Path | None:
-        """The least S of a pipeline whose stages keep within the caps and which has the weight. Raises TimeoutError."""
+        """The path of least S among walks of at least this weight whose stages keep within the caps on M and D; None where
+        there is none. Raises TimeoutError."""
         layers = self.layers
         allowed = np.where(self.costs <= cap, self.costs, FAR)
         synced = self.graph.syncs <= sync_cap
@@ -200,25 +212,26 @@ class WalkSearch:
         last = np.where(self.graph.final, trail[-1][2][:, weight, layers], FAR)
         return None if last.min() >= FAR else self._back(trail, int(last.argmin()), weight)
 
-    def _allowed(self, allowed: Integers, synced: Flags, ahead: int) -> dict[tuple[int, int], Integers]:
-        """Time of [first, end) by profile and link, FAR where a cap or the memory forbids it."""
+    def _allowed(self, allowed: Integers, synced: Flags, in_flight: int) -> dict[tuple[int, int], Integers]:
+        """The time of layers [first, end), by profile and ring; FAR where a cap or the memory forbids it. in_flight:
+        micro-batches in flight."""
         fits = {}
         for f, q in set(zip((kind.profile for kind in self.graph.types), self.graph.rings, strict=True)):
             row = np.where(synced[q], allowed[f], FAR)
             if self.case.instance.within_memory:
-                row = np.where(self._peaks(ahead) <= self.case.limits_bytes[f], row, FAR)
+                row = np.where(self._peaks(in_flight) <= self.case.limits_bytes[f], row, FAR)
             fits[f, q] = row
         return fits
 
-    def _entered(self, left: Integers, weight: int) -> Integers:
-        """S before a stage, by its node, from that after the stage before it."""
-        arrived = np.full_like(left, FAR)
+    def _entered(self, ended: Integers, weight: int) -> Integers:
+        """S at the entry of each node in one stage, (nodes, weights, layers), from that at the end of the stage before it."""
+        arrived = np.full_like(ended, FAR)
         if not len(self.graph.targets):
             return arrived
         arrived[self.graph.heads] = np.minimum.reduceat(
-            left[self.graph.sources] + self.graph.moves_ns[:, None, :], self.graph.begins, axis=0
+            ended[self.graph.sources] + self.graph.moves_ns[:, None, :], self.graph.begins, axis=0
         )
-        moved = np.full_like(left, FAR)
+        moved = np.full_like(ended, FAR)
         for node, kind in enumerate(self.graph.types):
             for before in range(weight + 1):
                 after = min(weight, before + kind.weight)
@@ -226,9 +239,9 @@ class WalkSearch:
         return np.minimum(moved, FAR)
 
     def _back(self, trail: list[Stage], node: int, weight: int) -> Path:
-        """The path to a node after the last stage."""
+        """The path that ends in a node after the last stage, by following the tables of all stages backwards."""
         heaviest, end, slowest, sync, cuts, visits = weight, self.layers, 0, 0, [], []
-        once = int(trail[-1][2][node, weight, end])
+        through = int(trail[-1][2][node, weight, end])
         for stage in reversed(range(self.stages)):
             sums, step, _ = trail[stage]
             kind, q = self.graph.types[node], self.graph.rings[node]
@@ -241,8 +254,8 @@ class WalkSearch:
                 cuts.append(first)
                 into = np.flatnonzero(self.graph.targets == node)
                 before = [v for v in range(heaviest + 1) if min(heaviest, v + kind.weight) == weight]
-                left = trail[stage - 1][2][self.graph.sources[into]][:, before, first]
-                arrived = left + self.graph.moves_ns[into, first][:, None]
+                ended = trail[stage - 1][2][self.graph.sources[into]][:, before, first]
+                arrived = ended + self.graph.moves_ns[into, first][:, None]
                 edge, column = np.unravel_index(arrived.argmin(), arrived.shape)
                 node, weight, end = int(self.graph.sources[into[edge]]), before[column], first
-        return Path(slowest, once, sync, tuple(reversed(cuts)), tuple(reversed(visits)))
+        return Path(slowest, through, sync, tuple(reversed(cuts)), tuple(reversed(visits)))

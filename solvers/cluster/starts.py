@@ -1,4 +1,4 @@
-"""Good strategies with given degrees, for the exact search to start from: nested placements."""
+"""Good strategies with given degrees, from which the exact search starts: those of nested placements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice, permutations
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.group_compositions import DegreeCase, orbits
+from trainplan.formulations.cluster_strategy.group_compositions import orbits
 from trainplan.formulations.cluster_strategy.instance import Instance
 from trainplan.formulations.cluster_strategy.placement_costs import Integers, Placed
 from trainplan.formulations.cluster_strategy.problem import Solution
@@ -18,8 +18,12 @@ from trainplan.solvers.cluster.one_pipeline import Path
 MOST_ORDERS = 24
 
 
-def starts(case: DegreeCase, path: Path | None, stop: Callable[[], bool]) -> Iterator[Solution]:
-    """On every nested placement: the cuts of the path, and the best for the slowest of its pipelines at each stage."""
+def starts(case: Case, path: Path | None, stop: Callable[[], bool]) -> Iterator[Solution]:
+    """Yields strategies on every nested placement: with the cuts of the path, and with the best cuts for the slowest pipeline
+    at each stage.
+
+    path: a pipeline whose cuts are tried, or None. stop: whether to end.
+    """
     instance, degrees = case.instance, case.degrees
     for placement in _nested(case, path):
         if stop():
@@ -31,8 +35,9 @@ def starts(case: DegreeCase, path: Path | None, stop: Callable[[], bool]) -> Ite
             yield shared(case, placed, best_cuts(case, placed))
 
 
-def best_cuts(case: DegreeCase, placed: Placed) -> tuple[int, ...]:
-    """The best for a pipeline with the slowest group at each stage and an even share; whatever its memory where none fit."""
+def best_cuts(case: Case, placed: Placed) -> tuple[int, ...]:
+    """The best cuts for a pipeline with the slowest group at each stage and an even share; where none fit the memory, the best
+    without it."""
     times, moves = placed.layer_ns.max(axis=1), placed.transfer_ns.max(axis=1)
     answer = None
     if case.instance.within_memory:
@@ -43,8 +48,9 @@ def best_cuts(case: DegreeCase, placed: Placed) -> tuple[int, ...]:
     return tuple(map(int, answer[1]))
 
 
-def shared(case: DegreeCase, placed: Placed, cuts: tuple[int, ...]) -> Solution:
-    """With the shares that make the slowest pipeline's T_i least: even ones where no others are allowed."""
+def shared(case: Case, placed: Placed, cuts: tuple[int, ...]) -> Solution:
+    """The strategy whose shares of the batch make the slowest pipeline's time T_i least; shares are even where no others are
+    allowed."""
     degrees = case.degrees
     shares: Sequence[int] = case.instance.even_shares(degrees.dp, degrees.mbs) or ()
     if len(case.share_choices) > 1:
@@ -53,15 +59,18 @@ def shared(case: DegreeCase, placed: Placed, cuts: tuple[int, ...]) -> Solution:
     return Solution(degrees, tuple(map(int, placed.placement)), cuts, tuple(map(int, shares)))
 
 
-def best_shares(micro_batches: int, slowest: Integers, once: Integers) -> list[int]:
-    """gas_i of at least 1 with the least max_i (gas_i - 1) slowest_i + once_i, found by bisection of that time."""
-    rest, pairs = micro_batches - len(once), list(zip(once.tolist(), slowest.tolist(), strict=True))
+def best_shares(micro_batches: int, slowest: Integers, through: Integers) -> list[int]:
+    """The shares gas_i of at least 1 with the least max_i (gas_i - 1) slowest_i + through_i, found by bisection of that time.
+
+    slowest, through: for each pipeline, the time in ns of its slowest stage, and of one micro-batch through all stages.
+    """
+    rest, pairs = micro_batches - len(through), list(zip(through.tolist(), slowest.tolist(), strict=True))
 
     def more(time: int) -> list[int]:
-        """Of each pipeline, the micro-batches beside its first with which it ends by then."""
-        return [min(rest, (time - start) // each) if each else rest for start, each in pairs]
+        """For each pipeline, the number of micro-batches after its first that it ends by this time."""
+        return [min(rest, (time - start) // stage) if stage else rest for start, stage in pairs]
 
-    low, high = max(start for start, _ in pairs), max(start + rest * each for start, each in pairs)
+    low, high = max(start for start, _ in pairs), max(start + rest * stage for start, stage in pairs)
     time = low + bisect_left(range(low, high), rest, key=lambda end: sum(more(end)))
     shares = more(time)
     over = sum(shares) - rest
@@ -71,9 +80,12 @@ def best_shares(micro_batches: int, slowest: Integers, once: Integers) -> list[i
     return shares
 
 
-def _nested(case: DegreeCase, path: Path | None) -> Iterator[tuple[int, ...]]:
-    """Devices in the order of their classes, these as on the path or in any order, on ranks in any nesting of stages,
-    pipelines and tmp ranks; placements that differ by devices of one class are given once."""
+def _nested(case: Case, path: Path | None) -> Iterator[tuple[int, ...]]:
+    """Yields placements of devices in the order of their classes on ranks in any nesting of stages, pipelines and tmp ranks.
+
+    Classes are in the order of the path, or in any order; placements that differ by devices of one class only are given one
+    time.
+    """
     instance, degrees = case.instance, case.degrees
     sizes = (degrees.pp, degrees.dp, degrees.tmp)
     seen: set[bytes] = set()
@@ -81,7 +93,7 @@ def _nested(case: DegreeCase, path: Path | None) -> Iterator[tuple[int, ...]]:
         devices = np.array([device for c in order for device in case.instance.members[c]])
         for nesting in permutations(range(3)):
             grid = devices.reshape([sizes[axis] for axis in nesting]).transpose(np.argsort(nesting))
-            # Where a table is tied, first and last stage side by side: the last ones of the first class come to the end.
+            # Where a table is tied, first and last stage next to each other: the first class's last devices come to the end.
             for shift in range(degrees.pp if instance.tied_bytes else 1):
                 placement = np.roll(grid, shift, axis=0).reshape(-1)
                 classes = instance.classes[placement].tobytes()
@@ -91,25 +103,26 @@ def _nested(case: DegreeCase, path: Path | None) -> Iterator[tuple[int, ...]]:
 
 
 def _along(instance: Instance, path: Path | None) -> list[int]:
-    """Classes in the order in which the path comes to their orbits, and then those that it does not come to."""
-    left = dict(enumerate(orbits(instance)))
+    """Classes in the order in which the path enters their orbits, and then the other ones."""
+    remaining = dict(enumerate(orbits(instance)))
     order = []
     for orbit in path.visits if path is not None else ():
-        following = next((c for c, other in left.items() if other == orbit), None)
+        following = next((c for c, other in remaining.items() if other == orbit), None)
         if following is not None:
             order.append(following)
-            del left[following]
-    return [*order, *left]
+            del remaining[following]
+    return [*order, *remaining]
 
 
 def _orders(instance: Instance) -> list[tuple[int, ...]]:
-    """Classes in any order, up to exchanges of whole classes: those of one orbit together first, anywhere among the others."""
+    """Orders of classes, without those that only exchange whole equal classes: first orders with one orbit's classes
+    together."""
     alike = orbits(instance)
     return list(dict.fromkeys(islice(chain(_together(alike), _every(alike)), 2 * MOST_ORDERS)))[:MOST_ORDERS]
 
 
 def _together(alike: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """The classes of one orbit, all in a row, at places among the others that are evenly spaced."""
+    """Yields orders with all classes of one orbit in a row, at evenly spaced positions among the others."""
     everyone, kinds = range(len(alike)), sorted(set(alike))
     for orbit in kinds if len(kinds) > 1 else ():
         members, others = ([c for c in everyone if (alike[c] == orbit) == wanted] for wanted in (True, False))
@@ -118,7 +131,7 @@ def _together(alike: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _every(alike: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """All orders of classes, of which those of one orbit keep theirs."""
+    """Yields all orders of classes, in which those of one orbit keep theirs."""
     members = {orbit: [c for c, other in enumerate(alike) if other == orbit] for orbit in dict.fromkeys(alike)}
     waiting: list[tuple[int, ...]] = [()]
     while waiting:

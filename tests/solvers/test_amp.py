@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trainplan.formulations.cluster_strategy.instance import Degrees, Instance
 from trainplan.formulations.cluster_strategy.problem import Solution, evaluate, load_solution, violations
 from trainplan.solvers.cluster.amp import TOP, Candidate, amp, assigned, by_time, estimated
-from trainplan.solvers.cluster.annealing import Walk
+from trainplan.solvers.cluster.annealing import RandomStrategies
 from trainplan.solvers.cluster.heuristic import SOURCE
 from trainplan.solvers.cluster.placements import Domino, Tilings, mesh_shape, node_order, smallest_node
 from trainplan.solvers.core.search import Search
@@ -277,7 +277,7 @@ def test_annealing_improves_on_its_start() -> None:
 
 
 def test_neighbours_keep_one_degree_and_take_any_other() -> None:
-    walk = Walk(real(), np.random.default_rng(0))
+    walk = RandomStrategies(real(), np.random.default_rng(0))
     start = Degrees(4, 2, 2, 1)
     reached = {walk.neighbour(start) for _ in range(2000)}
     sizes = {(2, 1), (2, 2), (2, 4), (1, 2), (4, 2)}  # tmp and dp; 2 x 8 does not fit into 4 x 4
