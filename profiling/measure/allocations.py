@@ -1,4 +1,4 @@
-"""What torch allocates while some code runs, read from its own profiler."""
+"""The memory that torch allocates while some code runs, read from torch's own profiler."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 
 class PeakMemory:
-    """Context manager. Afterwards `peak_bytes`: the most CPU bytes alive of those allocated inside it.
+    """Context manager that measures allocations of CPU memory. Afterwards `peak_bytes` is the peak of the bytes allocated
+    inside it and not yet freed.
 
-    Code run under `phase(name)` has its own peak in `phase_peak_bytes`. What was allocated before is not seen, its release
-    neither.
+    Code run under `phase(name)` has its own peak in `phase_peak_bytes[name]`. Memory that was allocated before is not counted,
+    nor is its release.
     """
 
     def __enter__(self) -> PeakMemory:
@@ -26,7 +27,7 @@ class PeakMemory:
         return self
 
     def phase(self, name: str) -> AbstractContextManager[object]:
-        """A context manager: what is allocated in it counts for the phase of this name."""
+        """A context manager: the peak inside it is recorded for the phase of this name."""
         return record_function(f"trainplan:{name}")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

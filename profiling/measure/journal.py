@@ -1,4 +1,4 @@
-"""What a measurement has finished: one JSON line a task, after one that says what they belong to."""
+"""A file of finished measurements: a first line that identifies the measurement, then one JSON line per task."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import unwritable, write_whole
 from trainplan.profiling.profiles import NUMBERS
 
-# Results by what names them: each is a number, or a number and its spread.
+# The sets of fields that a result can have. A field's value is a number, or a number and its spread.
 LARGEST = 1e15
 RESULTS = (
     {"out_of_memory"},
@@ -26,9 +26,9 @@ POSITIVE = {"seconds", "message_bytes", "to_device", "to_host"}
 
 
 class Journal:
-    """Results by the title of their task, kept in a file if one is named.
+    """Results by the title of their task, kept in a file if a path is given.
 
-    identity: of model, cluster and machine. spread: the bound that the results were measured to. Raises InputError where the
+    identity: of model, cluster and machine. spread: the relative spread to which results are measured. Raises InputError if the
     file is not a journal, or is of another measurement.
     """
 
@@ -38,7 +38,8 @@ class Journal:
         self.results: dict[str, Any] = {} if path is None else self._read()
 
     def _read(self) -> dict[str, Any]:
-        """Results so far; none where there is no file yet. A last line that was cut short is left out, and off the file."""
+        """The results in the file; empty if there is no file yet. A last line that was cut short is dropped, also from the
+        file."""
         assert self.path is not None
         where = os.fspath(self.path)
         if not self.path.exists():
@@ -72,7 +73,7 @@ class Journal:
         return results
 
     def add(self, title: str, result: Any) -> None:
-        """Keep a task's result, and write it to the file at once. Raises InputError."""
+        """Keep a task's result, and append it to the file immediately. Raises InputError."""
         self.results[title] = result
         if self.path is None:
             return
@@ -87,7 +88,7 @@ class Journal:
 
 
 def _checked(result: Any) -> Any:
-    """A result as a task gives it. Raises ValueError."""
+    """The result of a task as read from a journal, if it has the form and range of one. Raises ValueError."""
     if not isinstance(result, dict) or set(result) not in RESULTS:
         raise ValueError
     for name, value in result.items():

@@ -1,8 +1,8 @@
-"""Measured profiles: every sub-layer on this machine's processes, the links between them, copies, optimizer and overlap.
+"""Measured profiles: every sub-layer on processes of this machine, the links between them, copies, optimizer and overlap.
 
-The work is a list of tasks. Each finished one is kept in a journal, so that an interrupted measurement goes on where it
-stopped; one that does not fit in memory is a result as well. Links: collectives of several sizes over groups of 2, 4, ...
-neighbours, fitted to steps x (latency + bytes / bandwidth) with the fit's error.
+The work is a list of tasks. The result of every finished task is kept in a journal, so that an interrupted measurement
+continues where it stopped; that a sub-layer does not fit in memory is a result as well. Links are measured by collectives of
+several sizes over groups of 2, 4, ... neighbours, and fitted to steps x (latency + bytes / bandwidth), with the fit's error.
 """
 
 from __future__ import annotations
@@ -54,12 +54,18 @@ def measure(
     journal: str | os.PathLike[str] | None = None,
     progress: Report | None = None,
 ) -> Profile:
-    """Measure `model` for these (tp, rows) on as many local processes as `cluster` has devices, up to 16 at once.
+    """Measure `model` for these (tensor-parallel degree, rows) on as many local processes as `cluster` has devices, at most 16.
 
-    device: `cpu`, or `cuda` for this machine's GPUs, a process each. budget_seconds: for the repeats of all tasks together;
-    each is repeated until its spread is below `spread`, three times at least. journal: a file that finished tasks are kept in
-    and resumed from. Sub-layers are measured alone where the cluster is larger than the machine, and what was not measured is
-    estimated. Raises InputError, MissingExtra, WorkerError.
+    Args:
+        device: `cpu`, or `cuda` for this machine's GPUs, with one process per GPU.
+        budget_seconds: for the repeats of all tasks together; a task is repeated at least three times, until its spread is
+            below `spread`.
+        seed: of parameters and inputs.
+        journal: a file in which finished tasks are kept, to resume from.
+        progress: called with an event for every task that starts.
+
+    If the cluster is larger than the machine, only sub-layers and smaller groups are measured; all else is estimated. Raises
+    InputError, MissingExtra, WorkerError.
     """
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", "measuring")
@@ -87,6 +93,7 @@ def measure(
 
 
 def _local_devices(device: str) -> int:
+    """The most processes to measure with on this machine. Raises InputError for an unknown or missing device."""
     if device == "cpu":
         return MOST_PROCESSES
     if device != "cuda":
@@ -99,6 +106,7 @@ def _local_devices(device: str) -> int:
 
 
 def _tasks(model: Model, shapes: Sequence[tuple[int, int]], world: int) -> list[Task]:
+    """The tasks of a measurement, each with a unique title. world: number of processes."""
     tasks: list[Task] = []
     for tp, rows in sorted(set(shapes)):
         for name in model.sublayers:
@@ -120,7 +128,8 @@ def _tasks(model: Model, shapes: Sequence[tuple[int, int]], world: int) -> list[
 
 
 def _identity(model: Model, cluster: Cluster, device: str, world: int, seed: int) -> str:
-    """What must be the same for finished tasks to be used again."""
+    """A digest of all that must be equal for finished tasks to be used again: model, cluster, machine, torch's version,
+    seed."""
     import torch
 
     machine = [device, world, seed, torch.__version__, os.cpu_count()]
@@ -129,7 +138,8 @@ def _identity(model: Model, cluster: Cluster, device: str, world: int, seed: int
 
 
 def _run(job: dict[str, Any], tasks: list[Task], world: int, keeper: Journal, progress: Report | None) -> None:
-    """All tasks that have no result yet. A sub-layer at which the system twice killed a process is taken not to fit."""
+    """Run all tasks that have no result yet. A sub-layer at which the system killed a process twice is recorded as out of
+    memory."""
     killed: set[str] = set()
     while waiting := [(number, task) for number, task in enumerate(tasks) if task["title"] not in keeper.results]:
         running: list[int] = []
@@ -175,7 +185,7 @@ def _assembled(
     world: int,
     identity: str,
 ) -> Profile:
-    """The profile: what was measured, and estimates for the rest."""
+    """The profile of the measured results, with estimates for the rest. results: by the title of the task."""
     base = estimate_shapes(model, _rated(cluster, model.dtype), sorted(set(shapes)))
     kind = cluster.used_kinds[0].name
     done = [(task, results[task["title"]]) for task in tasks]
@@ -184,12 +194,12 @@ def _assembled(
         """Tasks of one kind whose result has a field, with their results."""
         return [(task, result) for task, result in done if task["kind"] == work and field in result]
 
-    def place(task: Task) -> dict[str, Any]:
+    def shape_of(task: Task) -> dict[str, Any]:
         return {"sublayer": task["sublayer"], "device": kind, "tp": task["tp"], "rows": task["rows"]}
 
-    failed = [Shape(**place(task)) for task, _ in finished("sublayer", "out_of_memory")]
+    failed = [Shape(**shape_of(task)) for task, _ in finished("sublayer", "out_of_memory")]
     costs = [
-        UnitCost(**place(task) | {name: _number(*value) for name, value in result.items()})
+        UnitCost(**shape_of(task) | {name: _number(*value) for name, value in result.items()})
         for task, result in finished("sublayer", "forward_ns")
     ]
     if not costs:
@@ -216,21 +226,25 @@ def _assembled(
 
 
 def _rated(cluster: Cluster, dtype: Any) -> Cluster:
-    """The cluster with some rate for the dtype: what is measured needs none, and scales the estimates made with it."""
+    """The cluster with some rate for the dtype on every kind: measured numbers need none, and estimates scaled by them do
+    not depend on it."""
     kinds = [kind.changed(flops_per_s={dtype: min(kind.flops_per_s.values()), **kind.flops_per_s}) for kind in cluster.kinds]
     return cluster.changed(kinds=kinds)
 
 
 def _number(value: float, spread: float) -> Number:
+    """A Number whose origin is `measured`."""
     return Number(value=max(0, round(value)), origin="measured", spread=round(spread, 4))
 
 
 def _rate(value: float, spread: float) -> Rate:
+    """A Rate whose origin is `measured`."""
     return Rate(value=value, origin="measured", spread=round(spread, 4))
 
 
 def _islands(done: list[tuple[Task, Any]], cluster: Cluster, world: int) -> list[Island]:
-    """Fitted links, by group size and operation; all-reduces stand for whatever was not fitted. Empty without any."""
+    """Links fitted to measured collectives, by group size and operation; the link of all-reduces serves operations that have
+    none. Empty if nothing could be fitted."""
     points: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for task, result in done:
         size, operation = task["devices"], task["operation"]
@@ -241,8 +255,8 @@ def _islands(done: list[tuple[Task, Any]], cluster: Cluster, world: int) -> list
     for (size, operation), pairs in sorted(points.items()):
         if len(pairs) < 2:
             continue
-        place: Any = {"devices": size, "operation": operation, "origin": "measured"}
-        islands.append(Island(**place, **fitted_link(pairs)))
+        group: Any = {"devices": size, "operation": operation, "origin": "measured"}
+        islands.append(Island(**group, **fitted_link(pairs)))
         if operation == "all-reduce":
             islands.append(islands[-1].changed(operation=None))
     if not islands or cluster.devices == world:
@@ -252,9 +266,10 @@ def _islands(done: list[tuple[Task, Any]], cluster: Cluster, world: int) -> list
 
 
 def _host(copies: list[tuple[Task, Any]], optimizer: Rate | None, estimated: HostCosts | None) -> HostCosts | None:
+    """Copies and optimizer of the host as measured; the estimate if either was not measured."""
     if len(copies) < 2 or optimizer is None:
         return estimated
-    there, back = ([(task["message_bytes"], result[way]) for task, result in copies] for way in ("to_device", "to_host"))
+    there, back = ([(task["message_bytes"], result[name]) for task, result in copies] for name in ("to_device", "to_host"))
     to_device, to_host, latency_ns = fitted_copies(there, back)
     return HostCosts(
         to_device_bytes_per_s=_rate(*to_device),

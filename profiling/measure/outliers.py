@@ -1,4 +1,4 @@
-"""Measured times that other ones contradict, as when the machine was busy for a moment."""
+"""Finds measured times that contradict others, as when the machine was busy for a moment."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ TOLERANCE = 0.25  # small sub-layers differ by less from one measurement to the 
 
 
 def doubtful(tasks: Mapping[int, Mapping[str, Any]], results: Mapping[int, Mapping[str, Any]]) -> list[int]:
-    """The numbers of sub-layers' tasks that took longer than with more rows, or far longer a row than with fewer.
+    """Numbers of the tasks whose sub-layer took clearly longer than with more rows, or clearly longer per row than with fewer.
 
-    tasks, results: by the number of the task, as of `tasks.measure_rank`.
+    tasks, results: by the number of the task, as in `tasks.measure_rank`.
     """
     by_shape: dict[tuple[str, int], list[int]] = {}
     for number, task in tasks.items():
@@ -31,7 +31,7 @@ def doubtful(tasks: Mapping[int, Mapping[str, Any]], results: Mapping[int, Mappi
 
 
 def seconds(result: Mapping[str, Any]) -> float:
-    """What a sub-layer took, forward and backward; without end where it did not fit."""
+    """Forward and backward time of a sub-layer's result in seconds; infinite if it ran out of memory."""
     if "out_of_memory" in result:
         return math.inf
     return float(result["forward_ns"][0] + result["backward_ns"][0]) / 1e9

@@ -1,6 +1,6 @@
-"""What one measuring process does: each task of a job in turn, its result handed back as soon as it is there.
+"""The body of a measuring process: it runs the tasks of a job in order and reports each result as soon as it has it.
 
-All processes work on the same task at the same moment, since they share the machine when they train.
+All processes work on the same task at the same time, since they also share the machine in training.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ T = TypeVar("T")
 
 
 def measure_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> None:
-    """Body of one measuring process. Each task is reported when it has started, and finished with its result.
+    """Body of one measuring process. It reports an event when a task starts, and one with its result when it has finished.
 
-    A result may be {"out_of_memory": True}. What other results contradict is measured once more, and the shorter time kept.
+    A result may be {"out_of_memory": True}. Tasks whose results contradict others are measured again, and the shorter time is
+    kept.
     """
     device = torch.device("cuda", rank) if job["device"] == "cuda" else torch.device("cpu")
     if device.type == "cuda":
@@ -51,9 +52,9 @@ def measure_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -
     def measured(number: int, task: Task, waiting: int) -> Any:
         report.position.set(0, 1, number + 1)
         report({"started": number, "of": job["of"], "shape": task["title"]})
-        # What earlier tasks have left of the budget is shared out among the rest, alike on all processes.
-        left = job["budget"] - slowest(world, [time.perf_counter() - started])[0]
-        measuring.seconds = max(0.0, left) / waiting
+        # The rest of the budget is shared evenly among the tasks to come, by the same number on all processes.
+        remaining = job["budget"] - slowest(world, [time.perf_counter() - started])[0]
+        measuring.seconds = max(0.0, remaining) / waiting
         limit = None if used_bytes is None or task["kind"] != "sublayer" else used_bytes + job["memory_bytes"]
         try:
             with _limited(limit):
@@ -66,13 +67,14 @@ def measure_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -
         report({"finished": number, "result": results[number]})
     tasks = dict(job["tasks"])
     for number in doubtful(tasks, results):
-        again = measured(number, tasks[number], 1)
-        if seconds(again) < seconds(results[number]):
-            report({"finished": number, "result": again})
+        second = measured(number, tasks[number], 1)
+        if seconds(second) < seconds(results[number]):
+            report({"finished": number, "result": second})
 
 
 def _data_bytes() -> int | None:
-    """Data that this process has mapped, without freed blocks that its allocator keeps; None where no one tells."""
+    """Bytes of data that this process has mapped, after its allocator has returned freed blocks; None if the system does not
+    report it."""
     gc.collect()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -83,7 +85,8 @@ def _data_bytes() -> int | None:
 
 @contextmanager
 def _limited(data_bytes: int | None) -> Iterator[None]:
-    """Let a CPU's allocations fail, rather than the machine, beyond what the device has that a process stands for."""
+    """While the block runs, allocations of more than `data_bytes` fail, so that a CPU process has the memory of the device
+    that it stands for. None sets no limit."""
     if data_bytes is None:
         yield
         return
@@ -97,13 +100,19 @@ def _limited(data_bytes: int | None) -> Iterator[None]:
 
 
 class _Measuring:
+    """Measures the tasks of one process; a task's kind is the name of the method.
+
+    model: whose sub-layers are measured. spread: the relative spread to reach. seconds: budget of the next task. groups:
+    process groups by their size.
+    """
+
     def __init__(self, rank: int, world: int, model: Model, device: torch.device, seed: int, spread: float) -> None:
         self.rank, self.world, self.model, self.device = rank, world, model, device
         self.seed, self.spread, self.seconds = seed, spread, 0.0
         self.groups: dict[int, Any] = {}
 
     def warm_up(self) -> None:
-        """One tiny sub-layer through everything that a task does: torch loads and allocates much at first use."""
+        """Run a tiny sub-layer one time through all that a task does, since torch loads and allocates much at first use."""
         part = FeedForward(tokens=8, hidden=8, inner=8)
         trial = SublayerTrial(part, 1, torch_units.Shard(), self.device, self.seed)
         trial.once()
@@ -111,17 +120,19 @@ class _Measuring:
         trial.memory()
 
     def repeat(self, parts: int, run: Any) -> list[Timed]:
+        """Repeat `run`, which returns the seconds of its `parts`, within half of the task's budget; see `timing.repeat`."""
         return repeat(self.world, self.spread, self.seconds / 2, parts, run)
 
     def _together(self, make: Callable[[], T]) -> T:
-        """What `make` gives on this process. Raises OutOfMemory on all of them where any has not enough."""
-        made, failed = attempted(make)
+        """The result of `make` on this process. Raises OutOfMemory on all processes if any of them has too little memory."""
+        result, failed = attempted(make)
         if slowest(self.world, [failed])[0]:
             raise OutOfMemory
-        assert made is not None
-        return made
+        assert result is not None
+        return result
 
     def sublayer(self, task: Task) -> dict[str, Any]:
+        """Times in ns and bytes of one sub-layer, as (value, spread) by field of UnitCost."""
         part = self.model.sublayers[task["sublayer"]]
         shard = torch_units.Shard(part.degree(task["tp"]), 0)
         trial = self._together(lambda: SublayerTrial(part, task["rows"], shard, self.device, self.seed))
@@ -134,6 +145,7 @@ class _Measuring:
         }
 
     def collective(self, task: Task) -> dict[str, Any]:
+        """Seconds of a collective (or p2p message) in groups of neighbours of one size, all groups at the same time."""
         size, message, operation = task["devices"], task["message_bytes"], task["operation"]
         if size not in self.groups:
             starts = range(0, self.world - size + 1, size)
@@ -152,6 +164,7 @@ class _Measuring:
         return {**communicating._asdict(), "message_bytes": count * size * 4}
 
     def copies(self, task: Task) -> dict[str, Any]:
+        """Seconds of a copy from host to device and back."""
         pinned = self.device.type == "cuda"
         count = task["message_bytes"] // 4
         host, device = torch.zeros(count, pin_memory=pinned), torch.zeros(count, device=self.device)
@@ -167,6 +180,7 @@ class _Measuring:
         return {"to_device": to_device.seconds, "to_host": to_host.seconds, "spread": spread}
 
     def optimizer(self, task: Task) -> dict[str, Any]:
+        """Nanoseconds per parameter of an AdamW step, on the device or on the host."""
         device = self.device if task["where"] == "device" else torch.device("cpu")
         dtype = torch_units.DTYPES[self.model.dtype]
         half = dtype.itemsize < 4  # then the optimizer works on fp32 copies: the gradient is cast in, the parameter out
@@ -186,12 +200,12 @@ class _Measuring:
         return {"ns_per_parameter": stepping.seconds / OPTIMIZER_PARAMETERS * 1e9, "spread": stepping.spread}
 
     def overlap(self, task: Task) -> dict[str, Any]:
-        """How much slower a product and an all-reduce get while the other goes on, each the shorter of the two once."""
+        """Slowdown factors of matrix products and of all-reduces while the other is in progress."""
         a = torch.randn(OVERLAP_SIDE, OVERLAP_SIDE, device=self.device)
         message = torch.zeros(OVERLAP_BYTES // 4, device=self.device)
 
         def seconds(products: int, reduces: int) -> tuple[float, float]:
-            """Until all products, and until all all-reduces are done, both begun together."""
+            """Seconds until all products, and until all all-reduces are done, if both start together."""
             self._wait()
             started = time.perf_counter()
             works = [dist.all_reduce(message, async_op=True) for _ in range(reduces)]
@@ -222,11 +236,14 @@ class _Measuring:
         }
 
     def _wait(self) -> None:
+        """Wait until the device has finished its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
 
-def _communicate(operation: str, whole: Tensor, piece: Tensor, group: Any, place: int, rank: int) -> None:
+def _communicate(operation: str, whole: Tensor, piece: Tensor, group: Any, index: int, rank: int) -> None:
+    """Take part in one collective, or a message from the first to the last rank of the group (p2p). whole: the full buffer;
+    piece: one rank's part of it; index: of this rank in the group."""
     if operation == "all-reduce":
         dist.all_reduce(whole, group=group)
     elif operation == "all-gather":
@@ -235,14 +252,14 @@ def _communicate(operation: str, whole: Tensor, piece: Tensor, group: Any, place
         dist.reduce_scatter_tensor(piece, whole, group=group)
     elif operation == "all-to-all":
         dist.all_to_all_single(torch.empty_like(whole), whole, group=group)
-    elif place == 0:  # p2p: the first to the last of its group
+    elif index == 0:  # p2p: the first to the last of its group
         dist.send(whole, dst=rank + dist.get_world_size(group) - 1, group=group)
-    elif place == dist.get_world_size(group) - 1:
-        dist.recv(whole, src=rank - place, group=group)
+    elif index == dist.get_world_size(group) - 1:
+        dist.recv(whole, src=rank - index, group=group)
 
 
 class SublayerTrial:
-    """A sub-layer with parameters and an input, ready to run."""
+    """A sub-layer with parameters and a random input on a device, ready to be run and measured."""
 
     def __init__(self, part: Sublayer, rows: int, shard: torch_units.Shard, device: torch.device, seed: int) -> None:
         self.part, self.shard, self.device = part, shard, device
@@ -267,16 +284,19 @@ class SublayerTrial:
             self.gradient = torch.randn_like(self._forward(*self._inputs()))
 
     def _inputs(self) -> tuple[Tensor, Tensor | None]:
+        """Fresh leaves of the input and of the states that a cross-attention reads (None for others)."""
         indices = isinstance(self.part, TokenEmbedding)
         leaf = self.x if indices else self.x.detach().requires_grad_(self.part.kind != "embedding")
         memory = self.memory_states
         return leaf, None if memory is None else memory.detach().requires_grad_()
 
     def _forward(self, x: Tensor, memory: Tensor | None) -> Tensor:
+        """The sub-layer's output."""
         return torch_units.forward(self.part, self.parameters, x, self.shard, memory, self.draw)
 
     def once(self) -> list[float]:
-        """Seconds forward and backward; a language head's with the loss, its gradient made in the logits' place."""
+        """Seconds of one forward and one backward pass; a language head's include the loss, whose gradient overwrites the
+        logits."""
         clock, inputs = Clock(self.device), self._inputs()
         clock.mark()
         y = self._forward(*inputs)
@@ -296,7 +316,7 @@ class SublayerTrial:
         return clock.parts()
 
     def without_graph(self) -> list[float]:
-        """Seconds of a forward pass that keeps no graph; a language head's with the loss."""
+        """Seconds of a forward pass that keeps nothing for a backward pass; a language head's includes the loss."""
         clock = Clock(self.device)
         with torch.no_grad():
             x, memory = self._inputs()
@@ -309,7 +329,7 @@ class SublayerTrial:
         return clock.parts()
 
     def memory(self) -> dict[str, int]:
-        """What the graph keeps, and the workspaces, in bytes."""
+        """Bytes that the graph keeps, and the workspaces of both passes, by field of UnitCost."""
         kept, output = self._kept()
         forward, backward = self._peaks()
         return {
@@ -320,10 +340,11 @@ class SublayerTrial:
 
     @property
     def incoming_bytes(self) -> int:
-        """Gradients that the backward pass makes of its inputs."""
+        """Bytes of the gradients that the backward pass computes for the inputs."""
         return sum(t.nbytes for t in self._inputs() if t is not None and t.requires_grad)
 
     def _kept(self) -> tuple[int, int]:
+        """Bytes that the graph keeps apart from parameters and inputs, and bytes of the output."""
         inputs = self._inputs()
         saved: dict[int, int] = {}
         outside = {t.untyped_storage().data_ptr() for t in (*self.parameters.values(), *inputs) if t is not None}
@@ -339,6 +360,7 @@ class SublayerTrial:
         return sum(saved.values()), y.nbytes
 
     def _peaks(self) -> tuple[int, int]:
+        """Peak bytes allocated in the forward pass and in the backward pass."""
         inputs = self._inputs()
         if self.device.type == "cuda":
             torch.cuda.synchronize()
@@ -362,7 +384,7 @@ class SublayerTrial:
 
 
 def input_of(part: Sublayer, rows: int, generator: torch.Generator) -> Tensor:
-    """A random input of a sub-layer, by its shape."""
+    """A random input of a sub-layer with `rows` samples."""
     if isinstance(part, TokenEmbedding):
         return torch.randint(part.vocabulary, (rows, part.tokens), generator=generator)
     shape = part.input_shape(rows)

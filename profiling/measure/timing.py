@@ -1,4 +1,4 @@
-"""Clocks and repeats of a measuring process: the same code on CPU (wall clock) and CUDA (events)."""
+"""Clocks and repeats for measurements: one interface for the CPU (wall clock) and CUDA (events)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class OutOfMemory(Exception):
-    """Some process could not hold what it was to measure."""
+    """A process had too little memory for the task that it was to measure."""
 
 
 class Clock:
@@ -37,7 +37,7 @@ class Clock:
             self._marks.append(time.perf_counter())
 
     def parts(self) -> list[float]:
-        """Seconds between each mark and the next one."""
+        """Seconds from each mark to the next one."""
         if self._cuda:
             torch.cuda.synchronize()
             return [a.elapsed_time(b) / 1e3 for a, b in zip(self._marks, self._marks[1:], strict=False)]
@@ -45,7 +45,7 @@ class Clock:
 
 
 def timed(device: torch.device, *steps: Callable[[], object]) -> list[float]:
-    """Seconds that each step takes on a device, one after the other."""
+    """Seconds that each of these steps takes on a device, run in sequence."""
     clock = Clock(device)
     clock.mark()
     for step in steps:
@@ -55,7 +55,7 @@ def timed(device: torch.device, *steps: Callable[[], object]) -> list[float]:
 
 
 def attempted(work: Callable[[], T]) -> tuple[T | None, float]:
-    """What the work gives, and 0; None and 1 where this process has not enough memory for it."""
+    """The result of `work` and 0; None and 1 if this process has too little memory for it."""
     try:
         return work(), 0.0
     except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
@@ -65,7 +65,7 @@ def attempted(work: Callable[[], T]) -> tuple[T | None, float]:
 
 
 def slowest(world: int, values: Sequence[float]) -> list[float]:
-    """The largest of each value over all processes."""
+    """The maximum of each value over all processes."""
     if world == 1:
         return list(values)
     shared = torch.tensor(list(values), dtype=torch.float64)
@@ -74,7 +74,7 @@ def slowest(world: int, values: Sequence[float]) -> list[float]:
 
 
 def spread(values: Sequence[float]) -> float:
-    """Half-width of the middle half, relative to the median."""
+    """Half the width of the middle half of the values, relative to their median; 0 for a single value."""
     if len(values) < 2:
         return 0.0
     lower, middle, upper = statistics.quantiles(values, n=4)
@@ -82,16 +82,17 @@ def spread(values: Sequence[float]) -> float:
 
 
 class Timed(NamedTuple):
-    """The median of many repeats, and their spread: the relative half-width of the middle half."""
+    """The median of many repeats in seconds, and their spread: half the width of their middle half, relative to the median."""
 
     seconds: float
     spread: float
 
 
 def repeat(world: int, spread_bound: float, budget_s: float, parts: int, run: Callable[[], Sequence[float]]) -> list[Timed]:
-    """Timings of `run()`, which gives the seconds of its `parts`, until the spread of each is below the bound or time is over.
+    """Repeat `run()`, which returns the seconds of its `parts`, until the spread of each part is below `spread_bound` or
+    `budget_s` seconds have passed; one Timed per part.
 
-    A repeat counts with its slowest process. Raises OutOfMemory on all ranks.
+    The slowest process counts in every repeat. Raises OutOfMemory on all ranks if one has too little memory.
     """
     started, repeats = time.perf_counter(), []
     for number in count():
@@ -103,7 +104,7 @@ def repeat(world: int, spread_bound: float, budget_s: float, parts: int, run: Ca
             raise OutOfMemory
         if number >= WARM_UPS:
             repeats.append(shared[:parts])
-        # All processes decide on the same shared numbers, seldom once there are many.
+        # All processes decide by the same shared numbers; with many repeats only now and then.
         if len(repeats) < LEAST_REPEATS or len(repeats) % max(1, len(repeats) // 20):
             continue
         if shared[-1] > budget_s or max(spread(column) for column in zip(*repeats, strict=True)) < spread_bound:
@@ -112,5 +113,5 @@ def repeat(world: int, spread_bound: float, budget_s: float, parts: int, run: Ca
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """torch's CPU allocator tells it only in words."""
+    """Whether an error means that memory was exhausted. torch's allocator for the CPU reveals it by the error's text alone."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error).lower()

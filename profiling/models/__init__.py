@@ -1,1 +1,1 @@
-"""Models as chains of sub-layers, by family."""
+"""Models as chains of sub-layers, built by model family."""

@@ -1,8 +1,8 @@
-"""Scaled dot-product attention block by block, for what torch's fused kernels leave out.
+"""Scaled dot-product attention computed block by block, for variants that torch's fused kernels lack.
 
-That is: dropped probabilities by this project's own masks, soft-capped scores (Gemma Team, 2024, Section 2), slopes of ALiBi
-(Press et al., 2022), and keys within a sliding window (Beltagy et al., 2020), of which far blocks are not computed at all. As
-fused kernels do, it keeps its inputs alone, and the backward pass makes the probabilities again.
+These are: dropout of probabilities by the masks of `dropout.py`, soft-capped scores (Gemma Team, 2024, Section 2), slopes of
+ALiBi (Press et al., 2022), and keys within a sliding window (Beltagy et al., 2020), where distant blocks are not computed at
+all. As fused kernels do, it keeps only its inputs for the backward pass, which computes the probabilities again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from trainplan.profiling.models.sublayers import attention_block
 
 @dataclass(frozen=True)
 class Scores:
-    """How the scores of queries and keys are made: products times `scale`, then what the other fields say, in their order.
+    """How the scores of queries and keys are computed: products times `scale`, then the other fields in their order.
 
-    softcap: c of c tanh(score / c); 0 leaves scores as they are. slopes: of each of the heads, what a score loses for each
-    token that its key is away; none without ALiBi. causal: no key after its query. sliding: a query meets the last so many
-    keys, its own among them; 0: all. query: the place of the first query among the keys.
+    softcap: c of c tanh(score / c); 0 for none. slopes: per head, the amount that a score loses for each token of distance to
+    its key; empty without ALiBi. causal: a query meets no later keys. sliding: a query meets only this number of latest keys,
+    its own included; 0 for all. query: index of the first query among the keys.
     """
 
     scale: float
@@ -39,14 +39,16 @@ class Scores:
 def blockwise_attention(q: Tensor, k: Tensor, v: Tensor, scores: Scores, heads: Heads | None = None) -> Tensor:
     """The result of attention, (rows, tokens, heads, width).
 
-    q: (rows, heads, tokens, width); k and v: the same, or of a divisor of its heads. heads: whose probabilities are dropped;
-    None drops none.
+    q: (rows, heads, tokens, width); k and v: the same, or with a number of heads that divides q's. heads: those whose
+    probabilities are dropped; None drops none.
     """
     mixed: Tensor = _Attention.apply(q, k, v, scores, heads)
     return mixed
 
 
 class _Attention(torch.autograd.Function):
+    """The autograd function of `blockwise_attention`."""
+
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scores: Scores, heads: Heads | None) -> Tensor:
         ctx.save_for_backward(q, k, v)
@@ -68,26 +70,27 @@ class _Attention(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Block:
-    """Some rows, heads and queries, and the keys that any of these queries meets. shared: heads of one key."""
+    """A block of attention: some rows, heads and queries (`slices`), and the keys that any of these queries meets. shared:
+    number of query heads per key head."""
 
-    places: tuple[slice, slice, slice]
+    slices: tuple[slice, slice, slice]
     keys: slice
     shared: int
     scores: Scores
 
     def of(self, x: Tensor) -> Tensor:
-        """The block's part of what every query has, (rows, heads, tokens, width)."""
-        return x[self.places]
+        """The block's part of a tensor of queries, (rows, heads, tokens, width)."""
+        return x[self.slices]
 
     def of_keys(self, x: Tensor) -> Tensor:
-        """The block's part of what every key has, for each of the block's heads."""
-        rows, heads, _ = self.places
+        """The block's part of a tensor of keys or values, repeated for each of the block's query heads."""
+        rows, heads, _ = self.slices
         part = x[rows, :, self.keys]
         return part[:, heads] if self.shared == 1 else part.index_select(1, self._heads(x))
 
     def add(self, gradient: Tensor, part: Tensor) -> None:
-        """The block's part of a gradient of what every key has."""
-        rows, heads, _ = self.places
+        """Add the block's part to a gradient of keys or values, (rows, key heads, keys, width)."""
+        rows, heads, _ = self.slices
         whole = gradient[rows, :, self.keys]
         if self.shared == 1:
             whole[:, heads] += part
@@ -95,24 +98,25 @@ class _Block:
             whole.index_add_(1, self._heads(gradient), part)
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Tensor:
-        """The block's part of the result."""
+        """The block's part of the result: values weighted by probabilities."""
         probabilities, _ = self.probabilities(q, k)
         if mask is None:
             return probabilities @ self.of_keys(v)
-        probabilities.masked_fill_(mask.dropped(*self.places, columns=self.keys), 0.0)
+        probabilities.masked_fill_(mask.dropped(*self.slices, columns=self.keys), 0.0)
         return (probabilities @ self.of_keys(v)).mul_(mask.scale)
 
     def add_gradients(
         self, gradients: Sequence[Tensor], gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None
     ) -> None:
-        """Make the gradient of the block's queries, and add the block's part to those of keys and values."""
+        """Write the gradient of the block's queries, and add the block's part to the gradients of keys and values.
+        gradients: of q, k and v; gradient: of the result."""
         probabilities, slope = self.probabilities(q, k, slope=True)
         if mask is None:
             incoming = self.of(gradient)
             self.add(gradients[2], probabilities.mT @ incoming)
             scores = (incoming @ self.of_keys(v).mT).mul_(probabilities)
         else:
-            dropped = mask.dropped(*self.places, columns=self.keys)
+            dropped = mask.dropped(*self.slices, columns=self.keys)
             incoming = self.of(gradient) * mask.scale
             self.add(gradients[2], probabilities.masked_fill(dropped, 0.0).mT @ incoming)
             scores = (incoming @ self.of_keys(v).mT).masked_fill_(dropped, 0.0).mul_(probabilities)
@@ -123,38 +127,39 @@ class _Block:
         self.add(gradients[1], scores.mT @ (self.of(q) * self.scores.scale))
 
     def _heads(self, x: Tensor) -> Tensor:
-        """Of the block's heads, which keys they have."""
-        return numbers(self.places[1].start, self.places[1].stop, x.device) // self.shared
+        """The indices of the key heads of the block's query heads."""
+        return numbers(self.slices[1].start, self.slices[1].stop, x.device) // self.shared
 
     def probabilities(self, q: Tensor, k: Tensor, slope: bool = False) -> tuple[Tensor, Tensor | None]:
-        """The softmax of the scores; and, if asked for, the derivative of the soft-capping where there is one."""
-        made, derivative = (self.of(q) * self.scores.scale) @ self.of_keys(k).mT, None
+        """The softmax of the scores, and if `slope` is set the derivative of the soft-capping (None without soft-capping)."""
+        products, derivative = (self.of(q) * self.scores.scale) @ self.of_keys(k).mT, None
         if cap := self.scores.softcap:
-            made.div_(cap).tanh_()
-            derivative = (made * made).neg_().add_(1.0) if slope else None
-            made.mul_(cap)
-        _, heads, queries = self.places
+            products.div_(cap).tanh_()
+            derivative = (products * products).neg_().add_(1.0) if slope else None
+            products.mul_(cap)
+        _, heads, queries = self.slices
         if not (self.scores.slopes or self.scores.causal or self.scores.sliding):
-            return made.softmax(-1), derivative
+            return products.softmax(-1), derivative
         first, end = self.scores.query + queries.start, self.scores.query + queries.stop
         away = numbers(first, end, q.device).unsqueeze(1) - numbers(self.keys.start, self.keys.stop, q.device)
         if self.scores.slopes:
             slopes = _slopes(self.scores.slopes[heads], q.dtype, q.device)
-            made.sub_(slopes.view(-1, 1, 1) * away)
+            products.sub_(slopes.view(-1, 1, 1) * away)
         if self.scores.causal:
-            made.masked_fill_(away < 0, float("-inf"))
+            products.masked_fill_(away < 0, float("-inf"))
         if self.scores.sliding:
-            made.masked_fill_(away >= self.scores.sliding, float("-inf"))
-        return made.softmax(-1), derivative
+            products.masked_fill_(away >= self.scores.sliding, float("-inf"))
+        return products.softmax(-1), derivative
 
 
 @cache
 def _slopes(slopes: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The slopes of ALiBi as a tensor."""
     return torch.tensor(slopes, dtype=dtype, device=device)
 
 
 def _blocks(q: Tensor, k: Tensor, scores: Scores) -> Iterator[_Block]:
-    """What is worked on at once, one after the other."""
+    """The blocks that are computed in turn, and together cover all queries."""
     sizes, keys = q.shape[:3], k.shape[2]
     block = attention_block(q.shape[0], q.shape[1], q.shape[2], keys)
     for begins in product(*(range(0, size, step) for size, step in zip(sizes, block, strict=True))):

@@ -1,8 +1,8 @@
-"""Norms and gated activations of which a graph keeps no more than the fused kernels of today's frameworks do.
+"""Norms and gated activations whose graph keeps no more than today's fused kernels do.
 
-An RMS norm keeps its input and one number for each token; composed of torch's operations, as on a CPU, it would keep its result
-before the weight, too, and in half precision both in 32 bits. A gated activation keeps the two products that it is made of,
-and makes the activation's result again in its backward pass.
+An RMS norm keeps its input and one number per token; composed of torch's operations, as on a CPU, it would also keep its result
+before the weight, and in half precision both in 32 bits. A gated activation keeps the two products that are its inputs, and
+computes the activation again in its backward pass.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Activation = Callable[[Tensor], Tensor]
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """x over the root of the mean of its squares, times a weight; both along the last dimension (Zhang and Sennrich, 2019).
 
-    Computed in at least 32 bits, and rounded once before the weight and once behind it. On GPUs torch has one kernel for it.
+    It is computed in at least 32 bits, and rounded before and after the weight. On GPUs torch has one kernel for it.
     """
     if x.is_cuda:
         return F.rms_norm(x, weight.shape, weight, epsilon)
@@ -35,6 +35,8 @@ def gated(activation: Activation, up: Tensor, gate: Tensor) -> Tensor:
 
 
 class _RMSNorm(torch.autograd.Function):
+    """The autograd function of `rms_norm` on CPUs."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)
@@ -56,6 +58,8 @@ class _RMSNorm(torch.autograd.Function):
 
 
 class _Gated(torch.autograd.Function):
+    """The autograd function of `gated`."""
+
     @staticmethod
     def forward(ctx: Any, activation: Activation, up: Tensor, gate: Tensor) -> Tensor:
         ctx.activation = activation
