@@ -190,7 +190,7 @@ class StreamedCosts(JointCosts):
 
     # Numbers
 
-    def _prices(self, layout: Strategy, setting: Setting) -> Prices:
+    def _prices(self, layout: Strategy, setting: Setting) -> InstructionCosts:
         """The costs of instructions under a layout in a setting."""
         dtype: Any = self.model.dtype
         run = RunLayout(

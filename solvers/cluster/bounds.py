@@ -22,10 +22,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from trainplan.formulations.cluster_strategy.group_compositions import DegreeCase
 from trainplan.solvers.cluster.one_pipeline import Path, PipelineSearch
 
 
-def even_stages_ns(case: Case, tied_ns: int | None = None) -> int:
+def even_stages_ns(case: DegreeCase, tied_ns: int | None = None) -> int:
     """A lower bound in ns on all strategies with the degrees of the case, in closed form.
 
     tied_ns: a lower bound on the reduction of a table shared by embedding and head (default: the least of any group).

@@ -93,7 +93,7 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
     unsolved = [item for item in unsolved if not search.closed(item.bound)]
     source, statistics = SOURCE, {**steps, "models": [str(item.case.degrees) for item in unsolved]}
     if unsolved and not search.out_of_time():
-        parts = [Subproblem(Case(instance, item.case.degrees), item.bound) for item in unsolved]
+        parts = [Subproblem(DegreeCase(instance, item.case.degrees), item.bound) for item in unsolved]
         outcome = by_parts(_model, parts, search)
         if outcome.failed:
             return outcome

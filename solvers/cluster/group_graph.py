@@ -28,7 +28,7 @@ from functools import cached_property
 from itertools import product
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.group_compositions import orbits
+from trainplan.formulations.cluster_strategy.group_compositions import DegreeCase, orbits
 from trainplan.formulations.cluster_strategy.placement_costs import Integers
 
 MOST_PAIRS = 40_000  # of groups that a pipeline may come from and go to; beyond, no pipeline is followed
@@ -65,7 +65,7 @@ class GroupGraph:
     a tied table.
     """
 
-    def __init__(self, case: Case, weights: Sequence[int], stop: Callable[[], bool]) -> None:
+    def __init__(self, case: DegreeCase, weights: Sequence[int], stop: Callable[[], bool]) -> None:
         """weights: of one device of each class. stop: whether to give up."""
         assert case.reduced
         self.case, alike = case, orbits(case.instance)
@@ -248,7 +248,7 @@ class GroupGraph:
         return [(q, ring) for q, ring in rings.items() if not beaten(q)]
 
 
-def graphs(case: Case, weights: Sequence[int], stop: Callable[[], bool]) -> list[GroupGraph]:
+def graphs(case: DegreeCase, weights: Sequence[int], stop: Callable[[], bool]) -> list[GroupGraph]:
     """Graphs of a reduced case, including the reduction of a tied table: a walk of each pipeline is in one of them.
 
     weights: of one device of each class. Raises TooLong.

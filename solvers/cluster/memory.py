@@ -76,7 +76,7 @@ def _without_strategy(instance: Instance) -> InputError:
     return InputError("instance", "batch", problem, f"give {batch}: {example}")
 
 
-def _shares(case: Case) -> Iterator[tuple[int, ...]]:
+def _shares(case: DegreeCase) -> Iterator[tuple[int, ...]]:
     """Yields shares of the batch (micro-batches of each pipeline) of which one needs the least memory."""
     instance, degrees, total = case.instance, case.degrees, case.micro_batches
     even = instance.even_shares(degrees.dp, degrees.mbs)

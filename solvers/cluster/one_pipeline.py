@@ -75,7 +75,7 @@ def box_bound_ns(box: Box, slow: Integers, syncs: Integers, micro_batches: int) 
     return (micro_batches - 1) * int(slow[box.low]) + box.through + int(syncs[box.lower])
 
 
-def followed(case: Case, stop: Callable[[], bool]) -> PipelineSearch | None:
+def followed(case: DegreeCase, stop: Callable[[], bool]) -> PipelineSearch | None:
     """The search over single pipelines of a reduced case; None where it has too many groups, or time runs out before their
     transfers are known."""
     if not case.enumerable:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice, permutations
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.group_compositions import orbits
+from trainplan.formulations.cluster_strategy.group_compositions import DegreeCase, orbits
 from trainplan.formulations.cluster_strategy.instance import Instance
 from trainplan.formulations.cluster_strategy.placement_costs import Integers, Placed
 from trainplan.formulations.cluster_strategy.problem import Solution
@@ -18,7 +18,7 @@ from trainplan.solvers.cluster.one_pipeline import Path
 MOST_ORDERS = 24
 
 
-def starts(case: Case, path: Path | None, stop: Callable[[], bool]) -> Iterator[Solution]:
+def starts(case: DegreeCase, path: Path | None, stop: Callable[[], bool]) -> Iterator[Solution]:
     """Yields strategies on every nested placement: with the cuts of the path, and with the best cuts for the slowest pipeline
     at each stage.
 
@@ -35,7 +35,7 @@ def starts(case: Case, path: Path | None, stop: Callable[[], bool]) -> Iterator[
             yield shared(case, placed, best_cuts(case, placed))
 
 
-def best_cuts(case: Case, placed: Placed) -> tuple[int, ...]:
+def best_cuts(case: DegreeCase, placed: Placed) -> tuple[int, ...]:
     """The best cuts for a pipeline with the slowest group at each stage and an even share; where none fit the memory, the best
     without it."""
     times, moves = placed.layer_ns.max(axis=1), placed.transfer_ns.max(axis=1)
@@ -48,7 +48,7 @@ def best_cuts(case: Case, placed: Placed) -> tuple[int, ...]:
     return tuple(map(int, answer[1]))
 
 
-def shared(case: Case, placed: Placed, cuts: tuple[int, ...]) -> Solution:
+def shared(case: DegreeCase, placed: Placed, cuts: tuple[int, ...]) -> Solution:
     """The strategy whose shares of the batch make the slowest pipeline's time T_i least; shares are even where no others are
     allowed."""
     degrees = case.degrees
@@ -80,7 +80,7 @@ def best_shares(micro_batches: int, slowest: Integers, through: Integers) -> lis
     return shares
 
 
-def _nested(case: Case, path: Path | None) -> Iterator[tuple[int, ...]]:
+def _nested(case: DegreeCase, path: Path | None) -> Iterator[tuple[int, ...]]:
     """Yields placements of devices in the order of their classes on ranks in any nesting of stages, pipelines and tmp ranks.
 
     Classes are in the order of the path, or in any order; placements that differ by devices of one class only are given one
