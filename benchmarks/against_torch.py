@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from trainplan.execution.analysis.memory.peak import Backend
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.prediction.prefetch import may_go_ahead, programs_of
+from trainplan.execution.prediction.compiled_plan import may_go_ahead, programs_of
 from trainplan.execution.program import Program
 from trainplan.execution.run import ranks
 from trainplan.formulations.plan.plan import Plan

@@ -28,7 +28,7 @@ from uuid import uuid4
 
 from rich.console import Console
 from rich.table import Table
-from trainplan.execution.prediction.prefetch import programs_of
+from trainplan.execution.prediction.compiled_plan import programs_of
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.switches import ALL_ON
 

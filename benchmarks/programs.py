@@ -23,8 +23,7 @@ from trainplan.execution.analysis.timing.profiled_costs import ProfiledCosts
 from trainplan.execution.analysis.timing.simulate import time_walk
 from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.analysis.verify.rank_class_checks import check_classes
-from trainplan.execution.compile.classes import compile_classes
-from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.compile.compiler import compile_classes, compile_plan
 from trainplan.execution.compile.reduced_plan import fold
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.clusters.cluster import load_cluster

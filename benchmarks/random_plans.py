@@ -27,7 +27,7 @@ from trainplan.execution.analysis.memory.peak import Backend, memory_walk
 from trainplan.execution.analysis.timing.simulate import time_walk
 from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.instruction_spec import STREAMS
-from trainplan.execution.prediction.prefetch import programs_of
+from trainplan.execution.prediction.compiled_plan import programs_of
 from trainplan.execution.program import Program
 from trainplan.execution.run import ranks
 from trainplan.formulations.plan.plan import Plan

@@ -10,6 +10,10 @@ Between stages of unlike sizes every rank is sent the rows of its own layout, by
 Where the schedule slices micro-batches, the halves of one travel as messages of their own up to the first stage that runs it
 whole; there the stage before joins them, and sends one. Gradients always travel whole: on a stage that ran halves, the last
 unit reads the rows of each out of what was received, and the first unit's are joined before they are sent.
+
+Ranks of a stage run the same instructions on buffers of the same bytes if they work on equal numbers of micro-batches and hold
+equally large shards; they differ in the members of their groups, and in the samples they work on. Such ranks form a class, of
+which one rank is compiled for all.
 """
 
 from __future__ import annotations
@@ -25,10 +29,12 @@ from trainplan.execution.compile.switch_passes import SwitchCompiler
 from trainplan.execution.gc_paused import gc_paused
 from trainplan.execution.instructions import Op
 from trainplan.execution.program import FROM, Instruction, MicroBatchPart, Program, grouped
+from trainplan.execution.steady_state import Rounds, few_micro_batches, in_rounds, micro_batches_of_round
 from trainplan.execution.support import COMPILED, refuse_others
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.schedule.message_order import Item, with_messages
 from trainplan.formulations.schedule.orders import Pass, orders
+from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model
 
 
@@ -301,3 +307,66 @@ class _Compiler(Residences):
         size = self.model.tied_elements * self.gradient_bytes
         group = tuple(sorted({*self.groups[0], *self.groups[-1]}))
         self.issue(Op.REDUCE_TIED, reads=both, writes=both, group=group, message_bytes=size, workspace_bytes=size)
+
+
+MOST_INSTRUCTIONS = 2**20  # of a rank's program that has no steady state
+
+
+@dataclass(frozen=True)
+class RankClass:
+    """Ranks of one stage, ascending, that run the same program, and the program of the first of them.
+
+    few: that program with its first few micro-batches alone. rounds: the whole program, in compact form where it reaches a
+    steady state (see `execution.steady_state`). ahead: whether it gathers parameters one unit ahead.
+    """
+
+    plan: Plan
+    model: Model
+    ranks: tuple[int, ...]
+    few: Program
+    rounds: Rounds
+    ahead: bool = False
+
+    @property
+    def program(self) -> Program:
+        """The whole program of the first rank, with all of its micro-batches, built when it is first needed."""
+        return self.rounds.whole
+
+    @property
+    def walked(self) -> Program:
+        """A program with the same peak memory as the whole one, shorter where that reaches a steady state."""
+        return self.rounds.few
+
+
+def assure_compiled(plan: Plan, instructions: int, most: int = MOST_INSTRUCTIONS) -> None:
+    """Raises InputError where the program of a rank that reaches no steady state would have more than `most` instructions.
+    instructions: number of instructions per micro-batch."""
+    if plan.batch.micro_batches * instructions > most:
+        problem = f"is {plan.batch.micro_batches}, each with instructions of its own"
+        fix = f"give at most {most // instructions}, or equal stages under 1f1b"
+        raise InputError("plan", "batch.micro_batches", problem, fix)
+
+
+def replica_samples(plan: Plan) -> int:
+    """Number of samples, or pieces of samples, in one micro-batch; where replicas have shares of their own, in that of one
+    replica."""
+    return plan.batch.global_samples * plan.pieces // sum(plan.batch.shares or [plan.batch.micro_batches])
+
+
+def compile_classes(plan: Plan, model: Model | None = None, ahead: bool = False) -> list[RankClass]:
+    """The classes of a plan's ranks, with the program of one rank of each. model, ahead: as of `compile_plan`."""
+    model = model or plan.planned_model()
+    classes, samples = by_kind(planned_ranks(plan, model)), replica_samples(plan)
+    programs = compile_plan(plan, model, [members[0].rank for members in classes], few_micro_batches(plan), ahead)
+    rank_classes = []
+    for members, few in zip(classes, programs, strict=True):
+        ranks, micro_batches = tuple(member.rank for member in members), members[0].micro_batches
+        if micro_batches == few.micro_batches:
+            rounds = Rounds(few)
+        else:
+            found = in_rounds(few, micro_batches, samples, micro_batches_of_round(plan))
+            if found is None:
+                assure_compiled(plan, len(few.instructions) // few.micro_batches)
+            rounds = found or Rounds(compile_plan(plan, model, ranks[:1], ahead=ahead)[0])
+        rank_classes.append(RankClass(plan, model, ranks, few, rounds, ahead))
+    return rank_classes

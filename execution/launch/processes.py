@@ -16,7 +16,7 @@ from trainplan.execution.launch.choose_executor import Runtime
 from trainplan.execution.launch.memory_check import check_memory, check_peaks
 from trainplan.execution.launch.report import RunReport
 from trainplan.execution.lowering.checkpoints import Checkpoints
-from trainplan.execution.prediction.prefetch import programs_of
+from trainplan.execution.prediction.compiled_plan import programs_of
 from trainplan.execution.program import Program
 from trainplan.execution.run.ranks import AFTER
 from trainplan.execution.run.settings import MEASURED_BACKENDS, Device, TransportName, check_settings, communication, gpus

@@ -4,6 +4,11 @@ For plans of more than MOST_PROCESSES devices, which do not run on one machine, 
 the few micro-batches that determine the rest (see `steady_state`), and its checks stand for all (see `rank_class_checks`). So
 it is for plans of more than FEW_RANKS or FEW_MICRO_BATCHES where all ranks of a class take the same time, and never where ranks
 do not fall into classes (see `Plan.regular`).
+
+Where computation and communication run in parallel, parameters are gathered (or copied in) one unit ahead, while the unit
+before computes, and receives are posted one pass ahead. One more unit is whole then, and one more message held. So programs
+do both on such back-ends alone, and only if every rank keeps to the plan's memory: planners, whose plans are for the serial
+back-end, count one whole unit and no message that is not needed yet.
 """
 
 from __future__ import annotations
@@ -15,12 +20,12 @@ from functools import cached_property, partial
 from trainplan.execution.analysis.memory.peak import Backend, Walk, memory_walk
 from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.analysis.verify.rank_class_checks import check_classes
-from trainplan.execution.compile.classes import assure_compiled
+from trainplan.execution.compile.compiler import RankClass, assure_compiled, compile_classes, compile_plan
 from trainplan.execution.executable_models import MOST_PROCESSES
-from trainplan.execution.prediction.prefetch import classes_of, programs_of
 from trainplan.execution.program import Program
 from trainplan.execution.steady_state import Rounds
 from trainplan.formulations.plan.plan import Plan
+from trainplan.profiling.models.model import Model
 
 FEW_RANKS, FEW_MICRO_BATCHES = 8, 16
 INSTRUCTIONS, MOST_INSTRUCTIONS = 4, 2**23  # roughly, per unit and micro-batch; at most, of all ranks' programs
@@ -78,3 +83,33 @@ def compiled(plan: Plan, backend: Backend, by_class: bool = False) -> Compiled:
     return Compiled(
         plan, {rank_class.ranks[0]: rank_class.ranks for rank_class in ranks}, rounds, walked, partial(check_classes, ranks)
     )
+
+
+def programs_of(plan: Plan, backend: Backend, model: Model | None = None) -> list[Program]:
+    """The programs of all ranks of a plan on a back-end. model: as of `compile_plan`."""
+    if may_go_ahead(plan, backend):
+        programs = compile_plan(plan, model, ahead=True)
+        if _fits(plan, backend, programs):
+            return programs
+    return compile_plan(plan, model)
+
+
+def classes_of(plan: Plan, backend: Backend) -> list[RankClass]:
+    """The classes of a plan's ranks, with their programs on a back-end."""
+    if may_go_ahead(plan, backend):
+        classes = compile_classes(plan, ahead=True)
+        if _fits(plan, backend, [rank_class.walked for rank_class in classes]):
+            return classes
+    return compile_classes(plan)
+
+
+def may_go_ahead(plan: Plan, backend: Backend) -> bool:
+    """Whether, on a back-end, some parameters of a plan could be gathered one unit ahead, or copied in from the host, or some
+    receives posted one pass ahead."""
+    sharded = any(strategy.shares_parameters for strategy in plan.strategies())
+    return backend != "serial" and plan.switches() is None and (sharded or plan.uses_host or len(plan.stages) > 1)
+
+
+def _fits(plan: Plan, backend: Backend, programs: list[Program]) -> bool:
+    """Whether the peak memory of all programs is within the plan's."""
+    return all(memory_walk(program, backend).peak_bytes <= plan.memory_bytes for program in programs)

@@ -8,12 +8,11 @@ from trainplan.execution.analysis.timing.profiled_costs import ProfiledCosts
 from trainplan.execution.analysis.timing.simulate import time_walk
 from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.analysis.verify.rank_class_checks import check_classes
-from trainplan.execution.compile.classes import compile_classes
-from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.compile.compiler import compile_classes, compile_plan
 from trainplan.execution.instructions import Op
 from trainplan.execution.launch.processes import run_plans
+from trainplan.execution.prediction.compiled_plan import classes_of, may_go_ahead, programs_of
 from trainplan.execution.prediction.evaluate_plan import judge
-from trainplan.execution.prediction.prefetch import classes_of, may_go_ahead, programs_of
 from trainplan.execution.program import Program
 from trainplan.formulations.plan.plan import Plan
 

@@ -9,8 +9,7 @@ from trainplan.execution.analysis.memory.peak import Backend, memory_walk
 from trainplan.execution.analysis.timing.simulate import time_walk
 from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.analysis.verify.rank_class_checks import check_classes
-from trainplan.execution.compile.classes import compile_classes
-from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.compile.compiler import compile_classes, compile_plan
 from trainplan.execution.compile.reduced_plan import faithful, fold, folded_strategy
 from trainplan.execution.instructions import Op
 from trainplan.execution.program import Instruction, Program

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from trainplan.execution.analysis.timing import leaps
 from trainplan.execution.analysis.timing.simulate import Lanes, TimeWalk, time_walk
-from trainplan.execution.compile.classes import compile_classes
+from trainplan.execution.compile.compiler import compile_classes
 from trainplan.execution.steady_state import Rounds
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.errors import InputError

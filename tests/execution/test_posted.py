@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from trainplan.execution.analysis.memory.peak import Backend, memory_walk
 from trainplan.execution.analysis.verify.checks import check
-from trainplan.execution.compile.classes import compile_classes
-from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.compile.compiler import compile_classes, compile_plan
 from trainplan.execution.instructions import Op
 from trainplan.execution.launch.processes import run_plans
-from trainplan.execution.prediction.prefetch import programs_of
+from trainplan.execution.prediction.compiled_plan import programs_of
 from trainplan.execution.program import Instruction, Program, grouped, with_waits
 from trainplan.execution.run.settings import TransportName
 from trainplan.formulations.plan.plan import Plan, load_plan

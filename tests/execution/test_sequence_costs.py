@@ -7,8 +7,7 @@ import pytest
 from trainplan.execution.analysis.memory.peak import memory_walk
 from trainplan.execution.analysis.verify.checks import check
 from trainplan.execution.analysis.verify.rank_class_checks import check_classes
-from trainplan.execution.compile.classes import compile_classes
-from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.compile.compiler import compile_classes, compile_plan
 from trainplan.execution.compile.reduced_plan import fold
 from trainplan.execution.prediction.evaluate_plan import judge, predict_from_saved_costs
 from trainplan.formulations.costs.sequential.communication import moved_bytes, shares_table

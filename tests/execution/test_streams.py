@@ -11,10 +11,10 @@ from trainplan.execution.analysis.timing.overlapped_costs import StreamsCosts
 from trainplan.execution.analysis.timing.simulate import time_walk
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.instructions import Op
+from trainplan.execution.prediction.compiled_plan import programs_of
 from trainplan.execution.prediction.evaluate_plan import predict_from_saved_costs
 from trainplan.execution.prediction.overlap import layout_of as layout_of_plan
 from trainplan.execution.prediction.overlap import predict_overlapped
-from trainplan.execution.prediction.prefetch import programs_of
 from trainplan.execution.program import Instruction, Program
 from trainplan.formulations.costs.overlapped.analytic_fsdp import Block, sharded_ns
 from trainplan.formulations.costs.overlapped.analytic_memory import exchanged_bytes, run_memory

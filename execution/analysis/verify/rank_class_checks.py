@@ -16,8 +16,7 @@ from typing import Any
 from trainplan.execution.analysis.verify.checks import program_faults
 from trainplan.execution.analysis.verify.semantics import meanings
 from trainplan.execution.analysis.verify.structure import misplaced
-from trainplan.execution.compile.classes import RankClass
-from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.compile.compiler import RankClass, compile_plan
 from trainplan.execution.compile.reduced_plan import fold
 from trainplan.execution.gc_paused import gc_paused
 from trainplan.execution.program import Instruction, Program
