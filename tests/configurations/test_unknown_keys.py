@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trainplan.execution.launch_files.run_configuration import OTHER_WORDS, WORDS, UserSettings, affects_plan
 from trainplan.profiling.base.errors import InputError
 
-from tests.configurations.test_megatron_keys import BF16
+from tests.configurations.test_megatron import BF16
 from trainplan.imported_runs.to_plan import read, read_text
 
 TITAN = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\n'

@@ -1,20 +1,35 @@
-"""Plans for other runtimes: the best within what a runtime runs, which its export then takes."""
+"""Plans for one runtime, and the best plan of every runtime.
+
+A plan for a runtime is the best within what that runtime runs, and its export takes it. A row of the table of runtimes is what
+`plan --for` that runtime gives; a row whose search ran out of time is marked.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
+from dataclasses import replace
+from functools import cache
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from trainplan.formulations.runtimes import RUNTIMES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_time
 
 import trainplan as tp
 from tests.helpers.calls import call
+from tests.helpers.clock import count_the_clock
 from tests.helpers.sizes import first_and_others
 from trainplan.api import export_verbs
+from trainplan.command import printing, render
+from trainplan.planning.every_runtime import COMPARED, OWN, RuntimePlan, _row, by_runtime
+from trainplan.planning.result import PlanningResult, PlanningTime
+from trainplan.screens.plan import runtime_notes, screen
 
 REQUEST = {"model": "llama3-8b", "cluster": "h100:8x2", "batch": 64, "sequence": 4096}
 
@@ -118,3 +133,163 @@ def test_plans_for_a_runtime_fit_as_the_runtime_holds_them(runtime: str) -> None
     assert made.plan is not None and made.plan.predicted is not None and made.judged is not None
     assert max(made.plan.predicted.peak_bytes) <= made.plan.memory_bytes
     assert made.plan.predicted.software and max(made.judged.peak_bytes) <= made.plan.memory_bytes
+
+
+SMALL_REQUEST: dict[str, Any] = {"model": "qwen3-0.6b", "cluster": "h100:4", "batch": 8, "sequence": 4096}
+LIMITLESS = 1e6
+
+
+@cache
+def answer(**more: Any) -> PlanningResult:
+    return tp.plan(**SMALL_REQUEST, **more)
+
+
+@cache
+def rows() -> dict[str, RuntimePlan]:
+    return {row.runtime: row for row in by_runtime(answer(), LIMITLESS)}
+
+
+def printed(table: tuple[RuntimePlan, ...], seconds: float, width: int = 80) -> str:
+    text = StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(printing, "out", Console(file=text, width=width, highlight=False, soft_wrap=True, emoji=False))
+        patch.setenv("COLUMNS", str(width))
+        render.runtimes(table, seconds)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("runtime", [each for each in (*COMPARED, OWN) if each != "torchtitan"])
+def test_each_row_is_what_planning_for_the_runtime_gives(runtime: str) -> None:
+    row, alone = rows()[runtime], answer(for_=runtime)
+    assert alone.plan is not None and alone.plan.predicted is not None
+    assert row.step_ns == alone.step_ns
+    assert row.peak_bytes == alone.plan.predicted.most_bytes
+    assert row.stopped is None and row.gap == alone.plan.claim.gap  # type: ignore[union-attr]
+
+
+def test_the_row_of_trainplan_is_the_plan_itself() -> None:
+    assert rows()[OWN].answer is answer()
+
+
+def test_the_best_in_any_runtime_of_a_screen_is_the_plan_with_the_gradients_of_its_runtime() -> None:
+    """In the same digits."""
+    best = tp.plan(**SMALL_REQUEST, gradients="float32", beside=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainplan.planning.constraint_costs.RUNTIME_SECONDS", LIMITLESS)
+        alone = tp.plan(**SMALL_REQUEST, for_="megatron")
+    assert best.step_ns is not None and alone.prices[0].predicted_ns == best.step_ns
+    said = next(text for _, lines in screen(alone) for pieces in lines for text in pieces if "any runtime" in text)
+    assert f"in any runtime (float32 gradients) {format_time(best.step_ns)} or less" in said
+
+
+def test_rows_are_in_the_order_of_their_steps_and_those_without_a_plan_last() -> None:
+    steps = [row.step_ns for row in rows().values()]
+    known = [step for step in steps if step is not None]
+    assert known == sorted(known) and steps[len(known) :] == [None]
+
+
+def test_a_runtime_that_does_not_have_the_model_says_what_it_lacks() -> None:
+    row = rows()["torchtitan"]
+    assert row.answer is None and row.why == "no heads tied to the embedding" and row.stopped is None
+    text = " ".join(printed(tuple(rows().values()), 20.0).split())
+    assert "torchtitan: no heads tied to the embedding" in text and "open" not in text
+
+
+def test_without_time_all_other_rows_are_open() -> None:
+    """And the screen says how much time there was, and how to give more."""
+    table = by_runtime(answer(), 0.0)
+    assert [row.runtime for row in table if row.found] == [OWN]
+    assert {row.runtime for row in table if row.stopped == "time limit"} == set(COMPARED) - {"torchtitan"}
+    text = " ".join(printed(table, 0.0).split())
+    assert "open: Megatron (not searched)" in text and "--time-limit" in text
+
+
+def test_rows_whose_turn_comes_too_late_are_open() -> None:
+    """By a clock that stands still for the first two searches and then is past the limit."""
+    looks = iter([0.0, 0.0, 0.0])
+    table = {row.runtime: row for row in by_runtime(answer(), LIMITLESS, clock=lambda: next(looks, 2 * LIMITLESS))}
+    assert [name for name in COMPARED if table[name].stopped] == ["accelerate", "torch"]
+    assert table["megatron"].step_ns == rows()["megatron"].step_ns
+
+
+def test_a_row_that_had_too_little_gets_the_time_that_others_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[tuple[str, float]]()
+
+    def searched(name: str, best: PlanningResult, seconds: float, progress: Any) -> RuntimePlan:
+        asked.append((name, seconds))
+        done = name != "megatron" or seconds > 3
+        return RuntimePlan(name, best, stopped=None if done else "time limit", seconds=seconds)
+
+    monkeypatch.setattr("trainplan.planning.every_runtime._row", searched)
+    table = {row.runtime: row for row in by_runtime(answer(), 8.0, clock=lambda: 0.0)}
+    assert asked == [("megatron", 2.0), ("deepspeed", 8 / 3), ("accelerate", 4.0), ("torch", 8.0), ("megatron", 8.0)]
+    assert table["megatron"].stopped is None
+
+
+def test_after_an_interrupt_nothing_more_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known is shown, and the rest is said to be interrupted."""
+    best, tried = answer(), list[str]()
+
+    def interrupted(request: Any, *_: Any, **__: Any) -> PlanningResult:
+        tried.append(request.options["for_"])
+        if len(tried) == 2:
+            raise KeyboardInterrupt
+        return best
+
+    monkeypatch.setattr("trainplan.planning.every_runtime.planned", interrupted)
+    table = by_runtime(best, LIMITLESS)
+    assert tried == ["megatron", "deepspeed"]
+    assert {row.runtime for row in table if row.found} == {OWN, "megatron"}
+    assert {row.runtime for row in table if row.stopped == "interrupt"} == {"deepspeed", "accelerate", "torch"}
+    assert printed(table, 20.0).rstrip().endswith("interrupted")
+
+
+@pytest.mark.parametrize(
+    ("spent", "stopped"), [(PlanningTime(1.0, 0.5, 1), None), (PlanningTime(4.0, 0.5, 1), "time limit")], ids=str
+)
+def test_planning_that_had_hardly_time_left_is_open(
+    spent: PlanningTime, stopped: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its search may be done, and yet walks of other plans may not have been."""
+    best = answer()
+    monkeypatch.setattr("trainplan.planning.every_runtime.planned", lambda *_, **__: replace(best, spent=spent))
+    assert _row("torch", best, 5.0, None).stopped == stopped
+
+
+def test_a_search_that_time_ended_says_its_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    best = answer()
+    count_the_clock(monkeypatch, 1.0)
+    table = by_runtime(best, 3.0, clock=lambda: 0.0)
+    ended = next(row for row in table if row.found and row.stopped == "time limit")
+    assert ended.gap is None or ended.gap > 0
+    text = printed(table, 3.0)
+    line = next(line for line in text.splitlines() if f" {ended.name} " in line)
+    assert "open" in line and ended.name in " ".join(runtime_notes(table, 3.0)[-1])
+
+
+@pytest.mark.parametrize("more", [{"for_": "torch"}, {"like": "galvatron-bmw"}, {"cluster": "cpu-4"}], ids=str)
+def test_there_is_no_table_of_a_request_with_a_runtime_or_a_preset_or_of_other_devices(more: dict[str, Any]) -> None:
+    """CPUs have no data sheet, by which runtimes are predicted."""
+    assert by_runtime(tp.plan(**{**SMALL_REQUEST, "model": "gpt2", "sequence": 64, "beside": False, **more}), LIMITLESS) == ()
+
+
+def test_what_is_fixed_is_fixed_in_all_rows() -> None:
+    """And a runtime that does not have it says so."""
+    table = {row.runtime: row for row in by_runtime(answer(tp=2), LIMITLESS)}
+    for name in (OWN, "megatron", "torch"):
+        made = table[name].answer
+        assert made is not None and made.plan is not None
+        assert {unit.strategy.degree("tp") for unit in made.plan.units} == {2}
+    for name in ("deepspeed", "accelerate"):
+        assert table[name].answer is None and "--tp is 2" in table[name].why
+
+
+def test_the_command_prints_the_table_below_the_screen_and_has_it_in_json(tmp_path: Path) -> None:
+    words = ("plan", "qwen3-0.6b", "h100:4", "--batch", "8", "--seq", "4k", "--time-limit", "100000")
+    shown = call(*words).stdout
+    assert shown.index("SPEED") < shown.index("RUNTIMES") < shown.index("Megatron")
+    speed = next(line for line in shown.splitlines() if line.startswith("SPEED")).split(" a step")[0].split(maxsplit=1)[1]
+    assert speed in next(line for line in shown.split("RUNTIMES")[1].splitlines() if " trainplan " in line)
+    table = json.loads(call(*words, "--json").stdout)["runtimes"]
+    assert [each["step_ns"] for each in table] == [row.step_ns for row in rows().values()]
+    assert "RUNTIMES" not in call(*words, "--for", "torch").stdout

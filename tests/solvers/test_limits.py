@@ -1,4 +1,7 @@
-"""Time limits of trainplan's own methods, by a clock that tells how often it was looked at: runs are stopped at many places."""
+"""Time limits: every positive finite number of seconds works, and a search that is stopped anywhere keeps its answer.
+
+A clock that counts how often it was read stops runs at many points, whatever the speed of the machine.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import numpy as np
 import pytest
 from trainplan.formulations.problem import problem
 from trainplan.profiling.base.errors import Unsuited
-from trainplan.solvers.core.clock import Clock
+from trainplan.solvers.core.clock import Clock, ended_after
 from trainplan.solvers.core.heuristic import first_plan
 from trainplan.solvers.core.incumbents import FIRST_PLAN
 from trainplan.solvers.core.method_registry import Entry, methods, solvers_of
@@ -19,12 +22,14 @@ from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Outcome, Search, judge
 from trainplan.solvers.core.solve import solve
 
+import trainplan as tp
 from tests.helpers.assignments import random_assignment
 from tests.helpers.cluster_instances import random_cluster
 from tests.helpers.instances import random_instance, random_pipeline
 from tests.helpers.joint_instances import random_instance as random_joint
 from tests.helpers.partition_instances import random_partition
 from tests.helpers.switch_instances import random_instance as random_switches
+from tests.test_hostile_files import VERSIONED, base
 
 MODELS = ("milp", "cpsat")
 FIRST = (1, 2, 3, 4, 6, 9, 14, 21, 34, 55, 89)
@@ -144,3 +149,29 @@ def test_a_limit_that_is_not_reached_changes_nothing(name: str, entry: Entry) ->
             continue
         claims = ("status", "objective", "bound", "solution", "solution_source", "bound_source", "message")
         assert [getattr(free, claim) for claim in claims] == [getattr(limited, claim) for claim in claims], seed
+
+
+PROBLEMS = [name for name in VERSIONED if name not in ("plan", "profile")]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_every_method_takes_every_limit(problem: str) -> None:
+    instance = tp.load(base(problem))
+    for entry in tp.methods(problem):
+        for seconds in (1e7, 1e300) if problem == "layer-strategies" else (1e300,):
+            try:
+                result = tp.solve(instance, entry.name, time_limit=seconds)
+            except Unsuited:
+                continue
+            assert result.status != "failed" and result.stopped is None, (entry.name, seconds, result.message)
+
+
+@pytest.mark.parametrize("seconds", [1e7, 1e10, 1e300, 1.7e308])
+def test_timers_are_set_for_any_number_of_seconds(seconds: float) -> None:
+    with ended_after(lambda: seconds), ended_after(lambda: seconds * 1.1):
+        pass
+
+
+def test_a_plan_takes_every_limit() -> None:
+    planned = tp.plan(model="gpt2", cluster="cpu-4", batch=8, sequence=32, time_limit=1e300)
+    assert planned.result.status == "optimal"

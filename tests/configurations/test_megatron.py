@@ -1,4 +1,7 @@
-"""Arguments of Megatron-LM that bear on model, memory or precision are read, or named, and never passed over."""
+"""Arguments and environment variables of Megatron-LM that bear on the model, the batch, memory or precision.
+
+Each is read, or named, and never passed over; those that Megatron-LM's own assertions do not let start are refused.
+"""
 
 from __future__ import annotations
 
@@ -193,3 +196,102 @@ def test_buffers_that_are_registered_with_nccl_are_noted_with_fsdp_alone(key: st
 def test_losses_per_token_are_documented() -> None:
     made = read_text(f"{BF16} --calculate-per-token-loss", "run.sh")
     assert made.unknown == () and "--calculate-per-token-loss" in made.unread
+
+
+OFF = "NVTE_FLASH_ATTN=0 NVTE_FUSED_ATTN=0"
+FLASH = "export NVTE_FLASH_ATTN=1 NVTE_FUSED_ATTN=0\n"
+
+
+def peak_gib_of_script(folder: Path, script: str, *ignored: str, attention: str | None = None) -> float:
+    """The predicted peak of a script on eight H100."""
+    path = folder / "run.sh"
+    path.write_text(script)
+    run = tp.import_run(path, cluster="h100:8", search=False, ignored=ignored, attention=attention)
+    return max(run.peak_bytes) / GIB
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        (f"export {OFF}\n{BF16}", r"NVTE_FLASH_ATTN is '0', .*give attention.backend unfused"),
+        (f"{OFF} {BF16}", "NVTE_FLASH_ATTN is '0', .*give attention.backend unfused"),
+        (f"env {OFF} {BF16}", "NVTE_FLASH_ATTN is '0', .*give attention.backend unfused"),
+        (f"export NVTE_FUSED_ATTN=0\n{BF16}", "NVTE_FUSED_ATTN is '0', .*give attention.backend flash"),
+        (f"export NVTE_FLASH_ATTN=0\n{BF16}", "NVTE_FLASH_ATTN is '0', .*give attention.backend fused"),
+        (f"{FLASH}{BF16} --attention-backend fused", "NVTE_FLASH_ATTN is '1', .*give attention.backend flash"),
+        (f"export NVTE_FUSED_ATTN=$X\n{BF16}", "NVTE_FUSED_ATTN is '.X': .* has no value"),
+        (f"export NVTE_OTHER_ATTN=1\n{BF16}", "NVTE_OTHER_ATTN is '1', and no key that is read"),
+        ("export NVTE_FUSED_ATTN=0\npython run_recipe.py --recipe llama3_8b_pretrain_config", "NVTE_FUSED_ATTN is '0'"),
+    ],
+)
+def test_variables_that_the_backend_does_not_go_with_are_refused(tmp_path: Path, script: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        peak_gib_of_script(tmp_path, script)
+
+
+def test_variables_that_the_backend_goes_with_are_read(tmp_path: Path) -> None:
+    plain, eager = peak_gib_of_script(tmp_path, BF16), peak_gib_of_script(tmp_path, f"{BF16} --attention-backend unfused")
+    assert eager > plain + 50  # scores of 32 heads over 8192 positions
+    assert peak_gib_of_script(tmp_path, f"export {OFF}\n{BF16} --attention-backend unfused") == eager
+    assert peak_gib_of_script(tmp_path, f"{FLASH}{BF16} --attention-backend flash") == plain
+    assert peak_gib_of_script(tmp_path, f"export NVTE_ALLOW_NONDETERMINISTIC_ALGO=0\n{BF16}") == plain
+    assert peak_gib_of_script(tmp_path, f"NVTE_FUSED_ATTN=0\n{BF16}") == plain, "an unexported one is the script's"
+
+
+def test_earlier_cores_run_as_the_variables_say(tmp_path: Path) -> None:
+    """Nothing in a script tells core 0.10 from later ones: the user says it, by the attention that runs."""
+    script, names = f"export {OFF}\n{BF16}", ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")
+    eager = peak_gib_of_script(tmp_path, f"{BF16} --attention-backend unfused")
+    assert peak_gib_of_script(tmp_path, script, *names, attention="eager") == eager
+    older = f"{BF16} --use-flash-attn --DDP-impl local"
+    flash = peak_gib_of_script(tmp_path, older)
+    assert peak_gib_of_script(tmp_path, f"export {OFF}\n{older}") > flash + 50
+
+
+PLAIN = BF16.replace("--global-batch-size 64", "")
+
+
+def made(words: str) -> RunConfiguration:
+    return read_text(f"{PLAIN} {words}", "run.sh")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            "--rampup-batch-size 16 32 100 --global-batch-size 64",
+            r"from 16 by 32 no batch is 64: .*give \S*global.batch.size 48",
+        ),
+        (
+            "--rampup-batch-size 64 32 100 --global-batch-size 64",
+            r"from 64 by 32 no batch is 64: .*give \S*global.batch.size 96",
+        ),
+        ("--rampup-batch-size 96 32 100 --global-batch-size 64", "from 96 by 32 no batch is 64"),
+        ("--rampup-batch-size 16 0 100 --global-batch-size 64", "is '16 0 100'"),
+        ("--rampup-batch-size 16 16 100 --global-batch-size 64 --train-iters 10", "with .*train.iters"),
+        ('--step-batch-size-schedule "0:16 1B:64" --global-batch-size 128', "is 128, and .*ends with 64"),
+        ('--step-batch-size-schedule "1B:64"', "no threshold 0"),
+        ('--step-batch-size-schedule "0:16 0:64"', "two sizes of one threshold"),
+        ('--step-batch-size-schedule "0:16 8191:64"', "two sizes of one threshold"),  # tokens of one sample
+        ('--step-batch-size-schedule "0:16 1B"', "thresholds and sizes"),
+    ],
+)
+def test_batches_that_do_not_start_are_refused(words: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        made(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "samples", "says"),
+    [
+        ("--rampup-batch-size 16 16 100 --global-batch-size 64 --train-samples 1000", 64, "grow from 16 by 16"),
+        ('--step-batch-size-schedule "0:16,1B:64"', 64, "batches of 16, 64 in turn"),
+        ('--step-batch-size-schedule "1.5B:1K 0:16"', 1000, "batches of 16, 1000 in turn"),
+        ('--step-batch-size-schedule "0:16 1B:64" --global-batch-size 64', 64, "read as without it"),
+        ('--step-batch-size-schedule "0:16 1B:64" --rampup-batch-size 8 8 100', 64, "the first has no effect"),
+    ],
+)
+def test_batches_that_grow_are_read_at_their_end(words: str, samples: int, says: str) -> None:
+    configuration = made(words)
+    assert configuration.samples == samples
+    assert any(says in note for note in configuration.notes), configuration.notes
