@@ -160,7 +160,7 @@ class SingleStrategy:
 
 class Problem(ABC):
     """One planning problem. Subclasses state it, and the rest of trainplan uses it through this class alone (except for
-    `simulating`, which also takes pipeline-partition instances, and `papers.FILES`).
+    `prediction.simulate`, which also takes pipeline-partition instances, and `papers.FILES`).
 
     Attributes:
         name: as users write it.

@@ -269,14 +269,6 @@ def left_out_of_all(plan: Plan, runtime: str) -> list[str]:
     return lines
 
 
-def left_out_precision(plan: Plan, runtime: str) -> list[str]:
-    """README lines for runtimes whose files say no precision: what the user has to set, so that memory is as planned."""
-    if plan.precision.master is None:
-        return []
-    dtype = plan.planned_model().dtype
-    return [f"precision: set {runtime} to {dtype} with {plan.precision.master} masters, as the plan counts its memory"]
-
-
 def left_out_order(strategy: Strategy) -> list[str]:
     """README lines where tensor parallelism is not the innermost level of the strategy: torchtitan and Megatron-LM always put
     tensor-parallel ranks next to each other."""

@@ -3,7 +3,7 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,10 +46,6 @@ class Answer:
         if self.gap is None:
             return self.result.status if self.objective_ns is None else "feasible"
         return "optimal" if self.gap <= self.result.tolerance else "feasible"
-
-
-# A searcher is called with a problem's instances, a method's name, and the keyword arguments of `solvers.core.solve.solve`.
-Searcher = Callable[..., Answer]
 
 
 def in_turn(instances: Sequence[Any], time_limit: float | None, clock: Clock) -> Iterator[tuple[Any, float | None]]:

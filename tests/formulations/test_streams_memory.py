@@ -1,4 +1,4 @@
-"""What frameworks keep of a layer (`formulations.streams.memory`), beside what torch keeps of trainplan's own code."""
+"""What frameworks keep of a layer (`costs.overlapped.analytic_memory`), next to what torch keeps of trainplan's own code."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
     request -> instances -> solve -> plan -> compile, check -> simulated memory and time -> result
 
-`planning_run` has the steps of one round, `planning_search` the rounds until a plan's programs fit, `other_walks` plans of
-other solutions that are faster by the prediction of their programs, `planning_single_strategy` the best plan with one strategy,
-and `planning_shortage` the answer where nothing fits.
+`planning_run` has the steps of one round, `search` the rounds until a plan's programs fit, `walk_search` plans of other
+solutions that are faster by the prediction of their programs, `single_strategy` the best plan with one strategy, and `shortage`
+the answer where nothing fits.
 """
 
 from __future__ import annotations

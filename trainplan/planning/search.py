@@ -2,9 +2,9 @@
 
 The first round counts what programs surely hold, where a problem can tell that from what they hold at most: so its bound holds
 for every plan whose programs fit. Where its plan's programs need more memory than the limit, the request is solved again with
-what programs hold at most, roughly, and from there with what simulations have beyond the tables (`beyond_tables`). Where a
-problem does not tell the two apart, and where nothing fits, it is solved with as much less memory as the plan before was short
-of, at most ROUNDS times. The bound stays that of the first round. If no plan fits even so, `planning_shortage` answers.
+what programs hold at most, roughly, and from there with what simulations have beyond the tables (`memory_beyond_tables`). Where
+a problem does not tell the two apart, and where nothing fits, it is solved with as much less memory as the plan before was
+short of, at most ROUNDS times. The bound stays that of the first round. If no plan fits even so, `shortage` answers.
 """
 
 from __future__ import annotations

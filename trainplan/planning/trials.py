@@ -85,7 +85,7 @@ def try_plans(
     """Run plans of one model and world, the one of the shortest predicted step first.
 
     scale_down: run a model with the same units, about that many times smaller; dtype: run in this one; options: as of
-    `execution.run.trials.run_trials`. Raises InputError.
+    `execution.launch.trials.run_trials`. Raises InputError.
     """
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", "running a plan")
