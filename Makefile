@@ -20,10 +20,10 @@ demo: $(INSTALLED)
 	$(BIN)/trainplan run demo/pipeline.json --steps 3 --scale-down 8 --dtype float64
 
 test: $(INSTALLED)
-	$(BIN)/pytest -q --numprocesses auto --maxprocesses 8 --dist worksteal
+	$(BIN)/pytest -q --durations=40 --numprocesses auto --maxprocesses 8 --dist worksteal
 
 test-long: $(INSTALLED)
-	$(BIN)/pytest -q -m long --numprocesses auto --maxprocesses 8 --dist worksteal
+	$(BIN)/pytest -q -m long --durations=40 --numprocesses auto --maxprocesses 8 --dist worksteal
 
 lint: $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lint]'

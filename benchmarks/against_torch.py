@@ -177,7 +177,7 @@ def _hidden(result: Any) -> Any:
 
 
 def case_plan(case: str, model: Model, samples: int) -> Plan:
-    """What trainplan runs against a case."""
+    """The plan and program of trainplan that a case is compared with."""
     units = len(model.units)
     if case != "pipelining":
         return plan_of(model, [CASES[case]] * units, 2, samples)
@@ -199,7 +199,7 @@ def programs_by_side(plan: Plan) -> dict[str, list[Program]]:
 def measured(
     case: str, model: Model, samples: int, rounds: int, ends: float, progress: Report
 ) -> list[dict[str, tuple[float, float]]]:
-    """Of each round and side: seconds, and the loss. ends: when, by the clock, no more round begins."""
+    """Seconds and loss of each round and side. ends: when, by the clock, no more round begins."""
     programs = programs_by_side(case_plan(case, model, samples))
     jobs = [{"programs": program} for program in programs.values()]
     job: dict[str, Any] = {"jobs": jobs, "sides": [*programs], "gpus": None, "case": case, "rounds": rounds}
@@ -238,11 +238,11 @@ def main() -> int:
         rounds = measured(case, chain, options.samples, options.rounds, begins + index * share_s, progress)[WARM_UP:]
         table = Table("against", "plan", "back-end", "own", "torch", "ratio", "95 %", "losses apart")
         for side in (name for name in rounds[0] if name != "torch"):
-            ratios = [each[side][0] / each["torch"][0] for each in rounds]
+            ratios = [round_[side][0] / round_["torch"][0] for round_ in rounds]
             low, high = interval(ratios, rng)
-            apart = max(abs(each[side][1] - each["torch"][1]) / each["torch"][1] for each in rounds)
+            apart = max(abs(round_[side][1] - round_["torch"][1]) / round_["torch"][1] for round_ in rounds)
             right &= apart <= LARGEST_DIFFERENCE
-            times = [f"{median(each[name][0] for each in rounds):.3f} s" for name in (side, "torch")]
+            times = [f"{median(round_[name][0] for round_ in rounds):.3f} s" for name in (side, "torch")]
             shown = f"{median(ratios):.3f}", f"{low:.3f} .. {high:.3f}", f"{apart:.1e}"
             table.add_row(case, CASES[case], side, *times, *shown)
         table.caption = f"{len(rounds)} rounds"

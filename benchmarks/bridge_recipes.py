@@ -1,4 +1,4 @@
-"""What Megatron-Bridge's recipes for pre-training dense models set, read from its source, for `trainplan/data/recipes`.
+"""The settings of Megatron-Bridge's recipes for pre-training dense models, read from its source, for `trainplan/data/recipes`.
 
     git clone https://github.com/NVIDIA-NeMo/Megatron-Bridge
     python -m benchmarks.bridge_recipes Megatron-Bridge [--tag v0.3.1] [--write trainplan/data/recipes/megatron-bridge.json]
@@ -86,10 +86,10 @@ def main() -> int:
     parser.add_argument("clone", type=Path)
     parser.add_argument("--tag", default="v0.3.1")
     parser.add_argument("--write", type=Path)
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     common, recipes, wrong = dict[str, Any](), dict[str, Any](), 0
     for name in FILES:
-        read = program(asked.clone, asked.tag, name)
+        read = program(requested.clone, requested.tag, name)
         common = common or fields_of(read.call("_pretrain_common"))
         for function, node in read.functions.items():
             if not function.endswith("_pretrain_config") or function.startswith("_") or node.args.args:
@@ -107,10 +107,10 @@ def main() -> int:
                 continue
             own = {key: value for key, value in fields.items() if key not in common or common[key] != value}
             recipes[function] = {"model": model, "fields": own}
-    text = json.dumps({"version": asked.tag.lstrip("v"), "common": common, "recipes": recipes}, indent=1) + "\n"
-    if asked.write is not None:
-        asked.write.parent.mkdir(exist_ok=True)
-        asked.write.write_text(text)
+    text = json.dumps({"version": requested.tag.lstrip("v"), "common": common, "recipes": recipes}, indent=1) + "\n"
+    if requested.write is not None:
+        requested.write.parent.mkdir(exist_ok=True)
+        requested.write.write_text(text)
     print(f"{len(recipes)} recipes, {len(text)} bytes")
     return int(wrong > 0)
 

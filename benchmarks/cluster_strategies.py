@@ -1,4 +1,4 @@
-"""Time AMP's planners on growing clusters, beside the seconds of the paper's Table 2, and the search for the optimum.
+"""Time AMP's planners on growing clusters, against the seconds of the paper's Table 2, and the search for the optimum.
 
 GPT-2 of 24 layers on k x k devices, k nodes of k devices, k = 2 to 64: all T4 with equal links, and mixed, a quarter of the
 nodes T4 and the others V100, with the links of the paper's clusters. The batch is the paper's 32, and 2 samples a device, for
@@ -82,7 +82,7 @@ def shown(title: str, rows: list[dict[str, Any]]) -> None:
 
 
 def wrong(row: dict[str, Any]) -> bool:
-    """Whether the optimum was asked for and is worse than a planner's strategy, or on the paper's cluster not proven."""
+    """Whether the optimum was requested and is worse than a planner's strategy, or on the paper's cluster not proven."""
     if row["gap"] is None:
         return False
     known = [row[f"{method} ms"] for method in PLANNERS if row[f"{method} ms"] is not None]

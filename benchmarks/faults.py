@@ -6,7 +6,7 @@ process may outlive it. A rank that is only slowed, for longer than the stall ti
 
     python -m benchmarks.faults --json results.json
 
-The exit code is 1 where any run hangs, leaves a process behind, or does not say what it must.
+The exit code is 1 where any run hangs, leaves a process running, or does not say what it must.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def run(fault: str, name: str, rng: random.Random) -> dict[str, Any]:
     backend, plan = RUNS[name]
     programs = programs_of(plan, backend)
     rank = rng.randrange(plan.world)
-    place = rng.randrange(len(programs[rank].instructions))
+    index = rng.randrange(len(programs[rank].instructions))
     with TemporaryDirectory() as folder:
         path, note, token = Path(folder, "plan.json"), Path(folder, "note"), uuid4().hex
         path.write_text(plan.model_dump_json())
@@ -87,12 +87,12 @@ def run(fault: str, name: str, rng: random.Random) -> dict[str, Any]:
             "--stall-timeout",
             f"{STALL_S:g}",
         ]
-        told = json.dumps({"fault": fault, "rank": rank, "step": STEP, "place": place, "note": str(note)})
+        reported = json.dumps({"fault": fault, "rank": rank, "step": STEP, "place": index, "note": str(note)})
         command = [sys.executable, "-m", "benchmarks.faulty_ranks", *words]
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), FAULT: told, TOKEN: token},
+            env={**os.environ, "PYTHONPATH": str(ROOT), FAULT: reported, TOKEN: token},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -111,14 +111,14 @@ def run(fault: str, name: str, rng: random.Random) -> dict[str, Any]:
     row |= {"seconds": None if begun is None else ended - begun, "orphans": len(list(_alive(token)))}
     expected = [] if fault == "slowed" else [f"process {rank} of {plan.world}", f"in step {STEP}", CAUSES[fault]]
     instructions = programs[rank].instructions
-    possible = [instructions[place]]
+    possible = [instructions[index]]
     if fault in ("killed", "stopped") and backend != "serial":  # another lane may begin one before the signal is met
         possible = list(instructions)
     wrong = ["hangs"] if hangs else []
     wrong += ["no fault came about"] if begun is None else []
     wrong += [f"lacks {text!r}" for text in expected if text not in last]
-    if fault not in ("slowed", "memory") and not any(f"at {each}" in last for each in possible):
-        wrong.append(f"lacks 'at {instructions[place]}'")  # memory may end only where the rank next asks for some
+    if fault not in ("slowed", "memory") and not any(f"at {entry}" in last for entry in possible):
+        wrong.append(f"lacks 'at {instructions[index]}'")  # memory may end only where the rank next allocates some
     wrong += ["exit code"] if process.returncode != (0 if fault == "slowed" else 3) else []
     wrong += ["orphans"] if row["orphans"] else []
     return {**row, "wrong": wrong}
@@ -149,7 +149,7 @@ def main() -> None:
             took = "-" if row["seconds"] is None else f"{row['seconds']:.1f} s"
             text = f"{fault:<9} {name:<16} {row['backend']:<7} {took:>7}  exit {row['code']}  orphans {row['orphans']}  "
             console.print(
-                text + row["line"] + "".join(f"  WRONG: {each}" for each in row["wrong"]), soft_wrap=True, markup=False
+                text + row["line"] + "".join(f"  WRONG: {entry}" for entry in row["wrong"]), soft_wrap=True, markup=False
             )
     table = Table(title="fault runs")
     for column in ("fault", "runs", "right", "ended after, median", "longest"):

@@ -1,8 +1,8 @@
 """Fuzz all problems: the methods that prove optimality must agree to the nanosecond on random small instances.
 
-Those that prove nothing run beside them: none may be below the optimum; how far above it they stay is printed. Where nothing
-fits, the memory that is said to do must do, and a byte less must not; where there is no strategy at all, all methods must say
-so in the same words. A disagreement is printed with the instance, and makes the exit status 1.
+Those that prove nothing run on the same instances: none may be below the optimum; how far above it they stay is printed. Where
+nothing fits, the memory that is reported to be enough must be enough, and a byte less must not; where there is no strategy at
+all, all methods must say so in the same words. A disagreement is printed with the instance, and makes the exit status 1.
 
     python -m benchmarks.fuzz --count 5000 --seed 0
     python -m benchmarks.fuzz --problem cluster-strategy --count 500
@@ -26,7 +26,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from trainplan.profiling.base.errors import InputError, Unsuited
+from trainplan.profiling.base.errors import InputError, Unsupported
 from trainplan.solvers.core.solve import solve
 
 import trainplan as tp
@@ -125,14 +125,14 @@ def solved(instance: Any, problem: str, name: str) -> Any:
     more = {"workers": 1} if any(option.name == "workers" for option in entry.options) else {}
     try:
         return tp.solve(instance, name, time_limit=SECONDS, explained=entry.proves, **more)
-    except Unsuited:
+    except Unsupported:
         return None
     except InputError as error:
         return error
 
 
 def with_more(instance: Any, more: int) -> Any:
-    """The instance with so many bytes more on every device."""
+    """The instance with a given number of bytes more on every device."""
     if hasattr(instance, "kinds"):
         return replace(instance, kinds=tuple(replace(kind, memory_bytes=kind.memory_bytes + more) for kind in instance.kinds))
     if (memory := getattr(instance, "memory", None)) is not None:
@@ -141,7 +141,7 @@ def with_more(instance: Any, more: int) -> Any:
 
 
 def misexplained(instance: Any, reason: Any) -> list[str]:
-    """What is wrong with the memory that an explanation says would do, in words."""
+    """Faults, in words, of the memory that an explanation states would be enough."""
     over = reason.least_memory_bytes - reason.memory_bytes
     wrong = [f"{over} bytes more do not do"] if solve(with_more(instance, over), JUDGE).objective is None else []
     if over > 1 and solve(with_more(instance, over - 1), JUDGE).objective is not None:
@@ -150,23 +150,23 @@ def misexplained(instance: Any, reason: Any) -> list[str]:
 
 
 def disagreements(results: dict[str, Any], proving: list[str]) -> list[str]:
-    """What is wrong between the results of one instance, in words."""
+    """Contradictions, in words, between the results of one instance."""
     errors = {name: str(result) for name, result in results.items() if isinstance(result, InputError)}
     if errors:
         others = [f"{name} is {results[name].status}" for name in results if name in proving and name not in errors]
         return others + ([f"errors differ: {errors}"] if len(set(errors.values())) > 1 else [])
     judge = results[JUDGE]
-    told = f"but {JUDGE}: {judge.status} {judge.objective}"
+    reported = f"but {JUDGE}: {judge.status} {judge.objective}"
     found = [f"{name} is {r.status}: {r.message}" for name, r in results.items() if r.status == "failed"]
     if judge.status not in ("optimal", "infeasible"):
         found.append(f"{JUDGE} is {judge.status}")
     for name, got in results.items():
         if name in proving and (got.status, got.objective) != (judge.status, judge.objective):
-            found.append(f"{name}: {got.status} {got.objective}, {told}")
+            found.append(f"{name}: {got.status} {got.objective}, {reported}")
         if name not in proving and got.objective is not None and (judge.objective is None or got.objective < judge.objective):
-            found.append(f"{name} has {got.objective}, {told}")
+            found.append(f"{name} has {got.objective}, {reported}")
         if name not in proving and got.status == "optimal" and got.objective != judge.objective:  # its bound is the problem's
-            found.append(f"{name} claims to prove {got.objective}, {told}")
+            found.append(f"{name} claims to prove {got.objective}, {reported}")
     return found
 
 

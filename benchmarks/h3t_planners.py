@@ -1,7 +1,7 @@
-"""H3T's planners: how long they take beside the paper, and how far they are from the proven optimum.
+"""H3T's planners: how long they take against the paper's times, and how far they are from the proven optimum.
 
 Part 1: the four settings of the paper's Table 5 (64 A100; batch and memory as there): seconds and gaps of the dynamic program
-on grids of 64 to 512 levels, of its basic version, of greedy and of random, beside the paper's minutes. Part 2: the models and
+on grids of 64 to 512 levels, of its basic version, of greedy and of random, against the paper's minutes. Part 2: the models and
 batches of its Tables 1 and 3, twelve, at three memory limits each, from where nearly all switches are needed to where few are:
 of every planner how often it finds something, how often the optimum, and its gaps. Layers differ by 3 %. Gaps are to the proven
 optimum, or to its bound where 30 s did not prove it. Exit status 1 where a planner beats a proven bound,

@@ -3,9 +3,9 @@
 Every case runs in a process of its own, after imports and a solve of a small instance of another model, so that nothing of the
 case is known before: neither tables nor bounds. Wall and processor seconds are from the request to the answer: estimating the
 profile, tables, and search; `tables` are the processor's seconds for the tables of all configurations, once more, with up to
-so many `options` a unit. `reached` is the gap proven when the search ends, at the gap asked for or at the limit; `first` is
-when the first plan was there. Part 2 (--growth): seconds by layers, devices and micro-batches. Part 3 (--walk): seconds in
-which the plan of a case is compiled, checked and walked, and those of `check` on it, its claim's evidence included.
+this number of `options` a unit. `reached` is the gap proven when the search ends, at the gap requested or at the limit; `first`
+is when the first plan was there. Part 2 (--growth): seconds by layers, devices and micro-batches. Part 3 (--walk): seconds in
+which the plan of a case is compiled, checked and analysed, and those of `check` on it, its claim's evidence included.
 
     python benchmarks/joint.py --json results.json
     python benchmarks/joint.py --case llama3-405b-16384 --walk
@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 GIB = 2**30
-# Request, gap asked for, seconds.
+# Request, gap requested, seconds.
 CASES: dict[str, tuple[dict[str, Any], float, float]] = {
     "gpt2": ({"model": "gpt2", "cluster": "cpu-4", "batch": 8, "sequence": 256}, 1e-5, 0.5),
     "bert-huge-48": ({"model": "bert-huge-48", "cluster": "rtx-titan-8", "batch": 64, "memory": 8 * GIB}, 1e-5, 0.5),
@@ -87,9 +87,9 @@ def distinct(instance: Any, seed: int = 0) -> Any:
 
         def tables() -> tuple[Tables, ...]:
             if not made:
-                for each in make():
-                    units = tuple(scaled(each.units[u.kind], f) for u, f in zip(instance.units, factors, strict=True))
-                    made.append((replace(each, units=units),))
+                for entry in make():
+                    units = tuple(scaled(entry.units[u.kind], f) for u, f in zip(instance.units, factors, strict=True))
+                    made.append((replace(entry, units=units),))
             return made[0]
 
         return tables
@@ -113,7 +113,9 @@ def solved(request: dict[str, Any], gap: float, seconds: float, noisy: bool = Fa
     result = tp.solve(instance, gap=gap, time_limit=max(0.1, seconds))
     wall, processor = time.perf_counter() - wall, time.process_time() - processor
     anew, tables = tp.build("joint", **request, cost_model="executed"), time.process_time()
-    options = max(len(table.options) for each in anew.configurations for table in each.tables[0].units)
+    options = max(
+        len(table.options) for one_configuration in anew.configurations for table in one_configuration.tables[0].units
+    )
     tables = time.process_time() - tables
     first = next((point.seconds for point in result.history if point.objective is not None), None)
     configuration = None if result.solution is None else str(instance.configurations[result.solution["configuration"]])
@@ -173,8 +175,8 @@ def _text(name: str, value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def walked(request: dict[str, Any], gap: float, seconds: float) -> dict[str, Any]:
-    """A plan of one case, compiled, checked and walked, in this process; and `check` on its certified form."""
+def compiled_and_simulated(request: dict[str, Any], gap: float, seconds: float) -> dict[str, Any]:
+    """A plan of one case, compiled, checked and analysed, in this process; and `check` on its certified form."""
     import trainplan as tp
 
     began: list[tuple[str, float]] = []
@@ -183,7 +185,7 @@ def walked(request: dict[str, Any], gap: float, seconds: float) -> dict[str, Any
         if isinstance(event, str):
             began.append((event, time.perf_counter()))
 
-    planned = tp.plan(**request, gap=gap, time_limit=seconds + 300, beside=False, cost_model="executed", progress=note)
+    planned = tp.plan(**request, gap=gap, time_limit=seconds + 300, comparisons=False, cost_model="executed", progress=note)
     ended = time.perf_counter()
     walk_s = ended - next(at for event, at in began if event.startswith("compiling"))
     certified = tp.certify(planned, time_limit=30)
@@ -222,7 +224,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.walk:
         for name in options.case or CASES:
-            row = apart(*CASES[name], what=walked)
+            row = apart(*CASES[name], what=compiled_and_simulated)
             print(f"{name}: {row['programs']} programs of {row['instructions']:,} instructions", end=", ")
             print(f"compiled, checked and walked in {row['walk_s']:.1f} s; `check` {row['check_s']:.1f} s", flush=True)
         return 0

@@ -1,6 +1,7 @@
-"""What each paper's planner loses against the joint optimum, on the papers' models and clusters of equal devices, and Llama-3.
+"""How much each paper's planner loses against the joint optimum, on the papers' models and clusters of equal devices, and
+Llama-3.
 
-All plans are judged by the walks on the serial back-end, whose step the joint problem minimises. A cell is wrong where a
+All plans are judged by the simulations on the serial back-end, whose step the joint problem minimises. A cell is wrong where a
 planner's plan takes less than the joint one, unless it is one that the joint problem here does not contain: with states on the
 host, or with micro-batches in halves. The last row of a case is the joint optimum begun from the planners' plans: in brackets
 its seconds with theirs. Models whose plans become no programs (T5, ViT, Swin, TransGAN) have no cells.
@@ -48,7 +49,9 @@ def case(name: str, gap: float, seconds: float) -> list[dict[str, Any]]:
     def begun(planner: str) -> None:
         print(f"{name}: {planner}", flush=True)
 
-    return [each.to_dict() for each in tp.compare_planners(**CASES[name], gap=gap, time_limit=seconds, progress=begun)]
+    return [
+        one_planner.to_dict() for one_planner in tp.compare_planners(**CASES[name], gap=gap, time_limit=seconds, progress=begun)
+    ]
 
 
 def worse(row: dict[str, Any]) -> bool:

@@ -1,9 +1,9 @@
 """Plans for each runtime, exported, and read back: `python -m benchmarks.launch [MODEL ...] [--devices 8,64] [--seconds 60]`.
 
-For each model, number of H100 and runtime: the best plan within the runtime (`plan --for`), its step beside the best plan
-without the runtime's limits, the export, and the plan that `import-run` makes of the exported files: its layout, and its step
-over that of the plan as exported. --markdown: write the steps and what each runtime costs here, too. Exit status 1 where a plan
-is not exported or comes back otherwise.
+For each model, number of H100 and runtime: the best plan within the runtime (`plan --for`), its step against that of the best
+plan without the runtime's limits, the export, and the plan that `import-run` makes of the exported files: its layout, and its
+step over that of the plan as exported. --markdown: write the steps and what each runtime costs here, too. Exit status 1 where a
+plan is not exported or comes back otherwise.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ SAMPLES = 8  # of a step, for each device
 def row(model: str, devices: int, runtime: str, seconds: float, free_ns: int | None) -> tuple[str, str, bool]:
     """One line of the table; what the runtime costs; and whether the export came back as it was."""
     cluster = f"h100:8x{devices // 8}" if devices > 8 else f"h100:{devices}"
-    asked: dict[str, Any] = {"model": model, "cluster": cluster, "batch": SAMPLES * devices, "sequence": MODELS[model]}
-    asked |= {"dtype": "bfloat16", "time_limit": seconds, "beside": False, "gap": 1e-3}
+    requested: dict[str, Any] = {"model": model, "cluster": cluster, "batch": SAMPLES * devices, "sequence": MODELS[model]}
+    requested |= {"dtype": "bfloat16", "time_limit": seconds, "comparisons": False, "gap": 1e-3}
     began = time.perf_counter()
-    answer = tp.plan(**asked, for_=runtime)
+    answer = tp.plan(**requested, for_=runtime)
     took = time.perf_counter() - began
     label = f"{model:11} {devices:5} {runtime:15}"
     if answer.plan is None or answer.plan.predicted is None:
@@ -59,11 +59,11 @@ def row(model: str, devices: int, runtime: str, seconds: float, free_ns: int | N
         options: dict[str, Any] = {"model": model, "sequence": MODELS[model]} if runtime in ("deepspeed", "accelerate") else {}
         data = exported.plan.units[1].strategy.data_degree
         if runtime == "accelerate":
-            options |= {"batch": asked["batch"], "micro_batch": asked["batch"] // plan.batch.micro_batches // data}
+            options |= {"batch": requested["batch"], "micro_batch": requested["batch"] // plan.batch.micro_batches // data}
         if options and exported.plan.units[1].strategy.ckpt and "FSDP" not in str(exported.settings):
             options["recompute"] = "full"
         back = tp.import_run(Path(folder) / FILES[runtime], cluster=cluster, search=False, **options)
-    request = Request(plan.planned_model(), load_cluster(cluster), asked["batch"])
+    request = Request(plan.planned_model(), load_cluster(cluster), requested["batch"])
     as_exported = predicted_plan(exported.plan, request)[0].predicted
     assert as_exported is not None
     same = [unit.strategy for unit in back.plan.units] == [unit.strategy for unit in exported.plan.units]
@@ -81,11 +81,11 @@ def main() -> None:
     parser.add_argument("--devices", default="8,64,1024")
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--markdown", type=Path)
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     rows = [f"| model | H100 | any | {' | '.join(FILES)} |", f"|---|---|---|{'---|' * len(FILES)}"]
     failed = False
-    for model in asked.models:
-        for devices in map(int, asked.devices.split(",")):
+    for model in requested.models:
+        for devices in map(int, requested.devices.split(",")):
             cluster = f"h100:8x{devices // 8}" if devices > 8 else f"h100:{devices}"
             request: dict[str, Any] = {
                 "model": model,
@@ -93,12 +93,12 @@ def main() -> None:
                 "batch": SAMPLES * devices,
                 "sequence": MODELS[model],
             }
-            free = tp.plan(**request, dtype="bfloat16", time_limit=asked.seconds, beside=False, gap=1e-3)
+            free = tp.plan(**request, dtype="bfloat16", time_limit=requested.seconds, comparisons=False, gap=1e-3)
             step, cells = format_time(free.step_ns) if free.step_ns else "no plan", list[str]()
             print(f"{model:11} {devices:5} {'any':15} {step:>9} {'':7} {free.answer.status}", flush=True)
             for runtime in FILES:
                 try:
-                    text, cell, same = row(model, devices, runtime, asked.seconds, free.step_ns)
+                    text, cell, same = row(model, devices, runtime, requested.seconds, free.step_ns)
                 except InputError as error:
                     text, cell, same = f"{model:11} {devices:5} {runtime:15} {error.command_text}", "refused", True
                 print(text, flush=True)
@@ -107,8 +107,8 @@ def main() -> None:
             if free.step_ns:
                 proven = "" if free.answer.status == "optimal" else " (not proven)"
                 rows.append(f"| {model} | {devices} | {step}{proven} | {' | '.join(cells)} |")
-    if asked.markdown:
-        asked.markdown.write_text("\n".join(rows) + "\n")
+    if requested.markdown:
+        requested.markdown.write_text("\n".join(rows) + "\n")
     sys.exit(failed)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from trainplan.formulations.problem import problem_of
-from trainplan.profiling.base.errors import Unsuited
+from trainplan.profiling.base.errors import Unsupported
 from trainplan.profiling.models.model import load_model
 from trainplan.solvers.core.method_registry import methods
 from trainplan.solvers.core.solve import solve
@@ -67,7 +67,7 @@ def _child(instance: Any, method: str, limit: float, queue: Any) -> None:
     started = time.perf_counter()
     try:
         result = solve(instance, method, time_limit=limit)
-    except Unsuited as error:
+    except Unsupported as error:
         queue.put({"seconds": time.perf_counter() - started, "status": "unsuited", "message": str(error)})
         return
     seconds = time.perf_counter() - started - result.import_seconds

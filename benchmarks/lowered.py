@@ -5,7 +5,7 @@ with any levels of dp, sdp and tp, ZeRO stage, sequence parallelism and recomput
 parameters kept whole. Each takes two steps in float64 by program and lowered, in the same processes. Losses, and the first
 step's gradients relative to the largest of their unit, have to be within 1e-12 of each other and of one process. Then `--drawn`
 plans over all that a plan can say are drawn, and their refusals counted by field. Last, of `--memory` plans of a wider GPT-2 in
-float32 the peaks of lowered ranks, by the dispatch tracker, are put beside their dry runs. Exit
+float32 the peaks of lowered ranks, by the dispatch tracker, are compared with their dry runs. Exit
 status 1 where a plan is apart, or a regular one is refused that has no residence on the host, no halves and no shares.
 
     python -m benchmarks.lowered --plans 300 --drawn 1000 --memory 60 --seed 0
@@ -76,19 +76,19 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> list
 
     device, groups, everyone = start_rank(rank, world, job)
     results = []
-    for each in job["jobs"]:
-        program = each["programs"][rank]
+    for entry in job["jobs"]:
+        program = entry["programs"][rank]
         executor = make_executor(program, groups, job["seed"], device)
         losses = [executor.step()]
         gradients = {unit: state.gradient.clone() for unit, state in executor.units.items()}
         losses += [executor.step() for _ in range(STEPS - 1)]
-        trainer = Trainer(each["plan"], program.model, rank, job["seed"], device)
+        trainer = Trainer(entry["plan"], program.model, rank, job["seed"], device)
         again = [trainer.step()]
         lowered = flat_values(trainer, program, True)
         again += [trainer.step() for _ in range(STEPS - 1)]
         apart = max(_apart(lowered[unit], gradients[unit]) for unit in gradients)
         outcome = Outcome(lowered, flat_values(trainer, program, False), again)
-        whole = compare(each["programs"], outcome, job["seed"], everyone)
+        whole = compare(entry["programs"], outcome, job["seed"], everyone)
         between = max(abs(one - other) for one, other in zip(again, losses, strict=True))
         results.append(dict(zip(NAMES, (apart, between, whole.gradient_difference if whole else 0.0), strict=True)))
     return results
@@ -100,7 +100,7 @@ def _apart(one: Any, other: Any) -> float:
 
 
 def ran(plans: list[Plan]) -> list[dict[str, float]]:
-    """Of each plan of one world the largest differences on any rank."""
+    """The largest differences on any rank, for each plan of one world."""
     job = {
         "jobs": [{"programs": sound_programs(plan, None, "serial"), "plan": plan} for plan in plans],
         "seed": 3,
@@ -124,7 +124,7 @@ def main() -> int:
     plans = [lowered_plan(rng, WORLDS[number % len(WORLDS)]) for number in range(options.plans)]
     failed = [f"{plan!r} is refused: {refused[0]}" for plan in plans if (refused := refusals(plan))]
     plans = [plan for plan in plans if not refusals(plan)]
-    traits = Counter(each for plan in plans for each in features_of(plan))
+    traits = Counter(entry for plan in plans for entry in features_of(plan))
     most = dict.fromkeys(NAMES, 0.0)
     for world in WORLDS:
         of_world = [plan for plan in plans if plan.world == world]
@@ -177,7 +177,7 @@ def _measure(console: Console, rng: random.Random, count: int) -> None:
     table = Table("plans", "ranks", "least", "median", "most", "median error", title=title)
     for name, ratios in sorted(apart.items()):
         errors = median(map(abs, ratios))
-        spread = (f"{each:+.1%}" for each in (min(ratios), median(ratios), max(ratios)))
+        spread = (f"{entry:+.1%}" for entry in (min(ratios), median(ratios), max(ratios)))
         table.add_row(name, str(len(ratios)), *spread, f"{errors:.1%}")
     console.print(table)
 

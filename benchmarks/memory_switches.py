@@ -3,10 +3,10 @@
 Part 1: the twelve settings of the paper's Tables 1 and 3 (BERT of 48 to 56 Transformer layers, on 2080 Ti without NVLink and
 A100 with it), estimated from their shapes; layers equal, or with 3 % noise of all their times and bytes; memory 0.2, 2, 10, 30
 and 60 % of the way from the least that fits to what the fastest choice needs. Part 2: inputs of random sizes whose offload
-costs the same for a byte in every layer, which makes ever so many choices nearly as good; exactly in 20 s, and to a certified
-gap of 1e-3. Part 3: BERT-1.8B with 100 to 400 layers, to a gap of 1e-4. Times are warm medians, segments simulated each time.
-Exit status 1 where something is not proven (but exactly in part 2, where that may take long), or where part 1 takes 1 s or more
-in the median, or 5 s or more at worst.
+costs the same for a byte in every layer, which makes a great number of choices nearly as good; exactly in 20 s, and to a
+certified gap of 1e-3. Part 3: BERT-1.8B with 100 to 400 layers, to a gap of 1e-4. Times are warm medians, segments simulated
+each time. Exit status 1 where something is not proven (but exactly in part 2, where that may take long), or where part 1 takes
+1 s or more in the median, or 5 s or more at worst.
 
     python benchmarks/memory_switches.py --json results.json
 """

@@ -63,26 +63,26 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> No
 
 
 def outcomes(made: Sequence[Mutant], console: Console) -> list[tuple[str, str]]:
-    """What running each mutant gives: one of OUTCOMES, and more in words."""
+    """The outcome of running each mutant: one of OUTCOMES, and more in words."""
     results: dict[int, tuple[str, str]] = {}
     for world in sorted({len(mutant.programs) for mutant in made}):
-        waiting = [place for place, mutant in enumerate(made) if len(mutant.programs) == world]
+        waiting = [index for index, mutant in enumerate(made) if len(mutant.programs) == world]
         while waiting:
             done: list[float] = []
-            job = {"mutants": [made[place].programs for place in waiting]}
+            job = {"mutants": [made[index].programs for index in waiting]}
             error: WorkerError | None = None
             try:
                 run_workers("benchmarks.mutations:run_rank", world, job, progress=lambda e, d=done: d.append(e["difference"]))  # type: ignore[misc]
             except WorkerError as failure:
                 error = failure
-            for place, difference in zip(waiting, done, strict=False):
-                results[place] = _compared(made[place], difference)
+            for index, difference in zip(waiting, done, strict=False):
+                results[index] = _compared(made[index], difference)
             waiting = waiting[len(done) :]
             if error is not None and waiting:
                 hangs = error.code == TIMED_OUT
                 results[waiting[0]] = ("hang", "") if hangs else ("crash", str(error).splitlines()[0][:160])
                 waiting = waiting[1:]
-    return [results[place] for place in range(len(made))]
+    return [results[index] for index in range(len(made))]
 
 
 def _compared(mutant: Mutant, difference: float) -> tuple[str, str]:
@@ -90,7 +90,7 @@ def _compared(mutant: Mutant, difference: float) -> tuple[str, str]:
         return "wrong", f"{difference:.2g} apart"
     try:
         same = predictions(mutant.programs) == predictions(mutant.sound)
-    except Exception as error:  # of one that the checks refuse: the walks rely on them
+    except Exception as error:  # of one that the checks refuse: the analyses rely on them
         return OUTCOMES[1], f"cannot be walked: {error!r}"
     return OUTCOMES[0 if same else 1], ""
 
@@ -139,8 +139,8 @@ def main() -> int:
             raised += 1
             refused.append(True)
             console.print(f"the checks raise {error!r}: {mutant.kind}: {mutant.what}", markup=False, soft_wrap=True)
-    survivors = [place for place, stopped in enumerate(refused) if not stopped]
-    ran = dict(zip(survivors, outcomes([made[place] for place in survivors], console), strict=True))
+    survivors = [index for index, stopped in enumerate(refused) if not stopped]
+    ran = dict(zip(survivors, outcomes([made[index] for index in survivors], console), strict=True))
     show(made, refused, ran, console)
     harmful = Counter(outcome for outcome, _ in ran.values() if outcome in HARMFUL)
     rate = sum(refused) / max(1, sum(refused) + harmful.total())
@@ -148,8 +148,8 @@ def main() -> int:
         f"{sum(refused)} refused, {harmful.total()} harmful survivors ({harmful['wrong']} silent): {rate:.2%} refused"
     )
     if options.refused:
-        sample = rng.sample([place for place, stopped in enumerate(refused) if stopped], min(options.refused, sum(refused)))
-        counts = Counter(outcome for outcome, _ in outcomes([made[place] for place in sample], console))
+        sample = rng.sample([index for index, stopped in enumerate(refused) if stopped], min(options.refused, sum(refused)))
+        counts = Counter(outcome for outcome, _ in outcomes([made[index] for index in sample], console))
         console.print(f"of {len(sample)} refused: " + ", ".join(f"{counts[name]} {name}" for name in OUTCOMES))
     console.print(f"{time.perf_counter() - started:.0f} s")
     return int(raised > 0 or harmful["wrong"] > 0 or rate < LEAST_REFUSED)

@@ -23,7 +23,7 @@ Make = Callable[[], Row]
 
 
 def fill(path: Path, cells: Iterable[tuple[str, Make]], page: Callable[[dict[str, Row], str], str], again: bool) -> None:
-    """Make the rows of the cells, by name, that a JSON file does not have yet, or all of them, and the page beside the file
+    """Make the rows of the cells, by name, that a JSON file does not have yet, or all of them, and the page next to the file
     after each. page: of all rows and the date."""
     kept = json.loads(path.read_text()) if path.exists() else {"cells": {}}
     for name, make in cells:
@@ -37,25 +37,25 @@ def fill(path: Path, cells: Iterable[tuple[str, Make]], page: Callable[[dict[str
 
 
 def state_bytes(model: Model, devices: int) -> int:
-    """What each GPU has of the model's states at least, where all of them share all states."""
+    """Least bytes of the model's states on each GPU, where all of them share all states."""
     element, precision = model.element_bytes, usual_precision(model.element_bytes)
-    each = element + precision.gradient_bytes(element) + 3 * precision.stepped_bytes(element)
-    return model.total_parameters * each // devices
+    bytes_each = element + precision.gradient_bytes(element) + 3 * precision.stepped_bytes(element)
+    return model.total_parameters * bytes_each // devices
 
 
-def planned_row(model: Model, cluster: str, batch: int, **asked: Any) -> Row:
-    """A request's row: its plan, or why there is none. asked: as of `plan`."""
+def planned_row(model: Model, cluster: str, batch: int, **requested: Any) -> Row:
+    """A request's row: its plan, or why there is none. requested: the keywords of `plan`."""
     machine = load_cluster(cluster)
     if (states := state_bytes(model, machine.devices)) > machine.used_kinds[0].usable_bytes:
         return {"why": "does not fit", "state_bytes": states}
     try:
-        return row_of(tp.plan(model=model, cluster=machine, batch=batch, beside=False, **asked))
+        return row_of(tp.plan(model=model, cluster=machine, batch=batch, comparisons=False, **requested))
     except InputError as error:
         return {"why": str(error)}
 
 
 def row_of(answer: PlanningResult) -> dict[str, Any]:
-    """What the page says of an answer."""
+    """The fields of an answer's row on the page."""
     plan, performance = answer.plan, answer.performance
     if plan is None or performance is None or plan.predicted is None or plan.claim is None:
         reason = answer.result.reason
@@ -100,7 +100,7 @@ PLAN_HEAD = ["layout", "recomputed", "step", "tokens/s a GPU", "MFU", "memory", 
 
 
 def plan_cells(row: Row | None) -> list[str]:
-    """What a page says of a cell, as PLAN_HEAD has it: its plan, or why there is none."""
+    """The cells of a page's row, as PLAN_HEAD has it: its plan, or why there is none."""
     if row is None or "why" in row:
         return ["not run yet" if row is None else why_text(row), *[""] * (len(PLAN_HEAD) - 1)]
     step, bound = row["step_ns"], row["bound_ns"]

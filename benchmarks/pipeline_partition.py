@@ -3,7 +3,7 @@
 Part 1: GPT-2 345M, 762M, 1.3B and BERT-large on AutoPipe's cluster, p = 2 to 16 stages, 2p micro-batches, recomputation.
 Part 2: 96 layers of GPT-2 345M (194 sub-layers), p = 8 to 64, with p, 2p and 128 micro-batches. Part 3: 199 layers (400
 sub-layers) in 32 stages: the gap over time. Sub-layers are as estimated, or with 3 % noise each; transfers are as estimated,
-none, or differ by cut. Part 4: every heuristic on the models of part 1, beside the optimum. Times are of warm solves. Exit
+none, or differ by cut. Part 4: every heuristic on the models of part 1, against the optimum. Times are of warm solves. Exit
 status 1 where the optimum is not proven, takes longer than 50 ms (part 1) or 2 s (part 2; 10 s with as many micro-batches as
 stages and transfers by cut), or a heuristic is below it.
 
@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from trainplan.formulations.pipeline_partition.problem import Instance, load
 from trainplan.solvers.core.method_registry import methods
-from trainplan.solvers.core.search import Unsuited
+from trainplan.solvers.core.search import Unsupported
 from trainplan.solvers.core.solve import solve
 
 import trainplan as tp
@@ -61,7 +61,7 @@ def estimated(model: str, stages: int) -> Instance:
 
 
 def lengthened(instance: Instance, layers: int, stages: int, micro_batches: int) -> Instance:
-    """The first sub-layer, so many times the next two, and the last one."""
+    """The first sub-layer, the next two a given number of times, and the last one."""
     columns = {name: getattr(instance, name).tolist() for name in ("forward_ns", "backward_ns")}
     longer = {name: [own[0], *layers * own[1:3], own[-1]] for name, own in columns.items()}
     moves = [int(instance.transfer_ns[0])] * (2 * layers + 1)
@@ -113,7 +113,7 @@ def heuristics(case: dict[str, Any], instance: Instance, names: list[str]) -> It
     for name in names:
         try:
             solve(instance, name, time_limit=LIMIT_SECONDS)
-        except Unsuited:
+        except Unsupported:
             continue
         started = time.perf_counter()
         found = solve(instance, name, time_limit=LIMIT_SECONDS)

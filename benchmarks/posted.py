@@ -1,4 +1,4 @@
-"""What it brings to post receives one pass ahead: steps of pipelines with receives posted early, and when they are needed.
+"""The gain of posting receives one pass ahead: steps of pipelines with receives posted early, and when they are needed.
 
 Computations are next to nothing; in their place each pass sleeps a while at random, so that a busy machine changes little and
 passes are as uneven as they are on shared ones. Messages travel for real, with gloo. A round is one step of each side with the
@@ -65,9 +65,9 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> list
     return rounds
 
 
-def _sleeps(program: Program, number: int, place: int) -> None:
+def _sleeps(program: Program, number: int, index: int) -> None:
     """Before the first computation of a pass, as long as this pass of this rank takes in a round."""
-    i = program.instructions[place]
+    i = program.instructions[index]
     if (i.op is Op.FORWARD and i.unit == program.units[0]) or (i.op is Op.BACKWARD and i.unit == program.units[-1]):
         time.sleep(random.Random(f"{number} {program.rank} {i.op} {i.micro_batch}").uniform(SHORTEST_S, LONGEST_S))
 
@@ -85,9 +85,9 @@ def main() -> None:
         sides = {f"{backend}, {what}": made for backend in BACKENDS for what, made in (("early", early), ("late", late))}
         job = {"jobs": [{"programs": made} for made in sides.values()], "sides": [*sides], "gpus": None}
         ranks = run_workers("benchmarks.posted:run_rank", plan.world, job | {"rounds": options.rounds}, timeout=900.0)
-        rounds = [{side: max(rank[side] for rank in each) for side in sides} for each in zip(*ranks, strict=True)][WARM_UP:]
+        rounds = [{side: max(rank[side] for rank in entry) for side in sides} for entry in zip(*ranks, strict=True)][WARM_UP:]
         for backend in BACKENDS:
-            times = {what: [each[f"{backend}, {what}"] for each in rounds] for what in ("late", "early")}
+            times = {what: [round_[f"{backend}, {what}"] for round_ in rounds] for what in ("late", "early")}
             ratios = [b / a for a, b in zip(times["late"], times["early"], strict=True)]
             low, high = interval(ratios, random.Random(0))
             shown = [f"{median(times[what]):.3f} s" for what in ("late", "early")]

@@ -4,8 +4,8 @@ The profile knows sub-layers, collectives, copies and the optimizer; no plan is 
 planners make, and plans by hand with what planners do not choose: ZeRO stages by unit, hybrid sharding, sequence parallelism,
 recomputation of modules, states and inputs on the host, interleaved stages, stages of unlike sizes. Those of one and two ranks
 run STEPS steps, one thread a process; the median of all but the first counts. Memory is compared of those of four, too. Printed
-are the time walk by the profile, the time walk by the times that the instructions themselves took, what was measured, and the
-memory walk against what torch allocated (its own record of allocations, by the profiler's memory events).
+are the time simulation by the profile, the time simulation by the times that the instructions themselves took, what was
+measured, and the memory analysis against what torch allocated (its own record of allocations, by the profiler's memory events).
 
     python -m benchmarks.predictions --json results.json
 """
@@ -104,20 +104,21 @@ def interleaved(groups: list[list[int]], strategy: str) -> Plan:
 
 
 def cluster_of(devices: int) -> Cluster:
-    """So many processes of this machine."""
+    """A cluster of a given number of processes of this machine."""
     whole = load_cluster("cpu-4")
     islands = [whole.nodes[0].islands[0].changed(devices=devices)] if devices > 1 else []
     return whole.changed(name=f"cpu-{devices}", nodes=[whole.nodes[0].changed(devices=devices, islands=islands)])
 
 
 def measured_profile(cluster: Cluster, devices: int) -> Profile:
-    """What this machine's processes take for all shapes of the plans."""
+    """A profile of this machine's processes, measured for all shapes of the plans."""
     tps = [t for t in (1, 2) if t <= devices]
     return tp.profile(model=MODEL, cluster=cluster, rows=(1, 2, 4, 8), tp=tps, measured=True, budget_seconds=25)
 
 
 def plans(devices: int) -> dict[str, tuple[Plan, int | None]]:
-    """By name, plans on so many processes; and their steps in ns, predicted by one measured profile (None: not timed)."""
+    """Plans on a given number of processes, by name; and their steps in ns, predicted by one measured profile (None: not
+    timed)."""
     cluster, made = cluster_of(devices), dict[str, tuple[Plan, int | None]]()
     profile = measured_profile(cluster, devices) if devices in TIMED else None
     for request in REQUESTS[devices]:
@@ -130,7 +131,7 @@ def plans(devices: int) -> dict[str, tuple[Plan, int | None]]:
 
 
 def rows(devices: int) -> list[dict[str, Any]]:
-    """What was predicted and measured of each plan on so many processes."""
+    """Predicted and measured steps and peaks of each plan on a given number of processes."""
     made = plans(devices)
     chosen = [plan for plan, _ in made.values()]
     timed = run_plans(chosen, steps=STEPS, compare=False, measure=True) if devices in TIMED else [None] * len(made)

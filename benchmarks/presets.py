@@ -1,7 +1,8 @@
-"""All presets' plans for the same requests, judged by the walks; and pairs of presets of which one contains the other.
+"""All presets' plans for the same requests, judged by the simulations; and pairs of presets of which one contains the other.
 
 A preset contains another where it may choose all that the other may, and minimises the step. It must never be beaten by it, as
-the time walk judges both. Where the objective of the larger one is not the step (Eq. 8 and Eq. 3-5 are not), no pair is listed.
+the time simulation judges both. Where the objective of the larger one is not the step (Eq. 8 and Eq. 3-5 are not), no pair is
+listed.
 
     python benchmarks/presets.py
 """
@@ -77,7 +78,7 @@ def main() -> None:
             beaten = steps[1] is None or steps[1] > steps[0]
             wrong += beaten
             shown = ["-" if step is None else format_time(step) for step in steps]
-            words = [", ".join(f"{name} {value}" for name, value in each.items()) for each in (inner, outer)]
+            words = [", ".join(f"{name} {value}" for name, value in entry.items()) for entry in (inner, outer)]
             table.add_row(str(request["model"]), *words, shown[0], shown[1] + (" BEATEN" if beaten else ""))
     console.print(table)
     console.print(f"{wrong} pairs the wrong way round")

@@ -1,7 +1,7 @@
 """Profiles: how well three sizes predict two others on this machine, and how long instances take to make.
 
 Held out: a layer is measured at five sizes; its times and bytes at two of them are predicted from the other three, by rows (a
-line through the profiled sizes, as `profiling.complete` draws it) and by hidden size (the roofline calibrated to them).
+line through the profiled sizes, as `profiling.interpolate` draws it) and by hidden size (the roofline calibrated to them).
 Pairs: every shipped model on every shipped cluster becomes an instance.
 
     python -m benchmarks.profiles [--budget 60] [--json]

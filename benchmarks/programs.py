@@ -1,4 +1,4 @@
-"""Time from a plan to walked programs: classes of equal ranks, their checks, the memory walk and the time walk.
+"""Time from a plan to analysed programs: classes of equal ranks, their checks, the memory analysis and the time simulation.
 
 Part 1: plans for 1,024 devices in 32 stages with 512 micro-batches, with one strategy and with several; `total_s` is to their
 predicted step and peaks. Part 2: plans for 64 devices, all programs compiled and checked whole. Exit status 1 where a check
@@ -80,14 +80,16 @@ def large(name: str, mix: str) -> dict[str, Any]:
     compiled = time.process_time()
     faults = check_classes(classes)
     checked = time.process_time()
-    peak = max(memory_walk(each.walked).peak_bytes for each in classes)
-    walked = time.process_time()
+    peak = max(memory_walk(device_class.walked).peak_bytes for device_class in classes)
+    simulated = time.process_time()
     cluster = load_cluster("h200-1024")
     profile = obtain_profile(plan.planned_model(), cluster, [32], [32], devices=1024)
     profiled = time.process_time()
-    stands_for = {rank: each.ranks[0] for each in classes for rank in each.ranks[1:]}
-    costs = ProfiledCosts(plan, profile, cluster.device_kinds, {each.ranks[0]: each.ranks for each in classes})
-    walk = time_walk([each.rounds for each in classes], costs, "serial", stands_for)
+    stands_for = {rank: device_class.ranks[0] for device_class in classes for rank in device_class.ranks[1:]}
+    costs = ProfiledCosts(
+        plan, profile, cluster.device_kinds, {device_class.ranks[0]: device_class.ranks for device_class in classes}
+    )
+    walk = time_walk([device_class.rounds for device_class in classes], costs, "serial", stands_for)
     timed = time.process_time()
     return {
         "model": name,
@@ -97,9 +99,9 @@ def large(name: str, mix: str) -> dict[str, Any]:
         "instructions": sum(map(len, walk.rounds)),
         "compile_s": compiled - started,
         "check_s": checked - compiled,
-        "memory_walk_s": walked - checked,
+        "memory_walk_s": simulated - checked,
         "time_walk_s": timed - profiled,
-        "total_s": timed - profiled + walked - started,
+        "total_s": timed - profiled + simulated - started,
         "step_s": walk.step_ns / 1e9,
         "peak_gib": peak / 2**30,
         "faults": len(faults),
@@ -114,15 +116,15 @@ def small(name: str, mix: str) -> dict[str, Any]:
     faults = check(programs)
     checked = time.process_time()
     peak = max(memory_walk(program).peak_bytes for program in programs)
-    walked = time.process_time()
+    simulated = time.process_time()
     return {
         "model": name,
         "strategies": mix,
         "instructions": sum(len(program.instructions) for program in programs),
         "compile_s": compiled - started,
         "check_s": checked - compiled,
-        "walk_s": walked - checked,
-        "total_s": walked - started,
+        "walk_s": simulated - checked,
+        "total_s": simulated - started,
         "peak_gib": peak / 2**30,
         "faults": len(faults),
     }

@@ -3,7 +3,7 @@
 The first `--count` plans, of worlds 1, 2, 3, 4, 6 and 8, run three steps in float64 on each of three back-ends: losses and the
 first step's gradients, relative to the largest of their unit, have to be within 1e-12 of one process, and parameters after the
 last step close; every instruction of every step has to begin once, in its lane's order. That process is itself held against
-`transformers`. Then `--checked` plans of worlds up to 64 are compiled, checked and walked. Exit status 1 where one fails.
+`transformers`. Then `--checked` plans of worlds up to 64 are compiled, checked and analysed. Exit status 1 where one fails.
 
     python -m benchmarks.random_plans --count 300 --checked 1000 --seed 0
 """
@@ -51,10 +51,10 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> list
     begun: dict[tuple[int, int], list[int]] = {}
     lock = threading.Lock()
 
-    def begins(position: Any, number: int, step: int, place: int) -> None:
-        position.set(number, step, place + 1)
+    def begins(position: Any, number: int, step: int, index: int) -> None:
+        position.set(number, step, index + 1)
         with lock:
-            begun.setdefault((number, step), []).append(place)
+            begun.setdefault((number, step), []).append(index)
 
     ranks._begins = begins
     results = ranks.run_rank(rank, world, job, report)
@@ -66,15 +66,15 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> list
 
 def _in_order(program: Program, begun: list[int]) -> bool:
     """Whether every instruction began once, in the order of its lane."""
-    lanes = {stream: [place for place in begun if program.instructions[place].stream == stream] for stream in STREAMS}
+    lanes = {stream: [index for index in begun if program.instructions[index].stream == stream] for stream in STREAMS}
     return sorted(begun) == list(range(len(program.instructions))) and all(lane == sorted(lane) for lane in lanes.values())
 
 
 def ran(plans: list[Plan], backend: Backend) -> list[list[str]]:
-    """What is wrong with the runs of plans of one world: nothing, as a rule."""
+    """Faults of the runs of plans of one world: none, as a rule."""
     job: dict[str, Any] = {"jobs": [{"programs": programs_of(plan, backend)} for plan in plans], "backend": backend, "seed": 3}
     job |= {"steps": STEPS, "gpus": None, "compare": True, "memory": False, "record": False}
-    faults = [[str(fault) for fault in check(each["programs"])] for each in job["jobs"]]
+    faults = [[str(fault) for fault in check(entry["programs"])] for entry in job["jobs"]]
     ranks = run_workers("benchmarks.random_plans:run_rank", plans[0].world, job, timeout=600.0)
     for number, wrong in enumerate(faults):
         first = ranks[0][number]
@@ -106,7 +106,7 @@ def reference_faults() -> list[str]:
 
 
 def checked(rng: random.Random) -> tuple[str, Plan, list[str]]:
-    """A plan of any world up to 64, and what its checks and walks find wrong."""
+    """A plan of any world up to 64, and what its checks and analyses find wrong."""
     world = rng.choice([*range(1, 17), 24, 32, 48, 64])
     name, plan = any_plan(rng, world)
     backend: Backend = rng.choice(BACKENDS)
@@ -131,7 +131,7 @@ def main() -> int:
     console, rng, started = Console(width=160, soft_wrap=True), random.Random(options.seed), time.perf_counter()
     failed = reference_faults() if options.count else []
     drawn = [any_plan(rng, WORLDS[number % len(WORLDS)]) for number in range(options.count)]
-    kinds, traits = Counter(name for name, _ in drawn), Counter(each for _, plan in drawn for each in features_of(plan))
+    kinds, traits = Counter(name for name, _ in drawn), Counter(entry for _, plan in drawn for entry in features_of(plan))
     for world in WORLDS:
         plans = [(name, plan) for name, plan in drawn if plan.world == world]
         for backend in BACKENDS if plans else ():

@@ -1,4 +1,4 @@
-"""What each export target's own classes read in exported files, beside the plans: every value equal, no key unknown.
+"""Exported files as each export target's own classes read them, compared with the plans: every value equal, no key unknown.
 
     python -m venv targets
     targets/bin/pip install torch==2.13.0 numpy packaging pyyaml psutil py-cpuinfo einops hjson msgpack tqdm safetensors \\
@@ -16,7 +16,7 @@ documented arguments finds unknown ones); the script of Megatron-Bridge by its C
 for Transformer Engine; torchtitan's TOML by 0.2's JobConfig and its Python file by 0.3's classes (made-up packages where one
 needs triton); DeepSpeed's and Accelerate's files by their own. Each value is held against the plan's, unknown keys are looked
 for in trainplan's tables of documented keys, since some parsers pass misspelt ones. Exit status 1 where anything differs; a
-target that cannot be imported is said, and is none.
+target that cannot be imported is reported, and is no fault.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ def exports_of(target: str, models: list[str], devices: list[int], seconds: floa
         for count in devices:
             cluster = f"h100:8x{count // 8}" if count > 8 else f"h100:{count}"
             for shape in shapes:
-                asked: dict[str, Any] = {"model": model, "cluster": cluster, "batch": SAMPLES * count, **shape}
-                asked |= {"sequence": MODELS[model], "dtype": "bfloat16", "time_limit": seconds, "gap": 1e-2}
+                requested: dict[str, Any] = {"model": model, "cluster": cluster, "batch": SAMPLES * count, **shape}
+                requested |= {"sequence": MODELS[model], "dtype": "bfloat16", "time_limit": seconds, "gap": 1e-2}
                 try:
-                    plan = tp.plan(**asked, for_=target, beside=False).plan
+                    plan = tp.plan(**requested, for_=target, comparisons=False).plan
                     if plan is None:
                         continue
                     made = tp.export(plan, target)
@@ -90,7 +90,7 @@ def exports_of(target: str, models: list[str], devices: list[int], seconds: floa
     return found
 
 
-def told_sections(exported: Exported) -> dict[str, dict[str, Any]]:
+def sections_told(exported: Exported) -> dict[str, dict[str, Any]]:
     """The arguments that launch.sh starts Megatron-LM's script with, as sections: a torchrun that writes them down runs it."""
     assert exported.made.plan is not None
     folder, plan = exported.folder, exported.made.plan
@@ -107,7 +107,7 @@ def told_sections(exported: Exported) -> dict[str, dict[str, Any]]:
 
 
 def wanted(reader: str, plan: Plan) -> dict[str, Any]:
-    """What the classes have to hold, of a plan as it is exported; None is what they leave out."""
+    """The values that the classes have to hold for an exported plan; None stands for a key that they leave out."""
     model, strategy = plan.planned_model(), plan.units[1].strategy
     degrees = {name: strategy.degree(name) for name in ("dp", "sdp", "tp")}  # type: ignore[arg-type]
     data, stages, again = strategy.data_degree, len(plan.stages), strategy.ckpt
@@ -172,7 +172,7 @@ def wanted(reader: str, plan: Plan) -> dict[str, Any]:
             "bf16": True,
             "fp16": False,
             "gradients": "fp32" if wide else "bf16",
-            **{f"offload_{name}": "cpu" if place == "host" else None for name, place in offload.items()},
+            **{f"offload_{name}": "cpu" if location == "host" else None for name, location in offload.items()},
         }
     named = {"num_processes": plan.world, "num_machines": -(-plan.world // 8), "mixed_precision": "bf16"}
     named |= {"distributed_type": "FSDP" if degrees["sdp"] > 1 else "MULTI_GPU"}
@@ -184,9 +184,9 @@ def wanted(reader: str, plan: Plan) -> dict[str, Any]:
 
 
 def answers(reader: str, python: Path, titan: Path | None, exports: list[Exported]) -> dict[str, Any]:
-    """What the reader prints."""
+    """The parsed output of the reader."""
     folders = [f"{export.folder}:{export.made.plan.world}" for export in exports if export.made.plan is not None]
-    given = [told_sections(export) for export in exports] if reader == "megatron" else None
+    given = [sections_told(export) for export in exports] if reader == "megatron" else None
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}
     if reader == "torchtitan" and titan is not None:
         environment["PYTHONPATH"] = str(titan.resolve())
@@ -235,13 +235,13 @@ def main() -> None:
     parser.add_argument("--targets", nargs="+", choices=READ_BY, default=list(READ_BY))
     parser.add_argument("--seconds", type=float, default=10, help="of each plan's search")
     parser.add_argument("--markdown", type=Path, help="write the table here")
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     rows, failed = ["| read by | version | exports | values | differ |", "|---|---|---|---|---|"], Counter[str]()
-    for target in asked.targets:
+    for target in requested.targets:
         with TemporaryDirectory() as folder:
-            exports = exports_of(target, asked.models, asked.devices, asked.seconds, Path(folder))
+            exports = exports_of(target, requested.models, requested.devices, requested.seconds, Path(folder))
             for reader in READ_BY[target]:
-                answer = answers(reader, asked.python, asked.torchtitan, exports)
+                answer = answers(reader, requested.python, requested.torchtitan, exports)
                 if "absent" in answer:
                     rows.append(f"| {reader} | not read: {answer['absent']} | | | |")
                     print(rows[-1], flush=True)
@@ -258,8 +258,8 @@ def main() -> None:
                 rows.append(f"| {reader} | {version} | {len(exports)} | {compared} | {failed[reader]} |")
     text = "\n".join([*rows, "", f"Read on {date.today()}.", ""])
     print(text)
-    if asked.markdown:
-        asked.markdown.write_text(text)
+    if requested.markdown:
+        requested.markdown.write_text(text)
     sys.exit(1 if failed.total() else 0)
 
 

@@ -98,11 +98,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of the search, a cell")
     parser.add_argument("--again", action="store_true", help="make cells anew that are finished")
     parser.add_argument("--out", type=Path, default=DOCS, help="the folder of the page and its JSON")
-    asked = parser.parse_args()
-    every = product(asked.devices or STEP_TOKENS, asked.tokens or TOKENS, asked.model or MODELS)
+    requested = parser.parse_args()
+    every = product(requested.devices or STEP_TOKENS, requested.tokens or TOKENS, requested.model or MODELS)
     cells = (Cell(model, tokens, devices) for devices, tokens, model in every)
-    path = asked.out / "sequence-lengths.json"
-    fill(path, ((cell.name, partial(made, cell, asked.seconds)) for cell in cells), page, asked.again)
+    path = requested.out / "sequence-lengths.json"
+    fill(path, ((cell.name, partial(made, cell, requested.seconds)) for cell in cells), page, requested.again)
 
 
 if __name__ == "__main__":

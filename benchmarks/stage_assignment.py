@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from trainplan.formulations.stage_assignment.problem import Instance, load
 from trainplan.solvers.core.method_registry import methods
-from trainplan.solvers.core.search import Unsuited
+from trainplan.solvers.core.search import Unsupported
 from trainplan.solvers.core.solve import solve
 
 LAYER_NS = 10**7
@@ -81,7 +81,7 @@ def measured(methods: list[str], sizes: tuple[tuple[int, int], ...], repeats: in
                 for method in methods:
                     try:
                         row = timed(instance, method, repeats if method == "sweep" else 1)
-                    except Unsuited:
+                    except Unsupported:
                         continue
                     best = row["time_ns"] if best is None else best
                     above = None if row["time_ns"] is None else row["time_ns"] / best - 1

@@ -3,7 +3,7 @@
     PYTHON benchmarks/target_reader.py TARGET FOLDER ... < arguments.json
 
 TARGET: megatron, megatron-bridge, torchtitan, torchtitan-python, deepspeed or accelerate. FOLDER: an export, with its number of
-ranks behind a colon. arguments.json: of megatron, the sections of its arguments, for each folder; null for others. Prints the
+ranks after a colon. arguments.json: of megatron, the sections of its arguments, for each folder; null for others. Prints the
 version as JSON, of Megatron-Bridge the `fields` of its sections, and for each folder either `values`, by key, or the `error`
 that the target's classes raised.
 """
@@ -77,7 +77,7 @@ def module_of(path: Path, name: str) -> ModuleType:
 
 
 def bridge(folder: Path, world: int, _: Any) -> Values:
-    """The ConfigContainer of the exported script, behind Megatron-Bridge's own checks and updates."""
+    """The ConfigContainer of the exported script, after Megatron-Bridge's own checks and updates."""
     os.environ["WORLD_SIZE"] = str(world)
     from megatron.bridge.training.config import runtime_config_update
 
@@ -101,7 +101,7 @@ def stand_in(*stand_ins: str) -> None:
 
     class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-            wanted = any(name == each or name.startswith(f"{each}.") for each in stand_ins)
+            wanted = any(name == entry or name.startswith(f"{entry}.") for entry in stand_ins)
             return importlib.machinery.ModuleSpec(name, self, is_package=True) if wanted else None
 
         def create_module(self, spec: Any) -> Any:
@@ -158,7 +158,7 @@ def bridge_fields() -> dict[str, list[str]]:
         for name, kind in classes.items()
     }
     fields["dataset"] |= {"seq_length", "skip_getting_attention_mask_from_dataset"}  # of its own __init__
-    return {name: sorted(each) for name, each in fields.items()}
+    return {name: sorted(one_field) for name, one_field in fields.items()}
 
 
 def load_torchtitan() -> None:
@@ -186,7 +186,7 @@ def torchtitan_python(folder: Path, world: int, _: Any) -> Values:
 
 
 def deepspeed(folder: Path, world: int, _: Any) -> Values:
-    """DeepSpeedConfig, told of as many ranks."""
+    """DeepSpeedConfig, given that number of ranks."""
     from deepspeed.runtime import config
 
     config.dist.get_rank, config.dist.get_world_size = lambda *_: 0, lambda *_: world
@@ -201,7 +201,7 @@ def deepspeed(folder: Path, world: int, _: Any) -> Values:
 
 
 def accelerate(folder: Path, world: int, _: Any) -> Values:
-    """What `accelerate launch` hands on, and what the plugins of the processes make of it."""
+    """The arguments that `accelerate launch` hands on, and what the plugins of the processes make of it."""
     from accelerate.commands.config.config_args import ClusterConfig
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils import FullyShardedDataParallelPlugin
@@ -210,10 +210,10 @@ def accelerate(folder: Path, world: int, _: Any) -> Values:
     written = ClusterConfig.from_yaml_file(str(folder / "accelerate.yaml"))
     words = f"--config_file {folder / 'accelerate.yaml'} --num_processes {world} --num_machines 1 --machine_rank 0".split()
     words += ["--main_process_ip", "localhost", "--main_process_port", "29500", "train.py"]
-    told, *_ = _validate_launch_command(launch_command_parser().parse_args(words))
+    reported, *_ = _validate_launch_command(launch_command_parser().parse_args(words))
     for name in [name for name in os.environ if name.startswith(("FSDP_", "PARALLELISM_", "ACCELERATE_"))]:
         del os.environ[name]
-    environment = {name: str(value) for name, value in prepare_multi_gpu_env(told).items()}
+    environment = {name: str(value) for name, value in prepare_multi_gpu_env(reported).items()}
     os.environ.update(environment)
     values: Values = {
         "num_processes": written.num_processes,
@@ -246,20 +246,20 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("target", choices=READERS)
     parser.add_argument("folders", nargs="*")
-    asked = parser.parse_args()
-    reader, package = READERS[asked.target]
+    requested = parser.parse_args()
+    reader, package = READERS[requested.target]
     given = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, sys.stderr  # what a target prints is no part of the answer
     answer: dict[str, Any] = {"read": []}
     try:
         answer["version"] = importlib.metadata.version(package)
-        LOAD.get(asked.target, lambda: None)()
-        if asked.target == "megatron-bridge":
+        LOAD.get(requested.target, lambda: None)()
+        if requested.target == "megatron-bridge":
             answer["fields"] = bridge_fields()
     except ImportError as error:
         answer["absent"] = f"{type(error).__name__}: {error}"
-        asked.folders = []
-    for index, folder in enumerate(asked.folders):
+        requested.folders = []
+    for index, folder in enumerate(requested.folders):
         name, _, world = folder.rpartition(":")
         try:
             answer["read"].append({"values": reader(Path(name), int(world), given[index] if given else None)})

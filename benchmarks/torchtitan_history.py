@@ -75,7 +75,7 @@ DEFAULTS = {
 
 
 def git(clone: Path, *words: str) -> str:
-    """What a command of git prints; nothing where it fails."""
+    """The output of a command of git; empty where it fails."""
     return subprocess.run(["git", "-C", str(clone), *words], capture_output=True, text=True, check=False).stdout
 
 
@@ -102,7 +102,7 @@ def module(name: str, text: str) -> ModuleType:
 
 
 def resolved(clone: Path, commit: str, path: Path) -> Any:
-    """What torchtitan of a commit makes of a file."""
+    """The settings that torchtitan at a commit reads from a file."""
     for name in [name for name in sys.modules if name.startswith(("torchtitan", "torchtrain"))]:
         del sys.modules[name]
     for name in ("torchtitan", "torchtitan.tools", "torchtitan.tools.utils", "torchtitan.config", "torchtitan.config.manager"):
@@ -136,7 +136,7 @@ def theirs(config: Any) -> dict[str, Any]:
     """Values of a resolved configuration, by our names."""
     made = dict[str, Any]()
     for name, indices in PLACES.items():
-        sections = (place.split(".") for place in indices)
+        sections = (location.split(".") for location in indices)
         found = [getattr(getattr(config, first, None), second, None) for first, second in sections]
         made[name] = next((value for value in found if value is not None), DEFAULTS.get(name))
     converters = made.pop("converters") or []
@@ -147,7 +147,7 @@ def theirs(config: Any) -> dict[str, Any]:
 
 
 def ours(configuration: RunConfiguration) -> dict[str, Any]:
-    """The same of what is read."""
+    """The settings of a file as trainplan reads them, in the same form."""
     again = configuration.recomputed
     words = {"modules": "op", "none": "none", "full": "full" if again.every == 1 else str(again.every)}
     micro, count = configuration.micro_samples or 0, configuration.accumulation or configuration.flushed or 1
@@ -173,36 +173,36 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("clone", type=Path)
     parser.add_argument("--write", type=Path)
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     count, wrong, kept = 0, 0, dict[str, Any]()
     with tempfile.TemporaryDirectory() as folder:
-        for commit, name, text in files(asked.clone):
+        for commit, name, text in files(requested.clone):
             path = Path(folder) / Path(name).name
             path.write_text(text)
-            year = git(asked.clone, "show", "-s", "--format=%ad", "--date=format:%Y-%m", commit).strip()
+            year = git(requested.clone, "show", "-s", "--format=%ad", "--date=format:%Y-%m", commit).strip()
             count += 1
-            expected = theirs(resolved(asked.clone, commit, path))
+            expected = theirs(resolved(requested.clone, commit, path))
             try:
                 got: Any = ours(read(path))
             except InputError as error:
                 got = str(error)
-            if year < "2024-04":  # the code alone said what is recomputed
+            if year < "2024-04":  # the code alone stated what is recomputed
                 wrong += not isinstance(got, str) and got != expected
             elif got != expected:
                 wrong += 1
                 print(f"{commit} {year} {name}: {got if isinstance(got, str) else differing(got, expected)}")
             stem = f"{path.stem}-{year[:4]}-{'1' if int(year[5:]) < 7 else '2'}.toml"
-            if asked.write is not None and stem not in kept and "debug" not in stem and got == expected:
-                (asked.write / stem).write_text(text)
+            if requested.write is not None and stem not in kept and "debug" not in stem and got == expected:
+                (requested.write / stem).write_text(text)
                 kept[stem] = {"commit": commit, "path": name, "resolved": expected}
-    if asked.write is not None:
-        (asked.write / "resolved.json").write_text(json.dumps(kept, indent=1) + "\n")
+    if requested.write is not None:
+        (requested.write / "resolved.json").write_text(json.dumps(kept, indent=1) + "\n")
     print(f"{count} files, {wrong} read otherwise")
     return int(wrong > 0)
 
 
 def differing(got: dict[str, Any], expected: dict[str, Any]) -> str:
-    """What differs, in words."""
+    """Differences, in words."""
     return ", ".join(f"{name} {got[name]} for {value}" for name, value in expected.items() if got[name] != value)
 
 

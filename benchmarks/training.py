@@ -4,7 +4,7 @@ In float64 and in bfloat16 with fp32 masters, `--steps` steps each of
 
   one        one process
   mixed      4 processes: two stages, dp, sdp, tp, sequence parallelism, recomputation, ZeRO-1 and 3
-  resumed    the same, until a rank is killed (SIGKILL) behind the step at a third; then on, from the last checkpoint, on 2
+  resumed    the same, until a rank is killed (SIGKILL) after the step at a third; then on, from the last checkpoint, on 2
              processes under another plan
 
 and in bfloat16 four more on one process, which cut the batch into 2, 4 and 8 micro-batches and lay it out as `resumed` does:
@@ -77,7 +77,7 @@ class Runs:
         return [*words, "--save-weights", self.folder / f"{name}-weights"]
 
     def metrics(self, name: str, make: Callable[[], None]) -> list[dict[str, Any]]:
-        """Those of a run, which is made where it is not there whole."""
+        """Results of a run, which is made where it is not complete yet."""
         if not (self.folder / f"{name}-weights").exists():
             (self.folder / f"{name}.jsonl").unlink(missing_ok=True)
             make()
@@ -117,7 +117,7 @@ class Runs:
         return self.metrics(name, make)
 
     def parameters(self, name: str) -> dict[str, Any]:
-        """What a run left, by the names of Hugging Face."""
+        """The final parameters of a run, by their names of Hugging Face."""
         from safetensors.torch import load_file
 
         return {k: v for path in (self.folder / f"{name}-weights").glob("*.safetensors") for k, v in load_file(path).items()}
@@ -134,7 +134,7 @@ def exact(runs: Runs, table: Table) -> list[str]:
     resumed, faults = runs.resumed(), []
     for name, lines in (("mixed", mixed), ("resumed", resumed)):
         apart = [largest_apart(one, lines, field) for field in ("loss", "evaluation_loss", "grad_norm")]
-        figures = ", ".join(f"{each:.1e}" for each in apart)
+        figures = ", ".join(f"{entry:.1e}" for entry in apart)
         table.add_row("float64", f"{name}: loss, evaluation loss, gradient norm, from one process", figures)
         faults += [f"float64 {name}: losses are {apart[0]:.1e} from one process"] * (not max(apart[:2]) <= LOSSES_APART)
     first, second = runs.parameters("mixed"), runs.parameters("resumed")

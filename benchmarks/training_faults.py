@@ -1,12 +1,12 @@
 """Fault runs of training with checkpoints: whatever ends a run, it ends, and every checkpoint that is left can be gone on from.
 
-`--runs` runs of a small GPT on 4 processes (every other one on 2), with a checkpoint behind every step, meet one of these
-faults in turn, at a random moment behind the second step:
+`--runs` runs of a small GPT on 4 processes (every other one on 2), with a checkpoint after every step, meet one of these
+faults in turn, at a random moment after the second step:
 
   killed     SIGKILL of a rank
   orphaned   SIGKILL of the command itself, so that nobody is left to end the ranks
   stopped    SIGSTOP of a rank, for good, with a stall timeout of some seconds
-  asked      SIGTERM of the command: it ends behind its step, with exit code 4 and that step's checkpoint
+  asked      SIGTERM of the command: it ends after its step, with exit code 4 and that step's checkpoint
   full       no file of a rank may grow beyond a few KiB any more, as on a full disk
 
 A run has to end by itself with the exit code that is documented, no process may outlive it by 30 s, and each folder named
@@ -53,12 +53,12 @@ FULL_BYTES = 4096
 
 
 def faults_of(checkpoint: Path) -> list[str]:
-    """What is wrong with a checkpoint: all its tensors are read."""
+    """Faults of a checkpoint, of which all tensors are read."""
     metadata = dcp.FileSystemReader(checkpoint).read_metadata()
     state: dict[str, Any] = {
-        name: torch.empty(each.size, dtype=each.properties.dtype)
-        for name, each in metadata.state_dict_metadata.items()
-        if isinstance(each, TensorStorageMetadata)
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in metadata.state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is but one process
@@ -79,8 +79,8 @@ def meet(fault: str, process: Any, rng: random.Random) -> list[int]:
     elif fault == "asked":
         process.send_signal(signal.SIGTERM)
     else:
-        for each in ranks:
-            resource.prlimit(each, resource.RLIMIT_FSIZE, (FULL_BYTES, FULL_BYTES))
+        for one_rank in ranks:
+            resource.prlimit(one_rank, resource.RLIMIT_FSIZE, (FULL_BYTES, FULL_BYTES))
     return everyone
 
 
@@ -98,11 +98,11 @@ def run(fault: str, number: int, folder: Path, rng: random.Random) -> tuple[str,
     code, line = finish(process, HANGS_S)
     wrong = [] if code == CODES[fault] else [f"exit code {code}"]
     deadline = time.monotonic() + OUTLIVES_S
-    while (left := [each for each in everyone if Path(f"/proc/{each}").exists()]) and time.monotonic() < deadline:
+    while (left := [entry for entry in everyone if Path(f"/proc/{entry}").exists()]) and time.monotonic() < deadline:
         time.sleep(0.1)
     wrong += [f"{len(left)} processes outlive it"] * bool(left)
-    for each in left:
-        os.kill(each, signal.SIGKILL)
+    for entry in left:
+        os.kill(entry, signal.SIGKILL)
     whole = sorted(kept.glob("step-*"))
     wrong += [] if whole else ["no checkpoint"]
     for checkpoint in whole:
@@ -124,9 +124,9 @@ def main() -> int:
         for number in range(options.runs):
             fault, folder = options.faults[number % len(options.faults)], Path(scratch, str(number))
             folder.mkdir()
-            told, wrong = run(fault, number // len(options.faults), folder, rng)
+            reported, wrong = run(fault, number // len(options.faults), folder, rng)
             failed += bool(wrong)
-            console.print(f"{number + 1:3d} {fault:<9} {told}", *(f" WRONG: {each}" for each in wrong), markup=False)
+            console.print(f"{number + 1:3d} {fault:<9} {reported}", *(f" WRONG: {entry}" for entry in wrong), markup=False)
     console.print(f"{options.runs} runs, {failed} with faults")
     return int(bool(failed))
 

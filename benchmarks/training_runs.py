@@ -93,8 +93,8 @@ def finish(process: subprocess.Popen[str], seconds: float) -> tuple[int, str]:
     try:
         errors = process.communicate(timeout=seconds)[1] or ""
     except subprocess.TimeoutExpired:
-        for each in (*descendants(process.pid), process.pid):
-            os.kill(each, signal.SIGKILL)
+        for entry in (*descendants(process.pid), process.pid):
+            os.kill(entry, signal.SIGKILL)
         process.communicate()
         return -signal.SIGALRM, "hangs"
     return process.returncode, (errors.strip().splitlines() or [""])[-1]

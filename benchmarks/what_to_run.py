@@ -1,4 +1,4 @@
-"""What to run: Llama-3 8B, 70B and 405B, Qwen3-8B and 32B on 8 to 16,384 GPUs of four kinds, each cell planned with a proof.
+"""Plans to run: Llama-3 8B, 70B and 405B, Qwen3-8B and 32B on 8 to 16,384 GPUs of four kinds, each cell planned with a proof.
 
 Every cell is one request to the planner with nothing fixed but what RULES says. Cells that are finished are kept in a JSON
 file, and a later call goes on with those that are not; `--again` makes all of them anew. The page is written after each.
@@ -110,10 +110,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of the search, a cell")
     parser.add_argument("--again", action="store_true", help="make cells anew that are finished")
     parser.add_argument("--out", type=Path, default=DOCS, help="the folder of the page and its JSON")
-    asked = parser.parse_args()
-    wanted = cells(asked.model or list(MODELS), asked.devices or list(DEVICES), asked.kind or list(KINDS))
+    requested = parser.parse_args()
+    wanted = cells(requested.model or list(MODELS), requested.devices or list(DEVICES), requested.kind or list(KINDS))
     fill(
-        asked.out / "what-to-run.json", ((each.name, partial(made, each, asked.seconds)) for each in wanted), page, asked.again
+        requested.out / "what-to-run.json",
+        ((entry.name, partial(made, entry, requested.seconds)) for entry in wanted),
+        page,
+        requested.again,
     )
 
 

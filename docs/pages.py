@@ -1,4 +1,5 @@
-"""What the site has but for the pages of docs/: notebooks as pages, sources of pages, and what assistants read (llms.txt)."""
+"""Builds the parts of the site other than the pages of docs/: notebooks as pages, sources of pages, and texts for assistants
+(llms.txt)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs on this machine: the largest number of processes, dtypes, and families of models."""
+"""Limits of what this machine runs: the largest number of processes, the dtypes, and the families of models."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Context manager, also a decorator: Python's search for cycles is off inside, and afterwards as it was before."""
+    """Context manager, also usable as a decorator, that switches Python's cyclic garbage collector off inside its block and
+    restores the collector's earlier state afterwards, also after an exception."""
     was_on = gc.isenabled()
     gc.disable()
     try:

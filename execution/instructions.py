@@ -39,7 +39,8 @@ _IN_ANOTHER_LAYOUT = (
 
 
 class Op(StrEnum):
-    """The instructions by name; the entry of each is its `spec`."""
+    """The kinds of instruction that a rank's program consists of, by name; `spec`, the entry of each, says everything about it
+    except the code that runs it."""
 
     spec: OpSpec
 
@@ -314,7 +315,7 @@ class Op(StrEnum):
         "all-reduce-gradients",
         ("gradient.u -> gradient.u",),
         smallest_part="step",
-        group_axis="dp",
+        group_axis="copies",
         moved="shard",
         transfer="all-reduce",
     )

@@ -4,7 +4,7 @@ Under 1F1B-Flush a rank runs one forward and one backward pass in turn once its 
 issues from after the first computation of one backward pass to that of the next; where p devices have several stages each, to
 that of the pass p micro-batches later, since p of them go through one stage after the other. No buffer of a micro-batch
 outlives the rounds that it is in flight, and what an instruction waits for lies a round back at most. So from the first round
-that equals the one before it but for the numbers of its micro-batches, samples and instructions, to the last one that ends
+that equals the one before it except for the numbers of its micro-batches, samples and instructions, to the last one that ends
 before the last micro-batch begins its backward pass (which also reduces gradients), all rounds are one round, *moved*.
 
 So the program of many micro-batches follows from one of few: copies of a round are inserted after its last whole round, and the
@@ -29,24 +29,28 @@ STEADY = 4  # rounds of the short program beyond those in which micro-batches fi
 
 
 def few_micro_batches(plan: Plan) -> int:
-    """Number of micro-batches that suffices for every rank's program to have two equal rounds, after all micro-batches that run
-    in halves."""
+    """Number of micro-batches of a short program of this plan from which programs of any length can be built: enough for every
+    rank to issue two equal rounds (one forward and one backward pass in turn) in the pipeline's steady state, after all
+    micro-batches that run in halves. A program is one rank's instructions for a training step."""
     if plan.chunks > 1:
         return (2 + STEADY) * plan.depth  # two rounds fill the pipeline
     return len(plan.stages) + plan.sliced + STEADY
 
 
 def micro_batches_of_round(plan: Plan) -> int:
-    """Number of micro-batches that one round covers."""
+    """Number of micro-batches that one round of the pipeline's steady state covers: 1, or under interleaved schedules the
+    number of devices along the pipeline."""
     return plan.depth if plan.chunks > 1 else 1
 
 
 @dataclass(frozen=True, eq=False)
 class Rounds:
-    """A program of many micro-batches in compact form: `few`, a program of few micro-batches, whose instructions with indices
-    from `begin` to `end` (exclusive) are repeated `count` more times after index `end`, moved by one round each time.
+    """A program of many micro-batches in compact form. A round is the stretch of instructions that a rank issues again and
+    again in the pipeline's steady state: one forward and one backward pass (of p micro-batches each, if p devices have several
+    stages each). `few` is the program of a few micro-batches; its instructions with indices from `begin` to `end` (exclusive)
+    are one round, and the whole program repeats them `count` more times after index `end`, each time for later micro-batches.
 
-    samples: of one micro-batch. size: micro-batches per round. With count 0 it is the program `few` as it is.
+    samples: samples per micro-batch. size: micro-batches per round. With count 0 the whole program is `few` as it is.
     """
 
     few: Program
@@ -61,8 +65,8 @@ class Rounds:
         return len(self.few.instructions) + self.count * (self.end - self.begin)
 
     def stretch(self, number: int) -> tuple[int, int]:
-        """The index in `few` of instruction `number` of the whole program, and the end (exclusive) of the run of instructions
-        of `few` that follow it in the whole program, too."""
+        """Find instruction `number` of the whole program in `few`: returns (its index in `few`, the end, exclusive, of the run
+        of consecutive instructions of `few` that follow it in the whole program, too)."""
         size, past = self.end - self.begin, number - self.end
         if past < 0:
             return number, self.end
@@ -72,19 +76,23 @@ class Rounds:
 
     @property
     def issued(self) -> tuple[Instruction, ...]:
-        """For every instruction of the whole program, the instruction of `few` that it copies up to micro-batch and samples."""
+        """For every instruction of the whole program, in issue order, the instruction of `few` that it is a copy of; the
+        copies differ only in the numbers of micro-batches, samples and instructions."""
         few = self.few.instructions
         return few[: self.end] + few[self.begin : self.end] * self.count + few[self.end :]
 
     @cached_property
     def whole(self) -> Program:
-        """The program with all its instructions."""
+        """The whole program, with the instructions of all rounds written out; computed once."""
         return _prolonged(self) if self.count else self.few
 
 
 def in_rounds(program: Program, micro_batches: int, samples: int, size: int = 1) -> Rounds | None:
-    """The program of `micro_batches` micro-batches, extended from a `program` of fewer; None if its last whole round is not a
-    moved copy of the round before it. samples: of one micro-batch. size: micro-batches per round."""
+    """The compact form of a program of `micro_batches` micro-batches, extended from a `program` of fewer micro-batches by
+    repeating its last whole round (one forward and one backward pass of the steady state). samples: samples per micro-batch.
+    size: micro-batches per round. None if the program cannot be extended so: its last whole round does not equal the round
+    before it (apart from numbers of micro-batches), it has too few rounds, or the missing micro-batches are no multiple of
+    `size`. A program is one rank's instructions for a training step."""
     first: dict[int, int] = {}
     for position, instruction in enumerate(program.instructions):
         if instruction.op is Op.BACKWARD and instruction.micro_batch is not None:
@@ -105,7 +113,7 @@ def in_rounds(program: Program, micro_batches: int, samples: int, size: int = 1)
 
 @gc_paused()
 def _prolonged(rounds: Rounds) -> Program:
-    """The program of all micro-batches that `Rounds` stands for, with every instruction and buffer."""
+    """The whole program of a compact form, with every instruction and buffer of the repeated rounds written out."""
     program, begin, end, missing = rounds.few, rounds.begin, rounds.end, rounds.count
     instructions, buffers = program.instructions, dict(program.buffers)
     move, issued = Move(rounds.samples), list(instructions[:end])
@@ -121,8 +129,9 @@ def _prolonged(rounds: Rounds) -> Program:
 
 
 class Move:
-    """Shifts instructions by a number of micro-batches, and by a number of positions in the program. samples: of one
-    micro-batch."""
+    """Shifts instructions of a program to later micro-batches (names of buffers, ids of samples) and to later positions in the
+    program (indices in `waits`). A unit is a sub-layer of the model. samples: samples per micro-batch, by which ids of samples
+    grow."""
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
@@ -151,8 +160,8 @@ class Move:
         return i.changed(**fields)
 
     def name(self, name: str, micro_batches: int) -> str:
-        """The buffer of the same kind and unit, `micro_batches` micro-batches later; the same name, if it is of no
-        micro-batch."""
+        """The name of the buffer of the same kind and unit, `micro_batches` micro-batches later: 'hidden.4.0' with 2 ->
+        'hidden.4.2'. The same name if the buffer belongs to no micro-batch, as 'parameter.4'."""
         if name not in self._split:
             head, dot, number = name.rpartition(".")
             self._split[name] = (f"{head}.", int(number)) if dot and head not in UNIT_BUFFERS else None
@@ -161,7 +170,8 @@ class Move:
 
 
 def _later(value: Any, samples: int) -> Any:
-    """Ids of samples, in tuples of any depth, increased by `samples`; other arguments as they are."""
+    """An instruction's argument with `samples` added to every integer in it, in tuples of any depth: ((0, 1), 'x') with 4 ->
+    ((4, 5), 'x')."""
     if isinstance(value, tuple):
         return tuple([_later(item, samples) for item in value])
     return value + samples if type(value) is int else value

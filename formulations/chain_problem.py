@@ -12,9 +12,10 @@ from trainplan.formulations.schedule.chains import Chain
 
 
 def cut_enumeration(solution: Callable[[tuple[int, ...]], Any]) -> Enumeration:
-    """Every partition of a chain into its number of stages, in lexicographic order of the cuts, whatever the memory.
+    """How brute force lists all solutions of a problem that partitions a chain of layers into stages: every partition into the
+    instance's number of stages, in lexicographic order of the cuts, also those that exceed the memory.
 
-    solution: turns cuts (the first layer of every stage but the first) into a solution of the problem.
+    solution: turns cuts (the index of the first layer of every stage but the first) into a solution of the problem.
     """
 
     def cuts(instance: Chain) -> combinations[tuple[int, ...]]:
@@ -28,14 +29,20 @@ def cut_enumeration(solution: Callable[[tuple[int, ...]], Any]) -> Enumeration:
 
 
 def start(instance: Chain, solution: Any) -> set[str]:
-    """The names of the model variables Y[x,l] ("stage x has begun by layer l") that are 1 in a solution, for a warm start.
-    Layers by which stage x must have begun anyway have no variable and are left out."""
+    """A warm start for the models: the names of the binary variables Y[x,l] ("stage x has begun by layer l") that are 1 in a
+    solution.
+
+    Only undecided variables exist: layers by which stage x must have begun in any solution have no variable and are left out.
+    solution: has the attribute `cuts`, the index of the first layer of every stage but the first.
+    """
     ends = instance.length - instance.stages
     return {f"Y[{x},{l}]" for x, first in enumerate(solution.cuts, 1) for l in range(first, ends + x)}
 
 
 class Cutting(Problem):
-    """A problem whose instances are chains and whose solutions are cuts."""
+    """Base class of problems whose instances are chains of layers, and whose solutions are cuts: the index of the first layer
+    of every pipeline stage but the first.
+    """
 
     solution_field = "cuts"
     models = Models(start=start)

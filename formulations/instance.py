@@ -17,7 +17,9 @@ from trainplan.profiling.base.quantities import format_bytes
 
 
 class InstanceFile(Record):
-    """The fields that the file formats of all instances begin with."""
+    """The fields that the file formats of all problems' instances begin with: problem, version, name and provenance. An
+    instance holds the costs and limits of one planning question.
+    """
 
     problem: str
     version: Annotated[Literal[1], only(1)]
@@ -26,25 +28,29 @@ class InstanceFile(Record):
 
     @property
     def labels(self) -> dict[str, Any]:
-        """The instance's name and provenance as keyword arguments, empty where the file has none."""
+        """The file's `name` and `provenance` (where the instance's numbers come from), as keyword arguments for an instance;
+        each is empty if the file lacks it.
+        """
         return {"name": self.name or "", "provenance": self.provenance or {}}
 
     def tuples(self, names: Iterable[str]) -> dict[str, Any]:
-        """The fields of the given names as instances hold them: lists as tuples."""
+        """The file's fields of the given names, by name, in the form for an in-memory instance: lists become tuples, other
+        values stay unchanged.
+        """
         fields = {name: getattr(self, name) for name in names}
         return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ProblemInstance(ABC):
-    """An instance of a problem: its name and provenance, on which no answer depends, and a digest of all that answers depend
-    on.
+    """An instance of a planning problem: the costs and limits of one question. Its name and provenance do not affect the
+    answer; everything that does is covered by its digest.
 
     Attributes:
-        name: for people; the problem's name where it is empty.
+        name: a name for people; the problem's name if it is empty.
         provenance: where the numbers come from.
         problem: the name of the problem.
-        undigested: fields of the file that the digest leaves out.
+        undigested: names of the fields of the file that the digest leaves out.
     """
 
     name: str = ""
@@ -67,54 +73,57 @@ class ProblemInstance(ABC):
         return rich_table(self.summary())
 
     def _repr_html_(self) -> str:
+        """The rows of `summary` as an HTML table, which notebooks show for the instance."""
         return html_table(self.summary())
 
     @property
     @abstractmethod
     def sizes(self) -> dict[str, int]:
-        """Numbers that show how large the instance is, by name: layers, options, stages, devices, and `memory_bytes` where
-        devices have a limit."""
+        """Numbers that show how large the instance is, by name: layers, options, stages, devices, and `memory_bytes` if devices
+        have a memory limit."""
 
     def summary(self) -> list[tuple[str, str]]:
-        """The label and the text of every line that people see: the problem, the name, and the sizes."""
+        """Pairs of label and text for people: the problem, the instance's name, and the sizes, with bytes as text such as "16
+        GiB"."""
         texts = {name: format_bytes(value) if name.endswith("_bytes") else str(value) for name, value in self.sizes.items()}
         rows = [(name.removesuffix("_bytes").replace("_", " "), text) for name, text in texts.items()]
         return [("problem", self.problem), ("name", self.name), *rows]
 
     @property
     def header(self) -> dict[str, Any]:
-        """The fields that the instance's file begins with."""
+        """The fields that the instance's file begins with, by name: problem, version, name and provenance."""
         return {"problem": self.problem, "version": 1, "name": self.name, "provenance": self.provenance}
 
     def lists(self, names: Iterable[str]) -> dict[str, Any]:
-        """The instance's fields of the given names as files hold them: arrays and tuples as lists."""
+        """The instance's fields of the given names, by name, in the form for a JSON file: arrays and tuples become lists."""
         fields = {name: getattr(self, name) for name in names}
         whole = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in fields.items()}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in whole.items()}
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """The instance in its file format."""
+        """The instance in its JSON file format."""
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all that the answer depends on, in hexadecimal digits; names and provenance are left out."""
+        """SHA-256, in hexadecimal digits, of all that the answer depends on; name, provenance and other `undigested` fields are
+        left out."""
         content = {name: value for name, value in self.to_dict().items() if name not in self.undigested}
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
 
     @property
     def common_memory_bytes(self) -> int | None:
-        """The memory limit of every device in bytes; None where there is none, or where devices have different ones."""
+        """The memory limit that all devices share, in bytes; None if there is no limit, or if devices have different limits."""
         limit: int = self.memory_bytes  # type: ignore[attr-defined]  # others have a property of their own
         return limit
 
     def with_memory(self, memory_bytes: int) -> Self:
-        """The instance with `memory_bytes` as the memory limit of every device."""
+        """A copy of the instance in which every device has a memory limit of `memory_bytes`."""
         return replace(self, memory_bytes=memory_bytes)  # type: ignore[call-arg]  # others have a method of their own
 
 
 class Timed:
-    """Base of evaluations whose objective is their time."""
+    """Base class of evaluations whose objective is their time in ns."""
 
     time_ns: int
 

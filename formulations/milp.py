@@ -14,34 +14,41 @@ SIGNIFICANT_BITS = 20
 
 
 def unit(value: int) -> int:
-    """The number of nanoseconds or bytes of one model unit: a power of two that brings `value` near 2^20 units.
+    """The nanoseconds or bytes that one unit of a MILP model's variables stands for: the power of two that scales the largest
+    number, `value`, to about 2^20 units.
 
-    No coefficient loses a bit, and a row's tolerance of 1e-6 units is less than a byte or a nanosecond (up to 2^40 of them).
+    Dividing by a power of two loses no bit of a coefficient. A solver's tolerance of 1e-6 units is then less than a byte or
+    a nanosecond as long as `value` is below 2^40.
     """
     return 1 << max(0, value.bit_length() - SIGNIFICANT_BITS)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Where a solver has the variables of a model.
+    """Where a solver keeps the variables of a Pyomo model: solvers number variables as columns.
 
     Attributes:
-        indices: the column of each variable, by the variable's name and its index in the model.
-        whole: the whole-number variables, each with its column.
+        indices: by a variable's name and its index in the model, its column number.
+        whole: pairs of a whole-number variable and its column number.
     """
 
     indices: Mapping[str, Mapping[Any, int]]
     whole: Sequence[tuple[Any, int]]
 
     def values(self, solution: Any) -> dict[str, dict[Any, float]]:
-        """The values of a solution, a sequence by column, as the value of every variable by name and index."""
+        """The solved value of every variable, by its name and then its index in the model. solution: the solver's values in
+        the order of its columns.
+        """
         values = np.asarray(solution).tolist()
         return {name: {index: values[column] for index, column in columns.items()} for name, columns in self.indices.items()}
 
 
 def columns_of(model: Any, column_of: Mapping[int, int]) -> Columns:
-    """The columns of a model's variables. column_of: the column by the `id` of the variable; variables that occur in no row
-    have none and are left out."""
+    """Find the solver's column number of each variable of a Pyomo model.
+
+    model: the Pyomo model. column_of: by the Python `id` of the variable, its column number; variables that no constraint
+    contains have no column and are left out.
+    """
     parts = {
         name: [(i, part[i]) for i in part if id(part[i]) in column_of] for name, part in model.component_map(pyo.Var).items()
     }
@@ -50,23 +57,27 @@ def columns_of(model: Any, column_of: Mapping[int, int]) -> Columns:
 
 
 def _open(chain: Chain, x: int, l: int) -> bool:
-    """Whether it is undecided that stage x has begun by layer l, so that there is a variable Y[x,l]."""
+    """Whether the model needs a variable Y[x,l] ("stage x has begun by layer l"): False if the answer is equal in all
+    solutions. chain: the chain of layers that is cut into stages.
+    """
     return 0 < x < chain.stages and x <= l < chain.length - chain.stages + x
 
 
 def state_cuts(m: Any, chain: Chain, positive: Any) -> Callable[[int, int], Any]:
-    """Add the variables Y and the rows `onward`, `order` and `memory` to a Pyomo model of a chain that is cut into p stages.
+    """Add to a Pyomo model the binary variables Y that cut a chain of n layers into p stages, and their constraints.
 
-    Y[x,l] is 1 where stage x has begun by layer l, so l lies in stage x where Y[x,l] - Y[x+1,l] = 1. Its value is known outside
-    of l = x .. n-p+x-1, with n layers, since every stage has a layer; Y[0,.] = 1 and Y[p,.] = 0.
+    Y[x,l] is 1 if stage x has begun by layer l, so layer l lies in stage x if Y[x,l] - Y[x+1,l] = 1. Every stage has a layer,
+    so Y[x,l] is a variable only for l = x .. n-p+x-1 and known elsewhere; Y[0,l] = 1 and Y[p,l] = 0 for every l.
 
-            onward     Y[x,l] <= Y[x,l+1]                   a stage that has begun stays so
+            onward     Y[x,l] <= Y[x,l+1]                   a stage that has begun stays begun
             order      Y[x+1,l+1] <= Y[x,l]                 every stage has a layer
             memory     Y[x,w[x,l]-1] <= Y[x+1,l]            for every x, l where w[x,l] > 0
 
     Here w[x,l] is the least first layer with which stage x fits its memory when l is its last one (`Memory.first_layers`).
-    positive: a variable that is at least 0, for a row that states that nothing fits. Returns a function of x and l that gives
-    Y[x,l], a variable or the number that it must be.
+
+    positive: any nonnegative variable of the model; if a constraint between known numbers is false, the model gets the
+    unsatisfiable constraint positive <= -1. Returns a function of x and l that gives Y[x,l]: the variable, or the known
+    number. chain: the chain of layers that is cut into stages.
     """
     stages, layers = range(chain.stages), range(chain.length)
     m.Y = pyo.Var([(x, l) for x in stages[1:] for l in layers if _open(chain, x, l)], domain=pyo.Binary)
@@ -90,7 +101,11 @@ def state_cuts(m: Any, chain: Chain, positive: Any) -> Callable[[int, int], Any]
 
 
 def solved_cuts(chain: Chain, values: Mapping[str, Mapping[tuple[int, int], float]]) -> tuple[int, ...]:
-    """The cuts that solved values of Y stand for: every stage begins at the first layer by which Y says that it has begun."""
+    """The cuts (index of the first layer of every stage but the first) that a solved model chose.
+
+    values: the solved value of every variable by name and index, where Y[x,l] > 0.5 means that stage x has begun by layer
+    l. chain: the chain of layers that is cut into stages.
+    """
     latest, begun = chain.length - chain.stages, values["Y"]
     firsts = [range(x, latest + x) for x in range(1, chain.stages)]
     return tuple(next((l for l in row if begun[x, l] > 0.5), row.stop) for x, row in enumerate(firsts, 1))

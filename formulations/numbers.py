@@ -28,7 +28,7 @@ LARGEST_NS, LARGEST_BYTES = 2**53, 2**62
 
 @dataclass(frozen=True)
 class ArrayOf:
-    """Annotation of an array field: its file format is lists of `entry`, nested by the number of dimensions.
+    """Pydantic annotation of a NumPy array field whose file format is lists of `entry`, nested `dimensions` deep.
 
     Lists of unequal lengths make no array and stay lists: the reader of arrays of several dimensions checks their lengths.
     """
@@ -42,7 +42,7 @@ class ArrayOf:
         return core_schema.no_info_after_validator_function(self._array, handler.generate_schema(lists))
 
     def _array(self, lists: list[Any]) -> Any:
-        """The lists as an array, where they have equal lengths."""
+        """The nested lists as an array of `dtype`; the lists themselves if their lengths are unequal."""
         try:
             return np.array(lists, self.dtype)
         except ValueError:  # lists of unequal lengths
@@ -50,22 +50,20 @@ class ArrayOf:
 
 
 def check_length(name: str, entries: Sized, wanted: int, meaning: str = "", noun: str = "entries") -> None:
-    """Raise InputError where a list does not have the wanted number of entries.
+    """Raise InputError if a list does not have the wanted number of entries.
 
-    name: the field that errors name.
-    meaning: what the entries are, such as "one for each layer".
-    noun: what errors call the entries.
+    name: the field that the error names. meaning: what the entries are, such as "one for each layer". noun: the word for
+    entries in the error.
     """
     if len(entries) != wanted:
         raise InputError("", name, f"has {len(entries)} {noun}", f"give {wanted}" + (f", {meaning}" if meaning else ""))
 
 
 def check_sums(where: str, micro_batches: int, chain: str, time_ns: int, size_bytes: int = 0) -> None:
-    """Raise InputError where sums of times would not be exact in floats, or sums of bytes not within 64 bits.
+    """Raise InputError if sums of times could reach 2^53 ns, where floats are no longer exact, or sums of bytes 2^62.
 
-    where: the field in which micro_batches stands.
-    chain: what needs the time and bytes, for the error, such as `12 layers`.
-    time_ns, size_bytes: the largest sums that can occur.
+    where: the name of the field that holds `micro_batches`, for the error. chain: what takes the time and bytes, such as "12
+    layers", for the error. time_ns, size_bytes: the largest sums that can occur.
     """
     for unit, total, limit in (("ns", time_ns, LARGEST_NS), ("bytes", size_bytes, LARGEST_BYTES)):
         if total >= limit:

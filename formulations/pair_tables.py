@@ -1,7 +1,7 @@
 """Tables of re-layout costs [option before, option after] in files, where equal tables and equal rows are written only once.
 
-A re-layout depends on where the data of two strategies lies, so many rows and columns of such a table are equal, and so are the
-tables of many boundaries. A file may give a table in one of three forms:
+A re-layout depends on where the data of two strategies lies; therefore such a table has many equal rows and columns, and many
+boundaries have equal tables. A file may give a table in one of three forms:
 
     [[0, 5], [5, 0]]                                             a row for each option before, with a number for each after
     {"before": [0, 1], "after": [0, 1], "costs_ns": [[0, 5], [5, 0]]}    the class of each option, and the costs of classes
@@ -25,11 +25,11 @@ Class = Annotated[int, Field(ge=0)]
 
 
 class ClassTable(Record):
-    """Costs by classes of options.
+    """A table of costs of pairs of options in short form: options with equal costs are one class.
 
     Attributes:
-        before, after: the class of each option, numbered from 0.
-        costs_ns: a row for each class before, with one number for each class after.
+        before, after: the class of each option before and after the boundary between two layers, numbered from 0.
+        costs_ns: (classes before, classes after), the cost in ns.
     """
 
     before: list[Class]
@@ -38,7 +38,11 @@ class ClassTable(Record):
 
 
 def _form(value: Any) -> str:
-    """The tag of the form that a table is written in. The tags are of a kind that errors leave out of a field's path."""
+    """The tag that tells pydantic in which of three forms a file gives a table of costs: rows (a list), the index of an equal
+    table (a whole number), or classes of options.
+
+    Tags begin with "list[", which error messages leave out of a field's path.
+    """
     if isinstance(value, list):
         return "list[rows]"
     return "list[index]" if isinstance(value, int) and not isinstance(value, bool) else "list[classes]"
@@ -52,11 +56,12 @@ PairTable = Annotated[Rows | TableIndex | Annotated[ClassTable, Tag("list[classe
 def check_tables(
     field: str, tables: Sequence[Any], sizes: Sequence[tuple[int, int]], meanings: Sequence[tuple[str, str]]
 ) -> None:
-    """Raise InputError where tables of a file do not fit the options of the same file.
+    """Raise InputError if tables of costs do not have the sizes that the options in the same file imply. A table has a cost for
+    each pair of an option before and an option after a boundary between layers.
 
-    field: the list of tables that errors name.
-    sizes: of each table, the numbers of options before and after.
-    meanings: of each table, what its rows and its columns are, for the error's text.
+    field: the name of the list that holds the tables, for errors. tables: in any of the three forms of files. sizes: for each
+    table, the numbers of options before (rows) and after (columns). meanings: for each table, what one row and one column stand
+    for, for errors.
     """
     for index, (table, (rows, columns), (of_rows, of_columns)) in enumerate(zip(tables, sizes, meanings, strict=True)):
         where = f"{field}[{index}]"
@@ -79,13 +84,15 @@ def check_tables(
 
 
 def costs_of(table: Any) -> list[int]:
-    """All costs of a table of a file as one list; empty for an index, which refers to the numbers of another table."""
+    """All costs in ns of one table in a file, in any order, as one list; empty if the file gives only the index of an equal
+    table."""
     rows = () if isinstance(table, int) else table if isinstance(table, list) else table.costs_ns
     return [ns for row in rows for ns in row]
 
 
 def arrays_of(tables: Sequence[Any]) -> list[Integers]:
-    """Checked tables of a file as arrays (options before, options after); equal tables are one object."""
+    """The arrays of costs in ns that a file's checked tables stand for, (options before, options after) a boundary between
+    layers; tables that are equal share one array."""
     arrays: list[Integers] = []
     for table in tables:
         if isinstance(table, int):
@@ -98,7 +105,9 @@ def arrays_of(tables: Sequence[Any]) -> list[Integers]:
 
 
 def tables_in_file(arrays: Sequence[Integers]) -> list[Any]:
-    """Arrays as files hold them: equal ones once, and large ones by classes where that takes less than half of the numbers."""
+    """The form that a file has for arrays of costs in ns, (options before, options after): for an array equal to an earlier one
+    that one's index, for large arrays classes of options with equal costs, if these take less than half of the numbers,
+    otherwise lists of rows."""
     indices: dict[tuple[Any, ...], int] = {}
     index_of: dict[int, int] = {}  # by the identity of an array
     written: list[Any] = []
@@ -111,7 +120,8 @@ def tables_in_file(arrays: Sequence[Integers]) -> list[Any]:
 
 
 def _written(array: Integers) -> Any:
-    """One array in its shorter form: in full, or by classes."""
+    """One array of costs in the shorter of two forms for a file: lists of rows, or, for arrays of at least SMALL numbers that
+    repeat rows and columns, a dict with the fields of `ClassTable`."""
     if array.size < SMALL:
         return array.tolist()
     rows, before = np.unique(array, axis=0, return_inverse=True)

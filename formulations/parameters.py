@@ -17,20 +17,21 @@ from trainplan.profiling.base.errors import COMMAND_LINE, InputError, named, one
 
 
 def flag_of(name: str) -> str:
-    """The command's flag for a Python name, such as `--micro-batches`. (A name that Python keeps for itself ends with `_`.)"""
+    """The command's flag for a Python name: `micro_batches` -> `--micro-batches`, and `for_` (an underscore after a reserved
+    word) -> `--for`."""
     return "--" + name.rstrip("_").replace("_", "-")
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a problem.
+    """One parameter of a planning problem or method, which users set as a command flag or a Python keyword.
 
     Attributes:
         name: its Python name.
         type: int, float, str or bool.
         about: what it does, for the help.
-        default: its value where the user gives none.
-        choices: its only values; empty where every value of the type is possible.
+        default: its value if the user gives none.
+        choices: its only values; empty if every value of the type is possible.
         least: the smallest whole number that is possible.
         many: whether its value is a list of such values.
     """
@@ -49,8 +50,8 @@ class Parameter:
         return flag_of(self.name)
 
     def value(self, given: Any) -> Any:
-        """The parameter's value for what a user gave: the default for None, and a choice in its own spelling. Raises InputError
-        where the parameter does not accept it."""
+        """The parameter's value for what a user gave, checked: the default for None, and for a choice its listed spelling,
+        however the user spelled it. Raises InputError if the parameter does not accept it."""
         if given is None:
             return self.default
         if self.type is str and isinstance(given, int) and not isinstance(given, bool):
@@ -60,7 +61,7 @@ class Parameter:
         return chosen
 
     def check(self, value: Any) -> None:
-        """Raise InputError where the parameter does not accept a value."""
+        """Raise InputError if the value has the wrong type, is none of the choices, or is too small. None is accepted."""
         if value is None:
             return
         if self.choices and not self.many and value not in self.choices:
@@ -75,10 +76,11 @@ class Parameter:
 
 
 def chosen(parameters: Iterable[Parameter], options: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """The value of every parameter, by name: as given in `options`, else its default.
+    """The value of every parameter, by name: its value in `options`, checked, otherwise its default.
 
-    Raises InputError for an option that `owner`, the name of what has the parameters, does not have (unless it is None), and
-    for a value that a parameter does not accept.
+    options: values that a user gave, by name; None stands for the default. owner: the name of the problem or method that
+    has the parameters, for errors. Raises InputError for an option that is none of the parameters (unless its value is
+    None), and for a value that a parameter does not accept.
     """
     by_name = {parameter.name: parameter for parameter in parameters}
     for name, value in options.items():

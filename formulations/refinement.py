@@ -15,31 +15,40 @@ from trainplan.formulations.plan.plan import Plan
 
 
 class Refinement(ABC):
-    """Questions that the planner asks a problem whose instances have configurations.
+    """Functions of a planning problem with which the planner improves on a solver's answer.
 
-    A configuration fixes a schedule, numbers of stages and micro-batches, and a layout of devices. Indices below are those of
-    configurations in an instance; a solution names its configuration by the attribute `configuration`.
+    An instance (the costs and limits of one question) consists of configurations. A configuration fixes the pipeline
+    schedule, the numbers of stages and micro-batches, and how the devices are divided into groups; a solution names its
+    configuration by its index, in the attribute `configuration`. A layout is the parallel strategy that all sub-layers
+    (units) of a configuration share. An option is one way to run a unit. Tables hold the time and memory of each unit under
+    each of its options.
     """
 
     # Which configurations are alike
 
     @abstractmethod
     def layouts(self, instance: Any) -> Sequence[str]:
-        """For each configuration of an instance with overlap, a text that names the layout that all of its units have."""
+        """For each configuration of an instance whose costs count overlap, a text that names the strategy that all of its units
+        share."""
 
     @abstractmethod
     def shapes(self, instance: Any) -> Sequence[str]:
-        """For each configuration of an instance, a text that names its schedule and its numbers of stages and micro-batches."""
+        """For each configuration of an instance, a text that names its schedule and its numbers of stages and micro-batches,
+        such as `4 stages, 8 micro-batches, 1f1b`.
+        """
 
     @abstractmethod
     def pass_orders(self, instance: Any) -> Sequence[str]:
-        """For each configuration of an instance, a text that names its kind of pass order: objectives differ from predictions
-        by about the same in all configurations of a kind."""
+        """For each configuration of an instance, a text that names a class of pass orders. Within a class, the solver's
+        objective differs from the predicted step by about the same amount in all configurations.
+        """
 
     @abstractmethod
     def memory_groups(self, instance: Any) -> Sequence[tuple[str, str]]:
-        """For each configuration of an instance with overlap, a layout and a shape: the programs of all configurations with the
-        same two hold about the same number of bytes more than their tables predict."""
+        """For each configuration of an instance whose costs count overlap, a pair of texts for its layout and its shape
+        (schedule, stages, micro-batches). For configurations with equal pairs, compiled programs need about the same number
+        of bytes more than the tables say.
+        """
 
     # Narrower instances
 
@@ -49,38 +58,38 @@ class Refinement(ABC):
 
     @abstractmethod
     def with_even_stages(self, instance: Any, indices: Sequence[int]) -> Any | None:
-        """The instance with only the configurations of the given indices, each with the same number of units in all stages as
-        far as possible; None where the cuts of one of them are fixed."""
+        """The instance with only the configurations of the given indices, each restricted to stages with numbers of units as
+        equal as possible; None if one of them already has fixed cuts between stages."""
 
     @abstractmethod
     def with_extra_bytes(self, instance: Any, extra: Sequence[tuple[int, int]]) -> Any:
-        """The instance with tables that need more memory.
+        """A copy of the instance whose tables say that passes need more memory.
 
-        extra: for each configuration, the bytes that a device holds more while any unit's passes run, and while those of the
-        last unit run.
+        extra: for each configuration, two numbers of bytes that a device holds in addition: while passes of any unit but
+        the last run, and while passes of the last unit run.
         """
 
     @abstractmethod
     def group_bytes(self, instance: Any, solution: Any) -> Sequence[tuple[int, bool]]:
-        """For each group of devices that share stages, in order: the peak bytes of one device by the tables, and whether the
-        last unit causes that peak."""
+        """The memory of a solution by the instance's tables: for each group of devices that run the same stages, in pipeline
+        order, the peak bytes of one device, and whether that peak is in a pass of the last unit."""
 
     # Other solutions
 
     @abstractmethod
     def without_needless_recomputation(self, instance: Any, solution: Any) -> Any:
-        """A solution with no larger objective that drops recomputation and copies to the host that save nothing; the solution
-        itself where there is nothing to drop."""
+        """A solution with no larger objective in which units that save no needed memory by recomputation or copies to the host
+        do without them; the solution itself if there is nothing to drop."""
 
     @abstractmethod
     def solution_of_plan(self, instance: Any, plan: Plan) -> Any | None:
-        """The solution of an instance that a plan corresponds to, whichever planner the plan is from; None where there is
-        none."""
+        """The solution of an instance that corresponds to a plan, which may come from any planner; None if the instance has no
+        such solution."""
 
     @abstractmethod
     def unit_alternatives(self, instance: Any, solution: Any, stop: Callable[[], bool]) -> Sequence[Any]:
-        """For each run of equal units of a solution, the options that these units could have instead of theirs, with their
-        costs.
+        """For each run of consecutive units with equal options in a solution, the other options that one unit of the run could
+        have instead, each with the step and memory that the plan would then have.
 
-        stop: called now and then; where it returns True, the alternatives found so far are returned.
+        stop: called from time to time; once it returns True, the alternatives found until then are returned.
         """

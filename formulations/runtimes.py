@@ -1,50 +1,54 @@
 """Capabilities of training runtimes: the record of what a runtime can run, and where each runtime's own record stands.
 
 A runtime declares its description once, as `CAPABILITIES` of its module `capabilities`. `plan --for NAME` searches only plans
-that fit it (`joint.runtimes`), exports refuse other plans, and suggestions of `import-run` stay within it. The modules are
-named as texts and imported on request, since they belong to the package execution.
+that fit it (`joint.within_runtime`), exports refuse other plans, and suggestions of `import-run` stay within it. The modules
+are named as texts and imported on request, since they belong to the package execution.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 
-from trainplan.formulations.plan.strategy import Exchange, Strategy
+from trainplan.formulations.plan.plan import Plan, RunBy
+from trainplan.formulations.plan.strategy import LEVELS, Exchange, Strategy
 from trainplan.formulations.plan.torch_sharding import split_by_torch
 from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.sublayers import HeadShare, attention_of
 
 DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "nemotron")
-BUILT_IN = {
-    "megatron": "trainplan.execution.runtimes.megatron.capabilities:CAPABILITIES",
-    "megatron-bridge": "trainplan.execution.runtimes.megatron_bridge.capabilities:CAPABILITIES",
-    "torchtitan": "trainplan.execution.runtimes.torchtitan.capabilities:CAPABILITIES",
-    "deepspeed": "trainplan.execution.runtimes.deepspeed.capabilities:CAPABILITIES",
-    "accelerate": "trainplan.execution.runtimes.accelerate.capabilities:CAPABILITIES",
-    "torch": "trainplan.execution.runtimes.torch.capabilities:CAPABILITIES",
-    "trainplan": "trainplan.execution.runtimes.trainplan.capabilities:CAPABILITIES",
+FOLDERS = {  # under execution/runtimes, of each runtime: its capabilities, and its export and its reader where it has them
+    "megatron": "megatron",
+    "megatron-bridge": "megatron_bridge",
+    "torchtitan": "torchtitan",
+    "deepspeed": "deepspeed",
+    "accelerate": "accelerate",
+    "torch": "torch",
+    "trainplan": "trainplan",
 }
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """The plans that a runtime can run.
+    """The plans that a runtime (a training framework) can run.
 
-    schedules: names of pipeline schedules. zero: ZeRO stages. modules: those that it can recompute by themselves.
-    shares_tokens: whether tensor-parallel ranks always share tokens (sequence parallelism). one_stage: whether it has neither
-    pipelines nor tensor parallelism. hybrid: whether ranks may hold copies of shards. host: states that may be on the host.
-    neighbours: whether tensor-parallel ranks are always next to each other. one_strategy: whether all units have the same
-    strategy. cuts_layers: whether stages may begin within a layer. sliced: whether forward passes may be sliced in halves.
-    exchanges: what context-parallel ranks may exchange; empty without context parallelism. copies_keys: whether ranks that
-    exchange heads may hold copies of keys. cut_families: model families with context parallelism; None for all. by_torch:
-    whether it uses DTensor and FSDP2, on models as transformers builds them. families: its model families; None for all. tied:
-    whether the head may share the embedding's matrix. first_layers: whether a stage can recompute its first layers only.
-    wide_gradients: dtypes of models whose gradients are in float32 by default. narrow_gradients: whether that can be turned
-    off. muon: ZeRO stages with Muon. recipes: low-precision recipes. features: names of `execution.support` that plans may
-    need, because the runtime has the feature or its export says that it is left out.
+    schedules: names of its pipeline schedules. zero: its ZeRO stages. modules: the modules that it can recompute one by
+    one. shares_tokens: whether tensor-parallel ranks always split tokens (sequence parallelism). one_stage: whether it has
+    neither pipelines nor tensor parallelism. hybrid: whether sharded states may be copied over several groups of ranks
+    (HSDP). host: the model states that may be on the host. neighbours: whether tensor-parallel ranks are always next to
+    each other. one_strategy: whether all units have one strategy. cuts_layers: whether stages may begin within a layer.
+    sliced: whether forward passes may be sliced in halves.
+
+    exchanges: what context-parallel ranks may exchange (`keys`, `heads`); empty without context parallelism. copies_keys:
+    whether ranks that exchange heads may hold copies of key heads. cut_families: the model families for which it has
+    context parallelism; None for all. by_torch: whether it shards with DTensor and FSDP2, on models as transformers builds
+    them. families: the model families that it trains; None for all. tied: whether the head may share the embedding's
+    matrix. first_layers: whether a stage can recompute its first layers only. wide_gradients: the model dtypes for which
+    gradients are in float32 by default. narrow_gradients: whether float32 gradients can be turned off. optimizers: for each
+    optimizer other than AdamW, by name, its ZeRO stages. recipes: names of its low-precision recipes. features: names of
+    `execution.support` that a plan may need, and that the runtime has or its export reports as left out.
     """
 
     schedules: tuple[str, ...]
@@ -67,57 +71,98 @@ class Runtime:
     first_layers: bool = False
     wide_gradients: Collection[str] = ()
     narrow_gradients: bool = True
-    muon: tuple[int, ...] = ()
+    optimizers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     recipes: Collection[str] = ()
     features: Collection[str] = ("master weights",)
+    title: str = ""
+    short: str = ""
+    run_by: Callable[[Plan], RunBy] | None = None
+    by_programs: bool = False
+    runs_as: str = ""
+    layout_file: str = ""
+    one_micro_batch: bool = False
+    vocabulary_keys: str = ""
+    states_training: bool = False
+
+    @property
+    def unpredicted(self) -> bool:
+        """Whether nothing predicts the runtime itself, so that its plans have step and memory of trainplan's own programs."""
+        return self.run_by is None and not self.by_programs
 
     def lacks(self, model: Model) -> str | None:
-        """The first feature that the runtime lacks to train a model, in words; None where it lacks nothing."""
+        """The first feature that training a model needs and this runtime does not have, as a text such as "gpt2 models"; None
+        if it has everything.
+        """
         if self.families is not None and model.family not in self.families:
             return f"{model.family} models"
         return "heads tied to the embedding" if model.tied and not self.tied else None
 
     def carries(self, strategy: Strategy, model: Model | None = None) -> bool:
-        """Whether the runtime supports a strategy, for units of this model if it is given."""
+        """Whether the runtime can train sub-layers under a strategy: sub-layers of any model or, if a model is given, all
+        sub-layers of that model. Levels that planners do not choose by themselves (cp, ep) are not judged here: planning checks
+        cp by `exchanges`, and exports refuse plans with a level whose feature the runtime lacks."""
         names = [name for name, _ in strategy.levels]
         neighbours = not self.neighbours or "tp" not in names[:-1]
         if self.by_torch and (not split_by_torch(model, strategy) or (strategy.sequence_parallel and not strategy.ckpt)):
             return False  # tokens gathered in front of matrices are kept unless a unit is recomputed
         if model is not None and not self.copies_keys and copies_keys(strategy, model):
             return False
+        special = {LEVELS[name].feature for name in names if LEVELS[name].in_trees} - {""}
+        if not special <= set(self.features):
+            return False
         tokens = strategy.sequence_parallel or not self.shares_tokens or strategy.degree("tp") == 1
-        if (self.one_stage and "tp" in names) or (not self.hybrid and {"dp", "sdp"} <= set(names)):
+        if (self.one_stage and "tp" in names) or (not self.hybrid and strategy.copies > 1 and "sdp" in names):
             return False
         if strategy.group == 1:
             return set(strategy.modules) <= set(self.modules)
         return neighbours and tokens and set(strategy.modules) <= set(self.modules) and strategy.zero_stage in self.zero
 
 
+def folder(name: str) -> str:
+    """The dotted name of the Python package with one runtime's capabilities, readers and exports: "torch" ->
+    "trainplan.execution.runtimes.torch"."""
+    return f"trainplan.execution.runtimes.{FOLDERS[name]}"
+
+
 class Runtimes(Mapping[str, Runtime]):
     """All runtimes by name; a runtime's module is imported when its entry is first used."""
 
     def __getitem__(self, name: str) -> Runtime:
-        return _loaded(BUILT_IN[name])
+        return _loaded(f"{folder(name)}.capabilities:CAPABILITIES")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(BUILT_IN)
+        return iter(FOLDERS)
 
     def __len__(self) -> int:
-        return len(BUILT_IN)
+        return len(FOLDERS)
 
 
 RUNTIMES = Runtimes()
+BY_PROGRAMS = (
+    "predicted as trainplan's own programs, since its capabilities name no prediction"  # of runtimes without a prediction
+)
+
+
+def title(name: str) -> str:
+    """The name of a runtime as people write it; the name itself where it is none of these runtimes."""
+    return (RUNTIMES[name].title if name in FOLDERS else "") or name
+
+
+def short_title(name: str) -> str:
+    """The name of a runtime in tables of plans; the name itself where it is none of these runtimes."""
+    return (RUNTIMES[name].short if name in FOLDERS else "") or title(name)
 
 
 @cache
 def _loaded(target: str) -> Runtime:
-    """The capabilities that a text of the form "module:attribute" refers to."""
+    """The capabilities of one runtime, imported from `target`, a text of the form "module:attribute"; cached."""
     runtime: Runtime = attribute(target)
     return runtime
 
 
 def copies_keys(strategy: Strategy, model: Model) -> bool:
-    """Whether context-parallel ranks that exchange heads hold copies of keys under a strategy."""
+    """Whether, under a strategy, context-parallel ranks that exchange attention heads hold copies of key heads, because there
+    are fewer key heads than ranks."""
     attentions = [part for sublayer in model.sublayers.values() if (part := attention_of(sublayer)) is not None]
     tp, ranks = strategy.degree("tp"), strategy.degree("cp")
-    return strategy.exchanges_heads and any(HeadShare(part, tp, ranks).copies for part in attentions)
+    return strategy.exchanges_heads and any(HeadShare(part, tp, ranks).copied_key_heads for part in attentions)

@@ -22,14 +22,14 @@ from trainplan.profiling.base.quantities import divisors
 
 @dataclass(frozen=True)
 class Space:
-    """A search space.
+    """A search space of strategies, with or without pipeline stages.
 
     Attributes:
-        name: as users write it.
+        name: the name that users write.
         about: one line for the help.
-        stages: the numbers of stages that it allows on n devices; callers keep those that leave a stage a power of two of
-            devices.
-        strategies: the strategies of one layer on a group of g devices.
+        stages: takes the number of devices; returns the numbers of stages that the space allows. Callers keep those that
+            leave each stage a power of two of devices.
+        strategies: takes the number of devices of a stage; returns the strategies that one layer may have on them.
     """
 
     name: str
@@ -44,13 +44,14 @@ def stage_sizes(devices: int) -> list[int]:
 
 
 def stage_depths(devices: int) -> list[int]:
-    """The numbers of stages whose stages have such a size, ascending: of 48 devices 3, 6, 12, 24 and 48."""
+    """The possible numbers of pipeline stages, ascending, if every stage has the same power of two of devices: 48 devices -> 3,
+    6, 12, 24 and 48 stages."""
     return [devices // size for size in reversed(stage_sizes(devices))]
 
 
 def stage_counts(devices: int, pipeline: int | None) -> list[int]:
-    """The numbers of stages to try: all of `stage_depths`, or the one that the user gave. Raises InputError where that is
-    none."""
+    """The numbers of pipeline stages to try: the user's (`pipeline`), or, if that is None, all that leave each stage a power of
+    two of devices. Raises InputError if the user's is none of these."""
     possible = stage_depths(devices)
     if pipeline is None:
         return possible
@@ -60,8 +61,8 @@ def stage_counts(devices: int, pipeline: int | None) -> list[int]:
 
 
 def micro_batch_counts(batch: int, micro_batches: int | None) -> list[int]:
-    """The numbers of micro-batches to try: all divisors of the batch (in samples), or the one that the user gave. Raises
-    InputError where that does not divide the batch."""
+    """The numbers of micro-batches to try: the user's (`micro_batches`), or, if that is None, all divisors of the batch. batch:
+    samples per step. Raises InputError if the user's number does not divide the batch."""
     if micro_batches is None:
         return divisors(batch)
     if micro_batches < 1 or batch % micro_batches:
@@ -71,27 +72,35 @@ def micro_batch_counts(batch: int, micro_batches: int | None) -> list[int]:
 
 
 def _one(devices: int) -> list[int]:
-    """One stage of all devices."""
+    """The only number of stages of a space without pipelines: 1. devices: unused; part of the signature that all spaces
+    share."""
     return [1]
 
 
 def _pure(paradigm: Paradigm) -> Callable[[int], list[Strategy]]:
-    """The strategy of one paradigm over the whole group, as a function of the group's size."""
+    """A function that takes the number of devices of a stage and lists the one strategy that uses a single paradigm over all of
+    them.
+
+    paradigm: a kind of parallelism, such as "dp" or "tp".
+    """
     return lambda group: [Strategy.of((paradigm, group))]
 
 
 def _without_ckpt(group: int) -> list[Strategy]:
-    """All strategies of the decision tree without recomputation."""
+    """All strategies on `group` devices of Galvatron's decision tree (data, sharded data and tensor parallelism) without
+    recomputation."""
     return decision_tree(group, ckpt=False)
 
 
 def _dp_tp(group: int) -> list[Strategy]:
-    """Strategies of DP and TP, with TP on the fastest links."""
+    """All strategies on `group` devices that use data or tensor parallelism or both, with tensor parallelism on the fastest
+    links."""
     return [s for s in _without_ckpt(group) if s.degree("sdp") == 1 and [p for p, _ in s.levels] != ["tp", "dp"]]
 
 
 def _three(group: int) -> list[Strategy]:
-    """Two-way tensor parallelism, data parallelism over the rest of the group."""
+    """The one strategy of two-way tensor parallelism with data parallelism over the rest of `group` devices; none on one
+    device."""
     return [Strategy.of(("dp", group // 2), ("tp", 2))] if group > 1 else []
 
 
@@ -114,7 +123,7 @@ SPACES = {
 
 
 def space(name: str) -> Space:
-    """The search space of a given name. Raises InputError where there is none."""
+    """The search space of strategies with a given name. Raises InputError if there is none."""
     if name not in SPACES:
         raise InputError("command line", "--space", f"is {name!r}", one_of(name, SPACES))
     return SPACES[name]

@@ -32,17 +32,20 @@ COLUMNS = ("time_ns", "sync_ns", "forward_bytes", "backward_bytes", "state_bytes
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """Costs of K kinds of layer under S strategies, and of Q kinds of boundary between layers, for one micro-batch.
+    """Costs of K kinds of layer under S strategies, and of Q kinds of boundary between layers, for one micro-batch. Layers of
+    one kind are made of the same sub-layers; boundaries of one kind hand on hidden states of equal size.
 
     Attributes:
         strategies: the names of the S strategies.
         time_ns: (K, S), forward and backward pass of the last micro-batch of a step, synchronisation included.
-        sync_ns: (K, S), the part of time_ns that only the last micro-batch pays: gradients and optimizer.
-        forward_bytes: (K, S), O_f, what the layer keeps from its forward pass to its backward pass.
-        backward_bytes: (K, S), O_b, what the layer's backward pass adds to that.
-        state_bytes: (K, S), O_ms, parameters, gradients and optimizer states.
-        transitions_ns: (Q, S, S), re-layout from the strategy before a boundary to the one after it.
-        entries_ns: (Q, S), sending hidden states to a stage that begins after the boundary, and their gradients back.
+        sync_ns: (K, S), the part of time_ns that only the last micro-batch has: gradient reduction and optimizer.
+        forward_bytes: (K, S), O_f of the papers: bytes that the layer keeps from its forward pass to its backward pass.
+        backward_bytes: (K, S), O_b: bytes that the layer's backward pass needs in addition.
+        state_bytes: (K, S), O_ms: parameters, gradients and optimizer states.
+        transitions_ns: (Q, S, S), re-layout of hidden states from the strategy before a boundary (first S) to the one after
+            it.
+        entries_ns: (Q, S), for a stage that begins after the boundary: receiving hidden states, and sending their gradients
+            back.
     """
 
     strategies: tuple[str, ...]
@@ -56,14 +59,14 @@ class Tables:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of the strategies' names and of all numbers."""
+        """SHA-256 of the strategies' names and of all numbers, so that equal tables can be recognised."""
         digest = hashlib.sha256(json.dumps(self.strategies).encode())
         for name in (*COLUMNS, "transitions_ns", "entries_ns"):
             digest.update(np.ascontiguousarray(getattr(self, name), "<i8").tobytes())
         return digest.digest()
 
     def keep(self, options: Sequence[int]) -> Tables:
-        """These tables with only the strategies of the given indices, in the given order."""
+        """A copy of the tables with only some strategies. options: their indices in `strategies`, in the wanted order."""
         o = list(options)
         columns = {name: getattr(self, name)[:, o] for name in (*COLUMNS, "entries_ns")}
         names = tuple(self.strategies[s] for s in o)
@@ -71,12 +74,15 @@ class Tables:
 
 
 class StrategyCosts:
-    """Tables of one profile and one search space, computed when first needed and kept: many batches share sizes of micro-batch.
+    """Tables of costs for one profile and one search space, each computed on first use and kept, since many batch sizes have
+    micro-batches of the same size.
 
     Attributes:
         layer_names: the name of each of the L layers.
-        layer_kinds: the kind of each layer, numbered from 0.
-        boundary_kinds: the kind of each of the L - 1 boundaries between layers, numbered from 0.
+        layer_kinds: for each layer the number of its kind, from 0; layers of one kind are made of the same sub-layers and have
+            equal costs.
+        boundary_kinds: for each of the L - 1 boundaries between neighbouring layers the number of its kind, from 0; at
+            boundaries of one kind, hidden states have the same number of bytes.
     """
 
     def __init__(
@@ -110,12 +116,12 @@ class StrategyCosts:
 
     @property
     def name(self) -> str:
-        """The name of instances that are built from these costs: the model's, and the devices."""
+        """The name of instances that are built from these costs: "MODEL on N x DEVICE"."""
         return f"{self.profile.name} on {self.profile.devices} x {' and '.join(self.profile.kinds)}"
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Where the numbers come from, as instances state it: model, cost model and profile."""
+        """Where the numbers come from, as instances store it: a dict with the entries model, cost_model and profile."""
         return {
             "model": self.profile.model or {"name": self.profile.name},
             "cost_model": self.costs.name,
@@ -123,15 +129,17 @@ class StrategyCosts:
         }
 
     def strategies(self, group: int, samples: int) -> list[Strategy]:
-        """Strategies of the space on `group` devices by which the model can be split and which divide the samples of a
-        micro-batch."""
+        """The strategies of the search space on `group` devices with a tensor-parallel degree that the model supports and a
+        data-parallel degree that divides `samples`, the samples per micro-batch of all these devices."""
         if group not in self._strategies:
             degrees = set(self.profile.tp_degrees(group))
             self._strategies[group] = [s for s in self.space.strategies(group) if s.degree("tp") in degrees]
         return [s for s in self._strategies[group] if samples % s.data_degree == 0]
 
     def tables(self, group: int, samples: int) -> Tables | None:
-        """Costs of stages of `group` devices with `samples` a micro-batch; None where no strategy is possible."""
+        """The costs of all kinds of layer in a stage of `group` devices, for micro-batches of `samples` samples over all these
+        devices; None if no strategy of the search space is possible. Computed on first use and kept.
+        """
         key = (group, samples)
         if key not in self._tables:
             strategies = self.strategies(group, samples)
@@ -139,7 +147,7 @@ class StrategyCosts:
         return self._tables[key]
 
     def _computed(self, group: int, samples: int, strategies: Sequence[Strategy]) -> Tables:
-        """The tables of some strategies, all on `group` devices."""
+        """Compute the tables of costs for some strategies on `group` devices each, with `samples` samples per micro-batch."""
         # All units of the one stage are laid out alike then, so a table that embedding and head share is one parameter.
         table_once = group == self.profile.devices and len({(s.levels, s.zero_stage) for s in strategies}) == 1
         columns: dict[str, Integers] = {name: np.zeros((len(self.kinds), len(strategies)), np.int64) for name in COLUMNS}
@@ -158,7 +166,8 @@ class StrategyCosts:
         )
 
     def _transitions_ns(self, samples: int, strategies: Sequence[Strategy]) -> Integers:
-        """(Q, S, S): re-layout at each kind of boundary, from every strategy to every other, for `samples` a micro-batch."""
+        """Times in ns of re-laying out hidden states between two layers, (Q, S, S): Q kinds of boundary, S strategies before it
+        by S strategies after it. samples: samples per micro-batch."""
         layouts = {strategy.layout: strategy for strategy in strategies}
         moves = np.zeros((len(self.boundaries), len(strategies), len(strategies)), np.int64)
         for boundary, size in enumerate(self.boundaries):
@@ -171,7 +180,8 @@ class StrategyCosts:
         return moves
 
     def _entry_ns(self, group: int, message_bytes: int) -> int:
-        """Time to send hidden states to a stage and their gradients back, over the slowest link between neighbouring stages."""
+        """Time in ns to send hidden states to the next stage and to receive their gradients, over the slowest link between
+        neighbouring stages. group: devices per stage. message_bytes: bytes of one message."""
         devices, network = self.profile.devices, self.profile.network
         starts = range(0, devices - group, group)
         slowest = max((collective_ns(network, "p2p", message_bytes, (a, a + group)) for a in starts), default=0.0)

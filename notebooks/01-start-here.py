@@ -12,8 +12,8 @@ from IPython.display import Markdown
 
 import trainplan as tp
 
-asked = {"model": "llama3-8b", "cluster": "h100:8x8", "batch": 512, "sequence": 8192}
-planned = tp.plan(**asked, for_="megatron", gap=1e-3)
+request = {"model": "llama3-8b", "cluster": "h100:8x8", "batch": 512, "sequence": 8192}
+planned = tp.plan(**request, for_="megatron", gap=1e-3)
 planned
 
 # %% [markdown]
@@ -29,16 +29,16 @@ tp.draw_plan(planned.plan, planned.performance)
 # Tokens per second, the share of the devices' peak that the model uses (MFU), and where the device's time goes:
 
 # %%
-told = planned.performance
+performance = planned.performance
 shown = ["tokens_per_s", "tokens_per_s_per_device", "mfu", "compute", "exposed_communication", "bubble"]
-pd.Series({name: getattr(told, name) for name in shown}, name="predicted").to_frame()
+pd.Series({name: getattr(performance, name) for name in shown}, name="predicted").to_frame()
 
 # %% [markdown]
 # Where the memory of a device goes, in GiB, stage by stage. Activations are what micro-batches in flight keep for their
 # backward pass.
 
 # %%
-stages = pd.DataFrame([vars(stage) for stage in told.stages]).set_index("stage")
+stages = pd.DataFrame([vars(stage) for stage in performance.stages]).set_index("stage")
 (stages / 2**30).round(2).rename(columns=lambda name: name.replace("_bytes", "_gib"))
 
 # %% [markdown]
@@ -50,7 +50,7 @@ stages = pd.DataFrame([vars(stage) for stage in told.stages]).set_index("stage")
 # %%
 mixed = tp.plan(model="gpt2-345m", dtype="float32", cluster="autopipe-3090-16", batch=16, gap=1e-4)
 plans = {"optimum": mixed, "one strategy for all": mixed.uniform}
-rows = [{"plan": name, **vars(each.performance)} for name, each in plans.items()]
+rows = [{"plan": name, **vars(result.performance)} for name, result in plans.items()]
 compared = pd.DataFrame(rows)[["plan", "step_ns", "samples_per_s", "mfu", "bubble"]]
 compared.assign(above=compared["step_ns"] / compared["step_ns"][0] - 1)
 

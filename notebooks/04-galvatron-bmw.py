@@ -78,7 +78,7 @@ gaps.nlargest(8, "gap").reset_index(drop=True)
 # Of all pairs of planners of which one should be ahead, these came out the other way round, by what alone puts them right.
 
 # %%
-exceptions = pd.DataFrame([{"column": key, **each} for key, given in found["columns"].items() for each in given["exceptions"]])
+exceptions = pd.DataFrame([{"column": key, **row} for key, given in found["columns"].items() for row in given["exceptions"]])
 print(f"{len(exceptions)} of {galvatron_study.comparable(found)} pairs in which one fits")
 exceptions.groupby("cause").size().sort_values(ascending=False).to_frame("pairs")
 

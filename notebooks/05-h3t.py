@@ -54,15 +54,15 @@ frame["memory_gib"] = (frame["memory_bytes"] / 2**30).round(2)
 # %%
 limit = limits[5]
 limited = instance.with_memory(limit)
-dp = next(each.result for each in points if each.result.method == "h3t-dp" and each.memory_bytes == limit)
+dp = next(point.result for point in points if point.result.method == "h3t-dp" and point.memory_bytes == limit)
 tp.draw_switches(limited, best[limit].solution, title="optimum")
 
 # %%
 tp.draw_switches(limited, dp.solution, title="the paper's DP")
 
 # %%
-told = {"optimum": best[limit].evaluation, "the paper's DP": dp.evaluation}
-pd.DataFrame({name: {"unused_mib": (limit - one["peak_bytes"]) / 2**20, **one["layers_on"]} for name, one in told.items()})
+both = {"optimum": best[limit].evaluation, "the paper's DP": dp.evaluation}
+pd.DataFrame({name: {"unused_mib": (limit - one["peak_bytes"]) / 2**20, **one["layers_on"]} for name, one in both.items()})
 
 # %% [markdown]
 # ## Several solvers on one instance

@@ -17,8 +17,8 @@ import pandas as pd
 import trainplan as tp
 
 METHODS = ["exact", "amp", "megatron", "random", "simulated-annealing"]
-asked = {"model": "amp-gpt2", "batch": 32, "dtype": "float16", "tied": False}
-alike = tp.build("cluster-strategy", cluster="amp-homogeneous-16", **asked)
+request = {"model": "amp-gpt2", "batch": 32, "dtype": "float16", "tied": False}
+alike = tp.build("cluster-strategy", cluster="amp-homogeneous-16", **request)
 compared = tp.compare(alike, METHODS, time_limit=None)
 assert compared.contradictions == []
 compared
@@ -28,7 +28,7 @@ compared
 # of V100 and one of T4 there is more:
 
 # %%
-mixed = tp.build("cluster-strategy", cluster="amp-heterogeneous-16", **asked)
+mixed = tp.build("cluster-strategy", cluster="amp-heterogeneous-16", **request)
 found = tp.compare(mixed, METHODS, time_limit=None)
 assert found.contradictions == [] and found.results[0].status == "optimal"
 found
@@ -83,7 +83,7 @@ cuts.picture(title="TransGAN's layers on 8 stages")
 
 # %%
 wanted = compared.results[1].evaluation["peak_bytes"]
-tight = tp.build("cluster-strategy", cluster="amp-homogeneous-16", memory=int(0.9 * wanted), **asked)
+tight = tp.build("cluster-strategy", cluster="amp-homogeneous-16", memory=int(0.9 * wanted), **request)
 blind = tp.compare(tight, ["exact", "amp"], time_limit=None)
 blind
 

@@ -25,10 +25,10 @@ tp.draw_profile(profile)
 
 # %% [markdown]
 # Forward and backward time of every layer above, its memory below. `trainplan profile measure` writes such a profile to a file;
-# `profile=` takes it wherever a model and a cluster are asked for.
+# `profile=` takes it wherever a model and a cluster are given.
 
 # %%
-planned = tp.plan(profile=profile, batch=2, pipeline=1, micro_batches=1, tp=1, beside=False, gap=1e-2)
+planned = tp.plan(profile=profile, batch=2, pipeline=1, micro_batches=1, tp=1, comparisons=False, gap=1e-2)
 planned
 
 # %% [markdown]

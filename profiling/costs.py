@@ -21,7 +21,12 @@ PHASES: dict[Operation, int] = {"all-reduce": 2, "all-gather": 1, "reduce-scatte
 
 
 def ring_ns(operation: Operation, message_bytes: float, ranks: int, link: Link) -> float:
-    """Time in ns of a ring collective, or of an all-to-all in as many steps; of one message for `p2p`."""
+    """Time in ns of a ring collective among `ranks` ranks: sequential steps in which every rank sends a part of the message to
+    the next rank. An all-to-all has the same number of steps.
+
+    message_bytes: the whole message, which is reduced, gathered or exchanged. link: the slowest link of the ring. For the
+    operation `p2p` the result is the time of one message, whatever the number of ranks.
+    """
     if operation == "p2p":
         return copy_ns(message_bytes, link)
     steps = PHASES[operation] * (ranks - 1)
@@ -29,7 +34,9 @@ def ring_ns(operation: Operation, message_bytes: float, ranks: int, link: Link) 
 
 
 def tree_ns(message_bytes: float, ranks: int, link: Link) -> float:
-    """Time in ns of an all-reduce up and down a pipelined pair of binary trees."""
+    """Time in ns of an all-reduce of `message_bytes` among `ranks` ranks, up and down a pipelined pair of binary trees; 0 for
+    a single rank. link: the slowest link between the ranks.
+    """
     if ranks < 2:
         return 0.0
     depth = (ranks - 1).bit_length()
@@ -42,8 +49,11 @@ def copy_ns(message_bytes: float, link: Link) -> float:
 
 
 def collective_ns(network: Network, operation: Operation, message_bytes: float, ranks: Sequence[int]) -> float:
-    """Time in ns of a collective (or `p2p`) among the devices `ranks`, at the slowest link between these devices; an
-    all-reduce takes the network's algorithm, by default the faster of ring and tree."""
+    """Time in ns of a collective (or of one message, `p2p`) among devices, at the slowest link between them; 0 for fewer than
+    two devices. An all-reduce takes the network's algorithm: ring, tree, or the faster of the two.
+
+    network: all links. message_bytes: the whole message. ranks: the devices' numbers.
+    """
     if len(ranks) < 2:
         return 0.0
     link = network.link(ranks, operation)
@@ -55,10 +65,11 @@ def collective_ns(network: Network, operation: Operation, message_bytes: float, 
 
 
 def overlapped_ns(x_ns: float, y_ns: float, x_slowdown: float, y_slowdown: float | None = None) -> float:
-    """Time in ns of `x` and `y` that start together, where each runs slower by its slowdown factor while the other runs
-    (y_slowdown: as x's by default).
+    """Time in ns until two pieces of work x and y (such as computation and communication), which start at the same time, are
+    both done, if each slows down by its factor while the other runs.
 
-    With one slowdown k for both it is max(x, y) + (k - 1) min(x, y) (Galvatron-BMW, Section V).
+    x_ns, y_ns: their times alone. x_slowdown, y_slowdown: factors of at least 1; y_slowdown is x_slowdown by default. With
+    one factor k for both the result is max(x, y) + (k - 1) min(x, y) (Galvatron-BMW, Section V).
     """
     y_slowdown = x_slowdown if y_slowdown is None else y_slowdown
     first, other = x_ns * x_slowdown, y_ns * y_slowdown

@@ -10,7 +10,7 @@ from __future__ import annotations
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.estimate import kind_of, operators_ns
-from trainplan.profiling.models.sublayers import Operator, Selective, Sublayer, TokenShare
+from trainplan.profiling.models.sublayers import Operator, SelectiveRecomputation, Sublayer, TokenShare
 from trainplan.profiling.profiles import Number, Profile, UnitCost, slowest
 
 
@@ -24,12 +24,15 @@ def cost_of_pieces(
     shared: bool,
     modules: tuple[str, ...] = (),
 ) -> UnitCost:
-    """Costs of one shape, as `Profile.cost` gives them, with sequence parallelism or recomputation of modules.
+    """Costs (times and bytes) of a sub-layer with `rows` samples and tensor-parallel degree `tp`, under sequence parallelism
+    or with recomputation of some modules, derived from the profiled costs of the whole sub-layer. Results are cached in the
+    profile.
 
-    shared: whether tensor-parallel ranks share the tokens (sequence parallelism). Then kept bytes are those in addition to the
-    input of the rank's own tokens, and workspaces, of all pieces and of the tensors gathered between them, are those beyond
-    this input, the kept bytes and the output. modules: names of the modules that are recomputed in the backward pass. Raises
-    InputError if the profile lacks the shape or describes no model.
+    sublayer: its name in the profile. device: the kind of device; None for the slowest of all kinds. shared: whether
+    tensor-parallel ranks divide the tokens among themselves (sequence parallelism); kept bytes then exclude the input of the
+    rank's own tokens, and workspaces exclude this input, the kept bytes and the output. modules: names of the modules that
+    are recomputed in the backward pass. Raises InputError if the profile lacks this degree and number of rows, or describes
+    no model.
     """
     key = "cost of pieces", sublayer, tp, rows, device, shared, modules
     if key not in profile.derived:
@@ -41,7 +44,11 @@ def cost_of_pieces(
 def _cost_of_pieces(
     profile: Profile, sublayer: str, tp: int, rows: int, device: str | None, shared: bool, modules: tuple[str, ...]
 ) -> UnitCost:
-    """As `cost_of_pieces`, without the table of results; the slowest of the kinds of device that are meant."""
+    """Compute, without the cache, the costs of a sub-layer with `rows` samples and tensor-parallel degree `tp` under sequence
+    parallelism (`shared`) or with recomputation of `modules` in the backward pass, on the slowest kind of device, or on the
+    kind `device` if it is given. Raises InputError if the profile lacks this degree and number of rows. sublayer: the
+    sub-layer's name in the profile.
+    """
     model = profile.described_model
     if model is None:
         fix = "give a profile of a model, or a plan without sequence parallelism and recomputation of modules"
@@ -50,29 +57,38 @@ def _cost_of_pieces(
     if not entries:
         return profile.cost(sublayer, tp, rows, device)  # which says what is missing
     part = model.sublayers[sublayer]
-    if not shared and not Selective(part, modules).effective:
+    if not shared and not SelectiveRecomputation(part, modules).effective:
         return slowest(entries)
     return slowest([_of_pieces(entry, part, kind_of(profile, entry.device), shared, modules) for entry in entries])
 
 
 def shared_operators(share: TokenShare, rows: int) -> list[Operator]:
-    """The kernels of a forward pass under sequence parallelism: its first and last ones work on the rank's own tokens only."""
-    all_tokens, own = (part.operators(rows, share.tp) for part in (share.part, share.own))
-    first, last = share.part.operators_before, len(all_tokens) - share.adds_residual
+    """List the kernels that one tensor-parallel rank runs in a sub-layer's forward pass under sequence parallelism: the first
+    and last kernels process the rank's own tokens only, the kernels between them all tokens.
+
+    share: the sub-layer with its tensor-parallel degree. rows: samples on one device.
+    """
+    all_tokens, own = (part.operators(rows, share.tp) for part in (share.sublayer, share.own))
+    first, last = share.sublayer.operators_before, len(all_tokens) - share.adds_residual
     return own[:first] + all_tokens[first:last] + own[last:]
 
 
 def _of_pieces(entry: UnitCost, part: Sublayer, kind: DeviceKind, shared: bool, modules: tuple[str, ...]) -> UnitCost:
-    """One entry of a profile (on one kind of device), converted as `cost_of_pieces` says."""
+    """Convert a profile's costs of a sub-layer to its costs under sequence parallelism (`shared`) or with recomputation of
+    `modules`: profiled times are scaled by the ratio of estimated times, bytes follow from the sub-layer's shapes.
+
+    entry: the profiled costs. part: the sub-layer. kind: the kind of device that the costs are for.
+    """
     tp, rows = part.degree(entry.tp), entry.rows
-    share, selective = TokenShare(part, tp, modules), Selective(part, modules)
+    share, selective = TokenShare(part, tp, modules), SelectiveRecomputation(part, modules)
 
     def estimated_ns(operators: list[Operator]) -> tuple[float, float]:
+        """The roofline's forward and backward time in ns of these kernels."""
         return operators_ns(operators, kind, part.dtype, part.element_bytes)
 
     whole = estimated_ns(part.operators(rows, tp))
     pieces = estimated_ns(shared_operators(share, rows)) if shared else whole
-    recomputed = estimated_ns(share.operators_again(rows) if shared else selective.operators(rows, tp))[0]
+    recomputed = estimated_ns(share.recomputed_operators(rows) if shared else selective.operators(rows, tp))[0]
     forward, backward = (entry.numbers[name].value for name in ("forward_ns", "backward_ns"))
     numbers: dict[str, float] = {
         "forward_ns": forward * pieces[0] / whole[0],

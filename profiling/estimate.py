@@ -46,8 +46,13 @@ MUON_TRAFFIC = 5 / 7  # of the bytes that AdamW's step moves: all but the second
 def operator_ns(
     operator: Operator, kind: DeviceKind, precision: Precision, element_bytes: float, backward: bool = False
 ) -> float:
-    """Time in ns of one kernel, or of its backward pass. Raises KeyError for a precision that the kind of device has no rate
-    for."""
+    """Estimated time in ns of one kernel's forward pass, or of its backward pass: the maximum of the time of its computation,
+    the time of its memory traffic, and the minimum time of a kernel.
+
+    operator: the kernel, with its matrix sizes. kind: the kind of device, with its rates. precision: the dtype of its
+    computation. element_bytes: bytes of an element in memory. backward: whether the backward pass is estimated. Raises
+    KeyError if the kind of device has no rate for this precision.
+    """
     work = operator.backward if backward else 1.0
     kernels = 2 if backward and operator.m else 1
     streaming = kind.reached("memory", precision)
@@ -71,20 +76,26 @@ def operator_ns(
 
 
 def orthogonal_ns(matrices: Iterable[Matrix], kind: DeviceKind, base: str) -> float:
-    """Time in ns of Muon's Newton-Schulz iterations on these matrices, in sequence, in bfloat16, or in the dtype `base` if
-    the device has no rate for bfloat16. Raises KeyError if it has neither."""
+    """Estimated time in ns of Muon's Newton-Schulz iterations, which make these matrices orthogonal one after the other, in
+    bfloat16, or in the dtype `base` if the device has no rate for bfloat16. Raises KeyError if it has neither. kind: the kind
+    of device, with its rates.
+    """
     precision = cast(Precision, "bfloat16" if "bfloat16" in kind.flops_per_s else base)
     products = (operator for matrix in matrices for operator in newton_schulz(matrix))
     return ITERATIONS * sum(operator_ns(operator, kind, precision, HALF_BYTES) for operator in products)
 
 
 def sublayer_ns(part: Sublayer, kind: DeviceKind, rows: int, tp: int) -> tuple[float, float]:
-    """Forward and backward time in ns of a sub-layer on one device, with `rows` samples and tensor-parallel degree `tp`."""
+    """Estimated (forward, backward) time in ns of a sub-layer on one device, with `rows` samples and tensor-parallel degree
+    `tp`. part: the sub-layer. kind: the kind of device, with its rates.
+    """
     return operators_ns(part.operators(rows, tp), kind, part.dtype, part.element_bytes)
 
 
 def operators_ns(operators: Sequence[Operator], kind: DeviceKind, dtype: str, element_bytes: int) -> tuple[float, float]:
-    """Forward and backward time in ns of kernels that run in sequence."""
+    """Estimated (forward, backward) time in ns of kernels that run one after the other on a device. kind: the kind of device,
+    with its rates. dtype: the dtype of their computation. element_bytes: bytes of an element in memory.
+    """
     precision = cast(Precision, dtype)
     times = [
         sum(operator_ns(operator, kind, precision, element_bytes, backward) for operator in operators)
@@ -94,8 +105,11 @@ def operators_ns(operators: Sequence[Operator], kind: DeviceKind, dtype: str, el
 
 
 def estimated_cost(name: str, part: Sublayer, kind: DeviceKind, tp: int, rows: int) -> UnitCost:
-    """The estimated entry of a profile for one sub-layer, kind of device, tensor-parallel degree and number of rows. Raises
-    InputError if the device has no rate for the dtype, or the numbers are absurdly large."""
+    """Estimate the costs (times and bytes) of one sub-layer on one kind of device, as an entry of a profile.
+
+    name: the sub-layer's name. part: the sub-layer. tp: tensor-parallel degree. rows: samples per micro-batch on one device.
+    Raises InputError if the device has no rate for the dtype, or if rows, times or sizes are beyond the limits of profiles.
+    """
     if part.dtype not in kind.flops_per_s:
         fix = f"add its rate, or use --dtype of {', '.join(kind.flops_per_s)}"
         raise InputError("cluster", f"{kind.name}.flops_per_s", f"has no {part.dtype}", fix)
@@ -118,8 +132,11 @@ def estimated_cost(name: str, part: Sublayer, kind: DeviceKind, tp: int, rows: i
 
 
 def estimate_shapes(model: Model, cluster: Cluster, shapes: Iterable[tuple[int, int]], group: int | None = None) -> Profile:
-    """An estimated profile with these (tensor-parallel degree, rows) on every kind of device of the cluster. group: number
-    of devices that the profile is for, by default all. Raises InputError."""
+    """Estimate a profile of a model, with costs on every kind of device of a cluster.
+
+    shapes: pairs of a tensor-parallel degree and a number of rows (samples on one device) for which it has costs. group:
+    number of devices that the profile is for; None for all of the cluster. Raises InputError if an entry cannot be estimated.
+    """
     shapes = list(shapes)
     slow = min(cluster.used_kinds, key=lambda kind: kind.memory_bytes_per_s)
     costs = [
@@ -152,8 +169,9 @@ def estimate_shapes(model: Model, cluster: Cluster, shapes: Iterable[tuple[int, 
 
 
 def kind_of(profile: Profile, device: str) -> DeviceKind:
-    """The data sheet of a profile's kind of device by name; if the profile has none, a stand-in whose proportions are
-    typical."""
+    """The description (memory, rates) of the kind of device named `device` that a profile contains; if it contains none, a
+    substitute with typical proportions between its rates.
+    """
     for kind in profile.device_kinds:
         if kind.name == device:
             return kind
@@ -162,21 +180,28 @@ def kind_of(profile: Profile, device: str) -> DeviceKind:
 
 
 def state_bytes(element_bytes: int) -> int:
-    """Bytes of model states per parameter: parameter, gradient and AdamW's two moments; at least 16, as half precision keeps
-    fp32 copies."""
+    """Bytes of model states per parameter: the parameter, its gradient and AdamW's two moments; at least 16, since training in
+    half precision also keeps fp32 copies. element_bytes: bytes of an element of the model.
+    """
     return max(16, STATE_COPIES * element_bytes)
 
 
 def optimizer_bytes(element_bytes: int) -> int:
-    """Bytes that AdamW's step moves per parameter: parameter, gradient and two moments in, all but the gradient out.
+    """Bytes that AdamW's step reads and writes per parameter: it reads the parameter, its gradient and two moments, and writes
+    all of them except for the gradient.
 
-    In half precision the gradient comes in and the parameter goes out in 2 bytes, everything else is an fp32 copy.
+    element_bytes: bytes of an element of the model. In half precision the gradient is read and the parameter is written in 2
+    bytes, everything else is an fp32 copy.
     """
     return 7 * element_bytes if element_bytes >= 4 else 2 + 3 * (4 + 4) + 2
 
 
 def estimated_host(cluster: Cluster, element_bytes: int) -> HostCosts | None:
-    """Estimated costs of the slowest host of the cluster; None if no node describes its host."""
+    """Estimated costs of copies to and from the slowest host of the cluster, and of the optimizer on that host; None if no node
+    describes its host.
+
+    element_bytes: bytes of an element of the model.
+    """
     hosts = [node.host for node in cluster.nodes if node.host is not None]
     if not hosts:
         return None
@@ -193,5 +218,5 @@ def estimated_host(cluster: Cluster, element_bytes: int) -> HostCosts | None:
 
 
 def _rate(value: float) -> Rate:
-    """A Rate whose origin is `estimated`."""
+    """Make a profile's entry for an estimated rate or ratio: the value with the origin `estimated`."""
     return Rate(value=value, origin="estimated")

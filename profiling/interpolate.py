@@ -1,4 +1,4 @@
-"""Completes a profile: other numbers of rows by a line, other tensor-parallel degrees by the roofline.
+"""Complete a profile: other numbers of rows by a line, other tensor-parallel degrees by the roofline.
 
 Times and bytes of a sub-layer grow with a + b rows, so two or more profiled sizes give all others. With fewer sizes, or for a
 degree that was not profiled, the roofline's estimate is scaled by the ratio of profiled to estimated number at the nearest
@@ -18,7 +18,10 @@ from trainplan.profiling.profiles import Number, Profile, UnitCost, shapes_of
 
 
 def for_shapes(profile: Profile, group: int, shapes: Iterable[tuple[int, int]]) -> Profile:
-    """The profile for `group` devices, completed with every (tensor-parallel degree, rows) of `shapes`. Raises InputError."""
+    """The profile for a group of `group` devices (a part of the profile's cluster), with entries added for every pair in
+    `shapes` that it lacks: a tensor-parallel degree and a number of rows (samples on one device). Raises InputError if the
+    profile is of fewer devices, or if an entry cannot be computed.
+    """
     if group > profile.devices:
         raise InputError("profile", "devices", f"is {profile.devices}", f"give a profile of at least {group} devices")
     completed = complete(profile, shapes)
@@ -26,8 +29,12 @@ def for_shapes(profile: Profile, group: int, shapes: Iterable[tuple[int, int]]) 
 
 
 def complete(profile: Profile, shapes: Iterable[tuple[int, int]]) -> Profile:
-    """The profile, completed with every (tensor-parallel degree, rows) of `shapes`. Raises InputError if neither a line nor
-    an estimate is possible."""
+    """A copy of the profile with costs added for every pair in `shapes` that it lacks: a tensor-parallel degree and a number
+    of rows (samples on one device).
+
+    An added entry is computed from profiled ones by a straight line in the number of rows, or else by the ratio of estimated
+    times. Raises InputError if neither is possible.
+    """
     shapes = list(shapes)
     model = profile.described_model
     profiled = {(entry.sublayer, entry.device, entry.tp, entry.rows) for entry in profile.costs}
@@ -52,8 +59,12 @@ def complete(profile: Profile, shapes: Iterable[tuple[int, int]]) -> Profile:
 
 
 def _too_large(entry: UnitCost, memory_bytes: int) -> UnitCost:
-    """The entry with the whole memory of the device as kept bytes and as workspace, so that no plan can use it. For shapes
-    that ran out of memory when they were measured, or have more rows or a smaller degree than one that did."""
+    """A copy of a profile's entry that needs the whole memory of the device as kept bytes and as workspace, so that no plan
+    can use it.
+
+    It is used for shapes (tensor-parallel degree, rows) that ran out of memory when they were measured, or that have at least
+    as many rows and at most the degree of one that did.
+    """
     all_of_it = Number(value=memory_bytes, origin="estimated")
     return entry.changed(kept_bytes=all_of_it, backward_workspace_bytes=all_of_it)
 
@@ -67,7 +78,12 @@ def _completed(
     tp: int,
     rows: int,
 ) -> UnitCost:
-    """The entry of one shape that the profile lacks. entries: the profiled ones of this sub-layer on this device."""
+    """Compute the costs that a profile lacks, for the sub-layer `name` on the kind of device `device` at tensor-parallel
+    degree `tp` with `rows` samples.
+
+    model: the model that the profile describes; None if it describes none. entries: the profiled entries of this sub-layer on
+    this kind of device. Raises InputError if they cannot be computed.
+    """
     same = sorted((entry for entry in entries if entry.tp == tp), key=lambda entry: entry.rows)
     if len({entry.rows for entry in same}) > 1:
         return same[0].changed(rows=rows, **{n: _on_line(same, n, rows) for n in same[0].numbers})
@@ -88,13 +104,14 @@ def _completed(
 
 
 def _scaled(number: Number, factor: float) -> Number:
-    """The number times a factor, with the origin `estimated`."""
+    """Multiply a profiled time or size by a factor: returns the rounded product with the origin `estimated`."""
     return Number(value=round(number.value * factor), origin="estimated", spread=number.spread)
 
 
 def _on_line(entries: Sequence[UnitCost], name: str, rows: int) -> Number:
-    """The number of field `name` at `rows`, by the line of least relative squares through the profiled entries; never below
-    0."""
+    """Interpolate the field `name` (a time or a size) of profiled entries at `rows` samples, by the straight line of least
+    relative squares through the entries; the result is never below 0.
+    """
     x = np.array([entry.rows for entry in entries], dtype=float)
     y = np.array([getattr(entry, name).value for entry in entries], dtype=float)
     scale = np.maximum(y, max(1.0, y.max() * 1e-6))

@@ -13,10 +13,12 @@ from trainplan.profiling.profiles import Profile
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """Costs of one unit of the chain on one device.
+    """Costs on one device of one unit, which is a sub-layer at its position in the model.
 
-    name: of the unit. layer: index of its layer. kind: of its sub-layer. input_bytes, kept_bytes: of its activations.
-    state_bytes: of its model states. origins: of its numbers. spread: the larger of those of its times.
+    name: the unit's name. layer: index of its layer. kind: kind of its sub-layer, such as attention. input_bytes: bytes of
+    the unit's input; kept_bytes: bytes of the activations that it keeps for the backward pass in addition. state_bytes: bytes
+    of its model states. origins: origins of its numbers, such as `measured`. spread: the larger of the relative spreads of
+    its two times.
     """
 
     name: str
@@ -33,7 +35,7 @@ class LayerSummary:
 
     @property
     def time_ns(self) -> int:
-        """Time of the forward and backward pass together."""
+        """Time in ns of the forward and backward pass together."""
         return self.forward_ns + self.backward_ns
 
     @property
@@ -48,8 +50,11 @@ class LayerSummary:
 
 
 def summary(profile: Profile, tp: int, rows: int, device: str | None = None) -> list[LayerSummary]:
-    """A summary of every unit, with tensor-parallel degree `tp` and `rows` samples in one pass. device: the kind; by default
-    the slowest counts. Raises InputError if a number is missing."""
+    """Summarise the costs of every unit of the model on one device, in the model's order, at tensor-parallel degree `tp` with
+    `rows` samples per pass.
+
+    device: the kind of device; None for the slowest kind. Raises InputError if the profile lacks a number or has no such kind.
+    """
     if device is not None and device not in profile.kinds:
         raise InputError("command line", "--kind", f"is {device!r}", f"give one of: {', '.join(profile.kinds)}")
     summaries = []
@@ -75,10 +80,11 @@ def summary(profile: Profile, tp: int, rows: int, device: str | None = None) -> 
 
 
 def reached(profile: Profile, products: Precision | None = None) -> list[str]:
-    """One line per kind of device with estimated times: the share of the peak that matrix products and attention reach, the
-    error of a time, and the source of both. Empty for measured and imported profiles.
+    """Describe the share of the peak rate that matrix multiplications and attention reach, the error of estimated times, and
+    the source of these numbers: one line of text per kind of device with estimated times. Empty for measured and imported
+    profiles.
 
-    products: the precision of the layers' products, if it is not the profile's dtype.
+    products: the precision of the layers' matrix multiplications; None for the profile's dtype.
     """
     if "estimated" not in profile.origin:
         return []
@@ -100,16 +106,21 @@ def reached(profile: Profile, products: Precision | None = None) -> list[str]:
 
 
 def profiled_shapes(profile: Profile) -> list[tuple[int, int]]:
-    """The (tensor-parallel degree, rows) for which every sub-layer has costs on every kind of device, sorted."""
+    """The pairs of a tensor-parallel degree and a number of rows (samples on one device) for which every sub-layer has costs on
+    every kind of device, sorted.
+    """
     counts = Counter((entry.tp, entry.rows) for entry in profile.costs)
     return sorted(shape for shape, count in counts.items() if count == len(profile.shapes) * len(profile.kinds))
 
 
 def runs(units: list[LayerSummary]) -> list[tuple[list[LayerSummary], int]]:
-    """Consecutive equal layers as one: pairs of the units of the first layer and the number of equal layers."""
+    """Group consecutive equal layers. Returns pairs of the units of the first layer of a group, and the number of layers in
+    the group. units: all units of the model, in order.
+    """
     layers = [list(group) for _, group in groupby(units, key=lambda unit: unit.layer)]
 
     def looks(layer: list[LayerSummary]) -> list[object]:
+        """The kinds, times and memory of a layer's units, by which layers are compared."""
         return [(unit.kind, unit.forward_ns, unit.backward_ns, unit.memory_bytes) for unit in layer]
 
     return [(group[0], len(group)) for group in (list(g) for _, g in groupby(layers, key=looks))]

@@ -1,4 +1,4 @@
-"""Where the profile to plan with comes from: an earlier file, measurements on this machine, or estimates."""
+"""Obtain the profile to plan with: from an earlier file, by measurements on this machine, or by estimates."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ def obtain_profile(
     measured: bool = False,
     progress: Report | None = None,
 ) -> Profile:
-    """The profile to plan with: the earlier one if given, else measured on this machine if `measured`, else estimated. Numbers
-    that an earlier or measured profile lacks are completed from those that it has.
+    """Obtain the profile to plan with: `earlier` if given, else a new one, measured on this machine if `measured`, else
+    estimated. Numbers that an earlier or measured profile lacks are computed from those that it has.
 
     Args:
-        model, cluster: None if the earlier profile is used as it is; else they must be those that it was taken of.
-        sizes: samples of a micro-batch.
-        groups: numbers of devices of a stage.
+        model, cluster: None if the earlier profile is used as it is; otherwise they must equal those that it was taken of.
+        sizes: the possible numbers of samples per micro-batch.
+        groups: the possible numbers of devices per pipeline stage.
         devices: number of devices that the profile is for.
-        degrees: of tensor parallelism; by default all powers of two that the model can be split into.
+        degrees: degrees of tensor parallelism; None for all powers of two that the model can be split into.
+        earlier: a profile of an earlier run; None for a new one.
+        measured: whether a new profile is measured, not estimated.
+        progress: called with progress events while measuring.
 
-    Raises InputError.
+    Raises InputError if the profile cannot be obtained, or does not match the model or cluster.
     """
     # Planning from a file estimates nothing, and only some requests measure: modules are imported where they are used.
     from trainplan.profiling.interpolate import for_shapes
@@ -60,7 +63,11 @@ def obtain_profile(
 
 
 def _shapes(degrees: Sequence[int], groups: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """The result of `shapes_needed`. Raises InputError if it is empty."""
+    """List all pairs of a tensor-parallel degree and a number of rows (samples on one device) that plans can need, sorted.
+
+    degrees: tensor-parallel degrees. groups: numbers of devices per pipeline stage. sizes: samples per micro-batch. Raises
+    InputError if there are no such pairs.
+    """
     shapes = shapes_needed(degrees, groups, sizes)
     if not shapes:
         fix = f"give a multiple of {max(groups) // max(degrees)}"
@@ -69,7 +76,9 @@ def _shapes(degrees: Sequence[int], groups: Sequence[int], sizes: Sequence[int])
 
 
 def _check_model(earlier: Profile, model: Model) -> None:
-    """Raise InputError if the profile is not of this model, dtype and sequence length."""
+    """Raise InputError if an earlier profile was taken of a model other than `model`, or with another dtype or sequence
+    length.
+    """
     if earlier.dtype != model.dtype:
         raise InputError("profile", "dtype", f"is {earlier.dtype!r}", f"measure for {model.dtype!r}")
     profiled = earlier.described_model
@@ -83,7 +92,9 @@ def _check_model(earlier: Profile, model: Model) -> None:
 
 
 def _check_cluster(earlier: Profile, cluster: Cluster) -> None:
-    """Raise InputError if the profile is of another cluster: its times and links are those of its own."""
+    """Raise InputError if an earlier profile was taken of another cluster than `cluster`, whose times and links would
+    differ.
+    """
     kinds, profiled_kinds = {kind.name for kind in cluster.used_kinds}, {kind.name for kind in earlier.device_kinds}
     if earlier.cluster != cluster.name or (profiled_kinds and kinds != profiled_kinds):
         fix = f"give a profile of {cluster.name!r}, or leave --cluster out"
@@ -91,7 +102,11 @@ def _check_cluster(earlier: Profile, cluster: Cluster) -> None:
 
 
 def shapes_needed(degrees: Sequence[int], groups: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """All (tensor-parallel degree, rows on one device) that can occur with stages of these numbers of devices and
-    micro-batches of these sizes (in samples)."""
+    """List all pairs of a tensor-parallel degree and a number of rows (samples on one device) that can occur in plans, sorted;
+    empty if no degree divides a group, or no data-parallel degree the samples.
+
+    degrees: tensor-parallel degrees. groups: numbers of devices per pipeline stage. sizes: samples per micro-batch on all
+    devices of a stage.
+    """
     splits = {(tp, group // tp) for group in groups for tp in degrees if group % tp == 0}
     return sorted({(tp, size // data) for tp, data in splits for size in sizes if size % data == 0})

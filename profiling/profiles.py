@@ -32,8 +32,9 @@ Degree = Annotated[int, Field(ge=1, le=2**20)]
 
 
 class Number(Record):
-    """Whole nanoseconds or bytes. spread: half the width of the middle half of the repeats, relative to their median, which
-    is `value`."""
+    """A number of whole nanoseconds or bytes in a profile, with its origin. spread: half the width of the middle half of
+    repeated measurements, relative to their median, which is `value`.
+    """
 
     value: Annotated[int, Field(ge=0, le=MOST_BYTES)]
     origin: Origin
@@ -41,7 +42,7 @@ class Number(Record):
 
 
 class Rate(Record):
-    """A ratio, bytes per second, or nanoseconds per parameter."""
+    """A ratio, a rate in bytes per second, or nanoseconds per parameter in a profile, with its origin and relative spread."""
 
     value: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
     origin: Origin
@@ -49,10 +50,11 @@ class Rate(Record):
 
 
 class ShardCounts(Record):
-    """Counts of the largest part of a sub-layer on one tensor-parallel rank.
+    """Counts for one tensor-parallel rank of a sub-layer: the rank with the largest part.
 
-    tp: the degree. parameters: of the part; replicated_parameters: those that all ranks hold alike. output_bytes: of one
-    sample. whole: every rank holds and computes the whole sub-layer, so that no sums over ranks are needed.
+    tp: the tensor-parallel degree. parameters: number of parameters on the rank; replicated_parameters: number of these that
+    all ranks hold. output_bytes: bytes of the output per sample. whole: whether every rank holds and computes the whole
+    sub-layer, so that no sums over ranks are needed.
     """
 
     tp: Degree
@@ -63,10 +65,10 @@ class ShardCounts(Record):
 
 
 class SublayerShape(Record):
-    """Exact counts of a distinct sub-layer. Bytes are those of one sample.
+    """Exact counts of a distinct sub-layer. Bytes are per sample.
 
-    reductions: all-reduces of a forward pass. carried_bytes: hidden states of another stream that are passed along past this
-    sub-layer. tokens: of one sample; 0 if unknown.
+    reductions: number of all-reduces in a forward pass. carried_bytes: hidden states of another stream that are passed along
+    past this sub-layer. tokens: tokens per sample; 0 if unknown. shards: counts on one rank, for each tensor-parallel degree.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -79,7 +81,7 @@ class SublayerShape(Record):
     shards: Annotated[list[ShardCounts], Field(min_length=1)]
 
     def shard(self, tp: int) -> ShardCounts:
-        """The counts of one rank under tensor-parallel degree `tp`. Raises KeyError where they are not profiled."""
+        """The counts of one rank at tensor-parallel degree `tp`. Raises KeyError if the profile has none for this degree."""
         for shard in self.shards:
             if shard.tp == tp:
                 return shard
@@ -87,7 +89,9 @@ class SublayerShape(Record):
 
 
 class ChainUnit(Record):
-    """One unit of the chain: its name, the index of its layer (consecutive from 0) and the name of its sub-layer."""
+    """One unit of a model (a sub-layer at its position): its name, the index of its layer (consecutive from 0) and the name of
+    its sub-layer in the profile.
+    """
 
     name: str
     layer: Count
@@ -95,7 +99,7 @@ class ChainUnit(Record):
 
 
 class Shape(Record):
-    """A sub-layer on one kind of device, with `rows` samples and tensor-parallel degree `tp`."""
+    """The key of a profile's costs: a sub-layer on one kind of device, with `rows` samples and tensor-parallel degree `tp`."""
 
     sublayer: Annotated[str, Field(min_length=1)]
     device: Annotated[str, Field(min_length=1)]
@@ -104,10 +108,10 @@ class Shape(Record):
 
 
 class UnitCost(Shape):
-    """Times in ns and bytes of one shape.
+    """Times in ns and bytes of one sub-layer on one kind of device, with `rows` samples and tensor-parallel degree `tp`.
 
-    kept_bytes: held for the backward pass in addition to the unit's input. checkpoint_bytes: held under recomputation, if that
-    is not the input. Workspaces: the peak beyond input, kept bytes and output.
+    kept_bytes: bytes held for the backward pass in addition to the unit's input. checkpoint_bytes: bytes held under
+    recomputation, if they are not the input. Workspaces: the peak memory beyond input, kept bytes and output.
     """
 
     forward_ns: Number
@@ -120,7 +124,7 @@ class UnitCost(Shape):
 
     @property
     def numbers(self) -> dict[str, Number]:
-        """The times and bytes of this entry by name, without those that it lacks."""
+        """The times and bytes of this entry by field name; `checkpoint_bytes` only if the entry has it."""
         numbers = {name: getattr(self, name) for name in (*NUMBERS, "checkpoint_bytes")}
         return {name: number for name, number in numbers.items() if number is not None}
 
@@ -130,10 +134,10 @@ NUMBERS = tuple(name for name, field in UnitCost.model_fields.items() if field.a
 
 
 class HostCosts(Record):
-    """Copies between host and device, and the optimizer where it runs on the host.
+    """Costs of copies between host and device, and of the optimizer if it runs on the host.
 
-    A copy takes latency_ns and its bytes at the rate of its direction; a rate's spread is the largest relative error of its
-    fit. shares_bus: copies and collectives within a node go through the same bus, as without NVLink.
+    A copy takes latency_ns plus its bytes at the rate of its direction; a rate's spread is the largest relative error of its
+    fit. shares_bus: whether copies and collectives within a node go through the same bus, as they do without NVLink.
     """
 
     to_device_bytes_per_s: Rate
@@ -145,12 +149,15 @@ class HostCosts(Record):
 
 @in_one_line
 class Profile(Record):
-    """All numbers of a model on a cluster, or on a group of its devices.
+    """The costs (times and bytes) of all sub-layers of a model on a cluster, or on a group of its devices.
 
-    parameter_bytes: of an element as collectives carry it. state_bytes_per_parameter: parameter, gradient and optimizer states.
-    memory_bytes: of one device; plans may not use reserve_bytes of it. device_kinds: data sheets, if known, whose proportions
-    estimate shapes that were not profiled. slowdowns: factors by which compute and communication are slower while they overlap.
-    out_of_memory: shapes that did not fit when they were measured. provenance: free text by name.
+    units: the sub-layers of the model in order, each by its name in `sublayers`, which has every distinct sub-layer once.
+    costs: times and bytes of a sub-layer on a kind of device, for a tensor-parallel degree and a number of rows (samples on
+    one device). parameter_bytes: bytes of an element that collectives send. state_bytes_per_parameter: bytes of parameter,
+    gradient and optimizer states. memory_bytes: memory of one device, of which plans may not use reserve_bytes. device_kinds:
+    descriptions of the kinds of device, if known; their proportions are used to estimate entries that were not profiled.
+    slowdowns: factors by which computation and communication are slower while they overlap. out_of_memory: sizes that did not
+    fit when they were measured. provenance: free text by name.
     """
 
     noun: ClassVar[str] = "profile"
@@ -181,6 +188,9 @@ class Profile(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
+        """Validate the profile when it is constructed; return it unchanged. Raises InputError unless units, costs, network,
+        memory and the described model agree with each other.
+        """
         _ = self.described_model  # to read it is to check it
         if self.reserve_bytes >= self.memory_bytes:
             fix = f"give less than memory_bytes = {self.memory_bytes}"
@@ -198,18 +208,21 @@ class Profile(Record):
         return self
 
     def _check_sublayer(self, field: str, name: str) -> None:
-        """Raise InputError if there is no sub-layer of this name. field: path of the field that names it."""
+        """Raise InputError if the profile has no sub-layer named `name`. field: path of the field that refers to it, such as
+        `units[3]`, for the error.
+        """
         if name not in self.shapes:
             raise InputError("", f"{field}.sublayer", f"is {name!r}", f"give one of: {', '.join(self.shapes)}")
 
     @cached_property
     def described_model(self) -> Model | None:
-        """The model that the profile is of; None if it was imported. Raises InputError if its description is wrong, at
-        construction."""
+        """The model that the profile was taken of; None if the profile was imported. Raises InputError, when the profile is
+        constructed, if the description of the model is invalid.
+        """
         return None if self.model is None else model_from_shape(self.model, "")
 
     def sublayer(self, name: str) -> Sublayer:
-        """A sub-layer of the described model, by its name. Raises InputError where none is described."""
+        """A sub-layer of the described model, by its name. Raises InputError if the profile describes no model."""
         if self.described_model is None:
             problem = f"does not describe the model: the matrices of {name!r} are not known"
             raise InputError("profile", "model", problem, "plan with --optimizer adamw, or give --model")
@@ -217,22 +230,24 @@ class Profile(Record):
 
     @property
     def usable_bytes(self) -> int:
-        """The memory of one device that plans may use: all but the reserve."""
+        """Bytes of one device that plans may use: its memory without the reserve."""
         return self.memory_bytes - self.reserve_bytes
 
     @cached_property
     def precision(self) -> Precision:
-        """The dtypes of the model states, by the bytes of states per parameter."""
+        """The dtypes of parameters, gradients and optimizer states, inferred from the bytes of states per parameter."""
         return usual_precision(DTYPE_BYTES[self.dtype], self.state_bytes_per_parameter)
 
     @cached_property
     def shapes(self) -> dict[str, SublayerShape]:
-        """The distinct sub-layers by name."""
+        """The model's distinct sub-layers (each one once, however often it is repeated) by name."""
         return {shape.name: shape for shape in self.sublayers}
 
     @cached_property
     def _table(self) -> dict[tuple[str, int, int], list[UnitCost]]:
-        """The costs by (sub-layer, tensor-parallel degree, rows), one entry per kind of device."""
+        """The profile's costs by (sub-layer's name, tensor-parallel degree, rows), which are samples on one device; a list
+        with one entry per kind of device.
+        """
         table: dict[tuple[str, int, int], list[UnitCost]] = {}
         for entry in self.costs:
             table.setdefault((entry.sublayer, entry.tp, entry.rows), []).append(entry)
@@ -240,21 +255,27 @@ class Profile(Record):
 
     @cached_property
     def derived(self) -> dict[tuple[Any, ...], Any]:
-        """Results computed from the profile, by name and arguments, kept for the next request."""
+        """A cache of results computed from this profile, which other modules write to; keys are tuples of a name and the
+        arguments.
+        """
         return {}
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of device that the profile has costs for, by name."""
+        """The names of the kinds of device that the profile has costs for."""
         return tuple(dict.fromkeys(entry.device for entry in self.costs))
 
     def entries(self, sublayer: str, tp: int, rows: int) -> list[UnitCost]:
-        """The costs of a sub-layer with one tensor-parallel degree and number of rows, one entry per kind of device."""
+        """The costs of a sub-layer at one tensor-parallel degree and number of rows (samples on one device), one entry per
+        kind of device; empty if the profile lacks them. sublayer: the sub-layer's name in the profile.
+        """
         return self._table.get((sublayer, tp, rows), [])
 
     def cost(self, sublayer: str, tp: int, rows: int, device: str | None = None) -> UnitCost:
-        """Costs of one shape on one kind of device. If several kinds have it and none is named, the largest of each number,
-        as a group works at the pace of its slowest device. Raises InputError if the profile lacks the shape."""
+        """Costs of a sub-layer at one tensor-parallel degree with `rows` samples, on the kind of device `device`. If `device`
+        is None and several kinds have costs, each number is the largest over the kinds, as a group of devices is as slow as
+        its slowest device. Raises InputError if the profile lacks the costs. sublayer: the sub-layer's name in the profile.
+        """
         entries = [entry for entry in self.entries(sublayer, tp, rows) if device in (None, entry.device)]
         if not entries:
             shape = f"{sublayer} with tp {tp} and {rows} rows"
@@ -263,23 +284,27 @@ class Profile(Record):
 
     @property
     def total_parameters(self) -> int:
-        """Parameters of the whole model: a tied head's matrix counts once."""
+        """The number of parameters of the whole model; a matrix that embedding and head share is counted once."""
         counts = {name: shape.shard(min(s.tp for s in shape.shards)).parameters for name, shape in self.shapes.items()}
         return sum(counts[unit.sublayer] for unit in self.units) - self.tied_parameters
 
     def tp_degrees(self, group: int) -> tuple[int, ...]:
-        """Tensor-parallel degrees, powers of two up to `group`, that all sub-layers are profiled for."""
+        """The tensor-parallel degrees, powers of two up to `group`, for which the profile has counts of all sub-layers,
+        ascending.
+        """
         common = set.intersection(*({shard.tp for shard in shape.shards} for shape in self.sublayers))
         return tuple(sorted(t for t in common if t <= group and t & (t - 1) == 0))
 
     @cached_property
     def origin(self) -> str:
-        """Where the times come from: `measured`, `estimated`, `imported`, or several of them."""
+        """The origin of the profile's times: `measured`, `estimated`, `imported`, or several of them joined by "+"."""
         return "+".join(sorted({entry.forward_ns.origin for entry in self.costs}))
 
 
 def slowest(entries: Sequence[UnitCost]) -> UnitCost:
-    """Several costs of one sub-layer as one: the largest of each number that all of them have."""
+    """Combine the costs of one sub-layer on several kinds of device into one entry, in which each number that all entries have
+    is the largest over the kinds; other numbers are taken from the first entry.
+    """
     if len(entries) == 1:
         return entries[0]
     names = [name for name in entries[0].numbers if all(name in entry.numbers for entry in entries)]
@@ -289,7 +314,7 @@ def slowest(entries: Sequence[UnitCost]) -> UnitCost:
 
 
 def shapes_of(model: Model, degrees: Iterable[int]) -> list[SublayerShape]:
-    """The exact counts of a model's distinct sub-layers, for the tensor-parallel degrees that it can be split into."""
+    """Count parameters and bytes of a model's distinct sub-layers, for each of the given tensor-parallel degrees."""
     shapes = []
     for name, part in model.sublayers.items():
         shards = [
@@ -317,10 +342,12 @@ def shapes_of(model: Model, degrees: Iterable[int]) -> list[SublayerShape]:
 
 
 def chain_of(model: Model) -> list[ChainUnit]:
-    """The units of a model as a profile lists them."""
+    """List the units (sub-layers at their positions) of a model, in order, in the form of a profile: name, index of the layer,
+    name of the sub-layer.
+    """
     return [ChainUnit(name=unit.name, layer=unit.layer, sublayer=model.key_of(unit)) for unit in model.units]
 
 
 def load_profile(source: str | os.PathLike[str]) -> Profile:
-    """Read a profile from its JSON file. Raises InputError."""
+    """Read a profile from its JSON file. Raises InputError if the file cannot be read or is no valid profile."""
     return parse(source, Profile)

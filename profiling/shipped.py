@@ -47,19 +47,20 @@ _SAME = re.compile(r"(original|fp8|fp4|nvfp4|mxfp4|int4|int8|bf16|awq|gptq|exp|p
 
 
 def _files(kind: Shipped) -> dict[str, Traversable]:
-    """The shipped files of one kind, by name without suffix."""
+    """The files of one kind (models, clusters or devices) that are shipped with the package, by name without suffix."""
     files = (resources.files("trainplan.data") / kind).iterdir()
     return {PurePath(file.name).stem: file for file in files if file.name.endswith(SUFFIXES)}
 
 
 def shipped(kind: Shipped) -> list[str]:
-    """Names of the shipped files of one kind, without suffixes, sorted."""
+    """Names of the models, clusters or devices that are shipped with the package, sorted."""
     return sorted(_files(kind))
 
 
 def folded(name: str) -> str:
-    """A model's name without the parts that publishers write differently: capitals, separators, the publisher, and what the
-    model was trained for. Two names of equal sizes are then equal."""
+    """Reduce a model's name to a form in which all spellings of it are equal: lower case, without separators, publisher, and
+    words about training. "meta-llama/Llama-3.1-8B-Instruct" and "llama3.1-8b" give the same text.
+    """
     plain = re.sub(r"(?<=\d)_(?=\d(?:[-_\s]|$))", ".", re.sub(r"^.*/(?=.*[a-z])", "", name.lower()))
     plain = re.sub(r"[\s_()]+", "-", plain.strip()).strip("-")
     return re.sub(r"[^a-z0-9.]+", "", _TRAINED.sub("", plain))
@@ -67,7 +68,9 @@ def folded(name: str) -> str:
 
 @cache
 def _entries() -> dict[str, dict[str, Any]]:
-    """The file sizes.yaml: for well-known models the model that they are based on, and the configuration fields that differ."""
+    """Read sizes.yaml: for each well-known model that is not shipped as a file of its own, the name of the model that it is
+    based on, and the configuration fields in which it differs from that model.
+    """
     path = resources.files("trainplan.data") / "sizes.yaml"
     content: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))
     return content
@@ -75,8 +78,9 @@ def _entries() -> dict[str, dict[str, Any]]:
 
 @cache
 def _sizes() -> dict[str, tuple[str, str, dict[str, Any]]]:
-    """By folded name: the name itself, the shipped configuration, and the fields in which it differs from that
-    configuration."""
+    """Every model that is known by name, by its folded name (lower case, without separators and publisher): the name itself,
+    the name of the shipped configuration that it is based on, and the fields in which it differs from that configuration.
+    """
     content = _entries()
     known: dict[str, tuple[str, str, dict[str, Any]]] = {}
     for name in content:
@@ -90,13 +94,16 @@ def _sizes() -> dict[str, tuple[str, str, dict[str, Any]]]:
 
 
 def sized(name: str) -> tuple[str, str, dict[str, Any]] | None:
-    """A well-known model by its name in any spelling: its own name, the shipped configuration that it is based on, and the
-    fields in which it differs from that; None if the name is unknown."""
+    """Look up a well-known model by its name in any spelling. Returns its usual name, the name of the shipped configuration
+    that it is based on, and the fields in which it differs from that configuration; None if the name is unknown.
+    """
     return _sizes().get(folded(name))
 
 
 def mixture(name: str) -> str | None:
-    """A mixture of experts in words, by the model's name; None if the name is of no mixture, or of a known dense model."""
+    """A phrase such as "a mixture of experts (8, 2 a token)" if the name is that of a mixture of experts; None if it is not,
+    or if it is the name of a known dense model.
+    """
     experts = _mixtures().get(folded(name)) or _mixtures().get(_SAME.sub("", folded(name)))
     if experts is None and (sized(name) is not None or not _MIXED.search(name.lower())):
         return None
@@ -104,20 +111,24 @@ def mixture(name: str) -> str | None:
 
 
 def mixture_of(experts: int = 0, chosen: int = 0) -> str:
-    """A mixture of experts in words. experts: their number; chosen: those that serve a token; 0 if unknown."""
+    """Format a phrase such as "a mixture of experts (8, 2 a token)". experts: number of experts. chosen: number of experts
+    that process a token. A number that is 0 is omitted.
+    """
     counts = f" ({experts}{f', {chosen} a token' if chosen else ''})" if experts else ""
     return f"a mixture of experts{counts}"
 
 
 @cache
 def _mixtures() -> dict[str, tuple[int, int]]:
-    """By folded name of a well-known mixture: the number of experts, and the number that serve a token."""
+    """For each well-known mixture of experts, by its folded name (lower case, without separators and publisher): the number of
+    experts, and the number of experts that process a token.
+    """
     content = yaml.safe_load((resources.files("trainplan.data") / "mixtures.yaml").read_text(encoding="utf-8"))
     return {folded(name): (experts, chosen) for name, (experts, chosen) in content.items()}
 
 
 def known_configs() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every model that is known by name, with its configuration."""
+    """Yield every model that is known by name, as its name and its configuration: the fields of a config.json."""
     bases = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in _files("models").items()}
     yield from bases.items()
     for name, base, fields in _sizes().values():
@@ -125,14 +136,18 @@ def known_configs() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def sized_names() -> list[str]:
-    """Names of well-known models that are shipped as sizes of another one, without second names of the same sizes."""
+    """Names of the well-known models that are described by their differences from a shipped one, sorted; aliases of a listed
+    model are omitted.
+    """
     return sorted(name for name, entry in _entries().items() if len(entry) > 1)
 
 
 def locate(kind: Shipped, name: str, option: str, otherwise: str) -> Any:
-    """The path of a shipped file, or of the user's own file. Raises InputError if `name` is neither.
+    """Find the file that a user means by `name`: the shipped file of that name, or else the user's own file, whose path is
+    returned. Raises InputError if `name` is neither.
 
-    option: the command's option that the name was given to. otherwise: how a file given instead is called in errors.
+    kind: models, clusters or devices. option: the command's option that the name was given to, for errors. otherwise: a
+    phrase for the file that may be given instead, for errors.
     """
     files, listing = _files(kind), f"trainplan {kind.removesuffix('s')} list"
     if name in files:

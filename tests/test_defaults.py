@@ -1,4 +1,4 @@
-"""What requests leave unsaid: the longest sequence, the config's dtype, the usable memory, and of every function and command
+"""Defaults of requests: the longest sequence, the config's dtype, the usable memory, and of every function and command
 that searches one gap and one time limit; and clusters of any size."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.profiling.base.errors import InputError, InputWarning
+from trainplan.profiling.base.errors import InputWarning
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.shipped import shipped
@@ -19,7 +19,8 @@ from trainplan.solvers.core import limits
 import trainplan as tp
 from tests.command.test_helping import names, options
 from tests.helpers.calls import call
-from tests.helpers.made import SMALL
+from tests.helpers.refusals import cautioned, refused
+from tests.helpers.small_models import SMALL
 from trainplan.inputs import LONG
 from trainplan.planning.planning_run import limits_bytes
 from trainplan.planning.presets import OTHERWISE, PRESETS
@@ -45,7 +46,7 @@ def long(tmp_path: Path) -> Path:
 
 
 def cpus(devices: int) -> Cluster:
-    """One machine of so many processes."""
+    """One machine of a given number of processes."""
     cluster = load_cluster("cpu-4")
     islands = [cluster.nodes[0].islands[0].changed(devices=devices)]
     return cluster.changed(name=f"cpu-{devices}", nodes=[cluster.nodes[0].changed(devices=devices, islands=islands)])
@@ -53,7 +54,7 @@ def cpus(devices: int) -> Cluster:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_verb_plans_in_the_configs_dtype(name: str, llama: Path) -> None:
-    """bfloat16 is planned, compiled, walked and predicted, and takes less memory than float32, whatever runs here."""
+    """bfloat16 is planned, compiled, analysed and predicted, and takes less memory than float32, whatever runs here."""
     made = {dtype: tp.plan(like=name, model=llama, cluster="a100:4", batch=8, dtype=dtype).plan for dtype in (None, "float32")}
     half, full = made[None], made["float32"]
     assert half is not None and half.predicted is not None and full is not None and full.predicted is not None
@@ -67,23 +68,23 @@ def test_a_plan_that_does_not_run_says_what_does(llama: Path, tmp_path: Path, mo
     assert plan is not None
     path.write_text(plan.model_dump_json())
     done = call("run", path)
-    told = "model.dtype is 'float16', which is planned, but does not run yet; give --dtype float32, float64 or bfloat16"
-    assert done.returncode == 2 and f"{path}: {told}" in done.stderr
-    with pytest.raises(InputError, match=r"give .*run.dtype float32, float64 or bfloat16"):
+    reported = "model.dtype is 'float16', which is planned, but does not run yet; give --dtype float32, float64 or bfloat16"
+    assert done.returncode == 2 and f"{path}: {reported}" in done.stderr
+    with refused("model.dtype", problem="float16", fix=("float32", "float64", "bfloat16")):
         tp.trial([plan])
-    with monkeypatch.context() as patch, pytest.raises(InputError, match=r"give .*run.dtype float32, float64 or bfloat16"):
+    with monkeypatch.context() as patch, refused("model.dtype", problem="float16", fix=("float32", "float64", "bfloat16")):
         patch.setattr("trainplan.api.plan_verbs.planned", None)  # what does not run is not planned first
         tp.trial(model=llama, cluster="cpu-4", batch=8, dtype="float16")
 
 
-def test_a_long_sequence_is_warned_of_unless_it_is_asked_for(long: Path) -> None:
-    asked: dict[str, Any] = {"model": long, "cluster": "cpu-4", "batch": 4, "dtype": "float32"}
-    with pytest.warns(InputWarning, match=rf"sequence is not given, and the longest that .* is {2 * LONG} tokens"):
-        instance = tp.build("pipeline", **asked)
+def test_a_long_sequence_is_warned_of_unless_it_is_requested(long: Path) -> None:
+    requested: dict[str, Any] = {"model": long, "cluster": "cpu-4", "batch": 4, "dtype": "float32"}
+    with cautioned("sequence", problem=2 * LONG, fix=4096):
+        instance = tp.build("pipeline", **requested)
     with warnings.catch_warnings():
         warnings.simplefilter("error", InputWarning)
-        assert tp.build("pipeline", **asked, sequence=2 * LONG).layers == instance.layers
-        assert tp.build("pipeline", **asked | {"model": "gpt2"})
+        assert tp.build("pipeline", **requested, sequence=2 * LONG).layers == instance.layers
+        assert tp.build("pipeline", **requested | {"model": "gpt2"})
 
 
 def test_the_command_says_the_sequence_and_the_dtype(long: Path, llama: Path) -> None:
@@ -121,16 +122,16 @@ def small(**sizes: int) -> Model:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_verb_plans_with_what_is_usable(name: str) -> None:
-    """A device's memory less its reserve, unless a memory is asked for; `reserve` changes either."""
+    """A device's memory less its reserve, unless a memory is requested; `reserve` changes either."""
     cluster = load_cluster("h100-8")
-    for asked, limit in (
+    for requested, limit in (
         ({}, 74 * GIB),
         ({"reserve": 0}, 80 * GIB),
         ({"reserve": "10GiB"}, 70 * GIB),
         ({"memory": "20GiB"}, 20 * GIB),
         ({"memory": "20GiB", "reserve": "4GiB"}, 16 * GIB),
     ):
-        planned = tp.plan(like=name, model=small(), cluster=cluster, batch=8, **asked)
+        planned = tp.plan(like=name, model=small(), cluster=cluster, batch=8, **requested)
         assert planned.plan is not None
         assert limits_bytes(planned.plan, planned.request) == [limit] * 8 and planned.plan.memory_bytes == limit
         assert planned.instance.common_memory_bytes in (None, limit)
@@ -138,20 +139,20 @@ def test_every_verb_plans_with_what_is_usable(name: str) -> None:
 
 def test_the_command_says_what_is_usable() -> None:
     words = ["plan", "--details", "--model", "gpt2", "--sequence", "64", "--cluster", "h100-8", "--batch", "8"]
-    for more, told in (
+    for more, reported in (
         ([], "h100:8, 8 devices of 80 GiB, 74 GiB usable each"),
         (["--reserve", "10GiB"], "h100:8, 8 devices of 80 GiB, 70 GiB usable each"),
         (["--memory", "60GiB"], "h100:8, 8 devices of 60 GiB each"),
     ):
         done = call(*words, *more)
-        assert done.returncode == 0 and f"cluster   {told}\n" in done.stdout
+        assert done.returncode == 0 and f"cluster   {reported}\n" in done.stdout
 
 
 def test_throughput_is_of_what_is_usable() -> None:
-    asked: dict[str, Any] = {"model": small(), "cluster": "cpu-4", "planners": ["ddp"], "largest_batch": 8}
-    assert tp.throughput(**asked)[0].best is not None
-    assert tp.throughput(**asked, reserve=4 * GIB - 1000)[0].best is None
-    assert tp.throughput(**asked, memory="1GiB", reserve=GIB - 1000)[0].best is None
+    requested: dict[str, Any] = {"model": small(), "cluster": "cpu-4", "planners": ["ddp"], "largest_batch": 8}
+    assert tp.throughput(**requested)[0].best is not None
+    assert tp.throughput(**requested, reserve=4 * GIB - 1000)[0].best is None
+    assert tp.throughput(**requested, memory="1GiB", reserve=GIB - 1000)[0].best is None
 
 
 def test_profiles_carry_the_reserve() -> None:
@@ -162,20 +163,24 @@ def test_profiles_carry_the_reserve() -> None:
 
 
 def test_a_reserve_leaves_memory() -> None:
-    for reserve, told in ((80 * GIB, "less than the device's 80 GiB, such as 5GiB"), (-1, "reserve is -1"), ("x", "'x'")):
-        with pytest.raises(InputError, match=told):
+    for reserve, refusal in (
+        (80 * GIB, ("reserve", 80 * GIB, ("80 GiB", "5GiB"))),
+        (-1, ("reserve", -1, ("80 GiB", "5GiB"))),
+        ("x", ("reserve", "x", "8GiB")),
+    ):
+        with refused(*refusal):
             tp.plan(model=small(), cluster="h100-8", batch=8, reserve=reserve)
-    with pytest.raises(InputError, match=r"reserve_bytes is 85899345920; give less than memory_bytes"):
+    with refused("reserve_bytes", problem=85899345920, fix="memory_bytes = 85899345920"):
         load_cluster("h100-8").with_reserve(80 * GIB)
 
 
 def test_a_number_that_looks_like_gigabytes_is_refused() -> None:
-    with pytest.raises(InputError, match="memory is 8, and numbers are bytes; give '8GiB' for gigabytes"):
+    with refused("memory", problem=8, fix="8GiB"):
         tp.plan(model=small(), cluster="h100-8", batch=8, memory=8)
 
 
 def test_more_memory_than_is_usable_is_warned_of() -> None:
-    with pytest.warns(InputWarning, match="memory is 80 GiB, of which a device of h100:8 has 74 GiB usable"):
+    with cautioned("memory", problem=("80 GiB", "h100:8", "74 GiB")):
         tp.build("pipeline", model=small(), cluster="h100-8", batch=8, memory="80GiB")
 
 
@@ -188,7 +193,7 @@ def test_devices_need_not_be_a_power_of_two(devices: int, depths: set[int]) -> N
     planned = tp.plan(like=OTHERWISE, model=model, cluster=cpus(devices), batch=batch)
     assert planned.plan is not None and planned.plan.predicted is not None and planned.result.status == "optimal"
     assert planned.plan.world == devices and len(planned.plan.stages) in depths
-    with pytest.raises(InputError, match=rf"pipeline is 7; give one of: {', '.join(map(str, sorted(depths)))}"):
+    with refused("pipeline", problem=7, fix=", ".join(map(str, sorted(depths)))):
         tp.plan(like=OTHERWISE, model=model, cluster=cpus(devices), batch=batch, pipeline=7)
     jointly = tp.plan(model=model, cluster=cpus(devices), batch=batch).plan  # in stages of any size
     assert jointly is not None and jointly.predicted is not None and jointly.world == devices
@@ -196,13 +201,13 @@ def test_devices_need_not_be_a_power_of_two(devices: int, depths: set[int]) -> N
 
 
 def test_what_takes_powers_of_two_alone_says_so() -> None:
-    asked: dict[str, Any] = {"model": small(), "cluster": cpus(6), "batch": 12}
-    with pytest.raises(InputError, match="space is 'sdp', which has no stages of a power of two of the 6 devices; give full"):
-        tp.plan(**asked, space="sdp")
-    with pytest.raises(InputError, match=r"cluster has 6 devices; give one of 4, .* or use `plan` or `place`"):
-        tp.switch(**asked)
-    with pytest.raises(InputError, match="pipeline is 1; give one of: 3, 6"):
-        tp.build("layer-strategies", **asked)
+    requested: dict[str, Any] = {"model": small(), "cluster": cpus(6), "batch": 12}
+    with refused("space", problem=("sdp", 6), fix=("full", "`place`")):
+        tp.plan(**requested, space="sdp")
+    with refused("cluster", problem=6, fix=(4, "`plan`", "`place`")):
+        tp.switch(**requested)
+    with refused("pipeline", problem=1, fix=(3, 6)):
+        tp.build("layer-strategies", **requested)
 
 
 def searching() -> list[str]:
@@ -214,8 +219,8 @@ def searching() -> list[str]:
 @pytest.mark.parametrize("name", searching())
 def test_a_function_has_the_common_defaults(name: str) -> None:
     parameters = inspect.signature(getattr(tp, name)).parameters
-    found = {each: parameters[each].default for each in DEFAULTS if each in parameters}
-    assert found == {each: DEFAULTS[each] for each in found}
+    found = {default: parameters[default].default for default in DEFAULTS if default in parameters}
+    assert found == {entry: DEFAULTS[entry] for entry in found}
 
 
 def test_these_functions_search() -> None:
@@ -228,8 +233,8 @@ def test_these_functions_search() -> None:
 def test_a_command_has_the_common_defaults(name: str) -> None:
     """As the default of its option; or as the help says it, where the option does not suit all that the command takes."""
     own: dict[str, Any] = options(name.split())
-    for each in DEFAULTS.keys() & own.keys():
-        if own[each].default is None:
-            assert own[each].help.endswith(f"\\[default: {DEFAULTS[each]}]")
+    for entry in DEFAULTS.keys() & own.keys():
+        if own[entry].default is None:
+            assert own[entry].help.endswith(f"\\[default: {DEFAULTS[entry]}]")
         else:
-            assert own[each].default == DEFAULTS[each]
+            assert own[entry].default == DEFAULTS[entry]

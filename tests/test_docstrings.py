@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import trainplan as tp
+from tests.helpers.source_names import PATH, mentions, names_something, trees
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("profiling", "formulations", "solvers", "execution", "trainplan")
@@ -49,7 +50,7 @@ def test_every_public_name_has_a_docstring() -> None:
 
 
 def section(text: str, name: str) -> dict[str, str]:
-    """The entries of a section of a docstring: each name, and what is said of it."""
+    """The entries of a section of a docstring: each name, and its description."""
     found = re.search(rf"^{name}:\n((?:    .*\n|\n)+)", text + "\n", re.MULTILINE)
     return {} if found is None else dict(re.findall(r"^    ([*\w]+): (.+)$", found[1], re.MULTILINE))
 
@@ -71,7 +72,7 @@ def test_every_parameter_is_documented_in_its_order(name: str) -> None:
 def test_what_a_function_gives_and_raises_is_documented(name: str) -> None:
     text = documented(name)
     assert re.search(r"^Returns:\n    \S", text, re.MULTILINE)
-    assert set(section(text, "Raises")) <= {"InputError", "MissingExtra", "WorkerError"}
+    assert set(section(text, "Raises")) <= {"InputError", "MissingExtra", "StudyStopped", "WorkerError"}
     assert section(text, "Raises") or name == "chrome_trace"
 
 
@@ -83,5 +84,25 @@ def test_every_field_of_a_type_is_documented_in_its_order(name: str) -> None:
 
 def test_the_site_reads_that_style() -> None:
     text = (ROOT / "mkdocs.yml").read_text()
-    [plugin] = [each for each in yaml.safe_load(text)["plugins"] if isinstance(each, dict) and "mkdocstrings" in each]
+    [plugin] = [entry for entry in yaml.safe_load(text)["plugins"] if isinstance(entry, dict) and "mkdocstrings" in entry]
     assert plugin["mkdocstrings"]["handlers"]["python"]["options"]["docstring_style"] == "google"
+
+
+def test_dotted_names_in_docstrings_and_comments_name_something() -> None:
+    gone = [
+        f"{path.relative_to(ROOT)}: {name}" for path in trees() for name in mentions(path) if not names_something(name, path)
+    ]
+    assert gone == []
+
+
+def test_a_name_that_is_gone_is_found() -> None:
+    path = ROOT / "formulations/runtimes.py"
+    assert all(names_something(name, path) for name in ("joint.within_runtime", "Strategy.degree", "tp.plan", "model.family"))
+    gone = ("joint.runtimes", "Strategy.no_such_method", "gone.module", "model.no_such_field")
+    assert not any(names_something(name, path) for name in gone)
+
+
+def test_files_in_docstrings_and_comments_exist() -> None:
+    named = [(path, name) for path in trees() for name in mentions(path, PATH)]
+    assert len(named) > 10
+    assert [f"{path.relative_to(ROOT)}: {name}" for path, name in named if not (ROOT / name).exists()] == []

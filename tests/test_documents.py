@@ -75,7 +75,9 @@ def test_assistants_find_every_page_in_the_index() -> None:
     assert re.match(r"# trainplan\n\n(> .+\n)+\n", text)
     entries = re.findall(r"^- \[([^\]]+)\]\(docs/([^)]+)\): (.{20,})$", text, re.MULTILINE)
     assert len(entries) == len(re.findall(r"^- ", text, re.MULTILINE))
-    assert sorted(page for _, page, _ in entries) == sorted(each for each in navigation() if not each.startswith("notebooks/"))
+    assert sorted(page for _, page, _ in entries) == sorted(
+        entry for entry in navigation() if not entry.startswith("notebooks/")
+    )
 
 
 def test_a_notebook_becomes_a_page() -> None:
@@ -95,7 +97,7 @@ def test_the_readme_is_short() -> None:
 
 
 def test_the_first_screens_have_no_placeholder() -> None:
-    """What is copied from the first screens runs, once REPOSITORY is set."""
+    """Commands copied from the first screens run, once REPOSITORY is set."""
     for page in (ROOT / "README.md", ROOT / "docs" / "index.md"):
         assert not re.search(r"<[a-z-]+>|example\.(com|org)|YOUR_|your-", page.read_text())
 
@@ -112,7 +114,7 @@ def test_blocks_of_a_page_are_found_with_their_outputs() -> None:
     text = "```sh\nmake x\ntrainplan a \\\n  --b  # c\n```\n\nprints\n\n```text\nFITS\n```\n"
     text += "```sh\ntrainplan d\n```\n```python\n1\n```\n"
     first, second = guides.blocks(text)
-    assert first.commands == [["a", "--b"]] and text[slice(*first.place)] == first.output == "FITS\n"
+    assert first.commands == [["a", "--b"]] and text[slice(*first.span)] == first.output == "FITS\n"
     assert second.commands == [["d"]] and second.output is None
 
 

@@ -29,9 +29,9 @@ import trainplan as tp
 from tests.helpers.assignments import random_assignment_dict
 from tests.helpers.cluster_instances import random_cluster_dict
 from tests.helpers.instances import random_pipeline_dict
-from tests.helpers.made import estimate
 from tests.helpers.partition_instances import random_partition_dict
 from tests.helpers.plans import GPT2, plan_of
+from tests.helpers.small_models import estimate
 from tests.helpers.switch_instances import random_instance as random_switches
 from trainplan.command import main
 
@@ -175,7 +175,7 @@ def apply(function: Callable[[Any], Any]) -> Callable[[Any, Any], None]:
 @dataclass(frozen=True)
 class Hostile:
     """A file of a format: what it holds, or what makes something else than a file at its path. field: what the line must
-    name beside the file."""
+    name next to the file."""
 
     name: str
     content: bytes | Callable[[Path], Any]
@@ -247,7 +247,7 @@ def field_faults(kind: str) -> Iterator[Hostile]:
 
 
 def leaf(path: str) -> str:
-    """The last name of a path, which a line must have where the fault lies within the field, or beside it."""
+    """The last name of a path, which a line must have where the fault lies within the field, or next to it."""
     return [str(step) for step in steps(path) if isinstance(step, str)][-1]
 
 
@@ -341,15 +341,15 @@ def misplaced(kind: str) -> Iterator[Hostile]:
 
 # Faults of the whole file: what becomes of its text, and what the line must say. Of JSON alone, or of both languages.
 TEXT_FAULTS: dict[str, tuple[Callable[[str], bytes], str, bool]] = {
-    "an empty file": (lambda text: b"", "is empty", False),
-    "a blank file": (lambda text: b" \n\t\n ", "is empty", False),
+    "an empty file": (lambda text: b"", "empty", False),
+    "a blank file": (lambda text: b" \n\t\n ", "empty", False),
     "cut off in the middle": (lambda text: text[: len(text) // 2].encode(), "", False),
     "cut off within the first name": (lambda text: text[:6].encode(), "", False),
     "without its last bracket": (lambda text: text.rstrip().removesuffix("}").encode(), "ends too early", False),
     "two documents in one file": (lambda text: (text + "\n" + text).encode(), "line", True),
-    "a comma too many": (lambda text: (text.rstrip().removesuffix("}") + ", }").encode(), "is not JSON", True),
-    "a comment in JSON": (lambda text: ("// numbers\n" + text).encode(), "is not JSON", True),
-    "Python in place of JSON": (lambda text: repr(json.loads(text)).encode(), "is not JSON", True),
+    "a comma too many": (lambda text: (text.rstrip().removesuffix("}") + ", }").encode(), " JSON ", True),
+    "a comment in JSON": (lambda text: ("// numbers\n" + text).encode(), " JSON ", True),
+    "Python in place of JSON": (lambda text: repr(json.loads(text)).encode(), " JSON ", True),
     "random bytes": (lambda text: random.Random(1).randbytes(1000), "UTF-8", False),
     "a picture": (lambda text: b"\x89PNG\r\n\x1a\n" + bytes(100), "UTF-8", False),
     "UTF-16": (lambda text: text.encode("utf-16"), "UTF-8", False),
@@ -439,7 +439,7 @@ def test_there_are_300_files_of_30_kinds() -> None:
     files = {kind: hostile(kind) for kind in KINDS}
     assert len(files) >= 30 and sum(map(len, files.values())) >= 300
     assert all(1 <= len(listed) <= MOST_OF_A_KIND for listed in files.values())
-    assert {each.name for listed in files.values() for each in listed} == set(FIELDS)
+    assert {entry.name for listed in files.values() for entry in listed} == set(FIELDS)
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -453,17 +453,17 @@ def test_without_a_fault_the_file_is_read(name: str, tmp_path: Path, call: Calla
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_ends_in_one_line(kind: str, tmp_path: Path, call: Callable[[list[str]], Done]) -> None:
     faults = []
-    for number, each in enumerate(hostile(kind)):
+    for number, entry in enumerate(hostile(kind)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        path = folder / f"{each.name}{'.yaml' if each.name == 'cluster' else '.json'}"
-        if isinstance(each.content, bytes):
-            path.write_bytes(each.content)
+        path = folder / f"{entry.name}{'.yaml' if entry.name == 'cluster' else '.json'}"
+        if isinstance(entry.content, bytes):
+            path.write_bytes(entry.content)
         else:
-            each.content(path)
-        asked = words(each.name, path, folder)
+            entry.content(path)
+        requested = words(entry.name, path, folder)
         before = sorted(os.listdir(folder))
-        done = call(asked)
+        done = call(requested)
         wrong = [
             text
             for text, found in (
@@ -471,7 +471,7 @@ def test_each_ends_in_one_line(kind: str, tmp_path: Path, call: Callable[[list[s
                 ("lines", done.stderr.count("\n") != 1),
                 ("not ours", not done.stderr.startswith("trainplan: ")),
                 ("file", path.name not in done.stderr),
-                ("field", each.field not in done.stderr),
+                ("field", entry.field not in done.stderr),
                 ("output", done.stdout != ""),
                 ("written", sorted(os.listdir(folder)) != before),
                 ("length", len(done.stderr) > 1000),
@@ -479,5 +479,5 @@ def test_each_ends_in_one_line(kind: str, tmp_path: Path, call: Callable[[list[s
             if found
         ]
         if wrong:
-            faults.append((each.name, each.field, wrong, done.code, done.stdout[:100], done.stderr[-500:]))
+            faults.append((entry.name, entry.field, wrong, done.code, done.stdout[:100], done.stderr[-500:]))
     assert not faults, "\n".join(map(str, faults))

@@ -1,4 +1,4 @@
-"""One run has one step and one memory, whichever command is asked: `import-run` of its configuration, `simulate` of the plan,
+"""One run has one step and one memory, whichever command is used: `import-run` of its configuration, `simulate` of the plan,
 `validate` of a row that describes it, and `plan --for` of the same layout."""
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import pytest
 from trainplan.execution.launch_files.run_configuration import UserSettings
 from trainplan.formulations.plan.plan import load_plan
 from trainplan.formulations.plan.request import Request
-from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time
 from trainplan.profiling.clusters.cluster import load_cluster
 
 import trainplan as tp
 from tests.helpers.calls import call
+from tests.helpers.refusals import refused
 from tests.helpers.sizes import first_and_others
-from trainplan.imported_runs.to_plan import model_of, plan_of, read, with_options
+from trainplan.imported_runs.run_model import model_of
+from trainplan.imported_runs.to_plan import plan_of, read, with_options
 from trainplan.validation.plans import predict_plan
 
 TITAN = '[model]\nname = "llama3"\nflavor = "{flavour}"\n[training]\nlocal_batch_size = {mbs}\nseq_len = {seq}\n'
@@ -41,12 +42,12 @@ class Case:
     name: str
     text: str
     cluster: str
-    said: dict[str, Any]
+    stated: dict[str, Any]
     row: dict[str, Any]
 
 
 def titan(kind: str, gpus: int, model: str, recompute: str | None = None, compiled: bool = False, **run: Any) -> Case:
-    """torchtitan's TOML beside a row."""
+    """torchtitan's TOML next to a row."""
     tp_, cp, pp = (run.get(name, 1) for name in ("tp", "cp", "pp"))
     mbs, seq, dp = run.get("mbs", 1), run.get("seq", 4096), gpus // (tp_ * cp * pp)
     local, count = (mbs, 1) if pp == 1 else (run["gbs"] // dp, run["gbs"] // dp)
@@ -67,7 +68,7 @@ def titan(kind: str, gpus: int, model: str, recompute: str | None = None, compil
 
 
 def megatron(kind: str, gpus: int, model: str, recompute: str = "none", flags: str = "", **run: Any) -> Case:
-    """Megatron-LM's arguments beside a row."""
+    """Megatron-LM's arguments next to a row."""
     tp_, cp, pp, zero = (run.get(name, default) for name, default in (("tp", 1), ("cp", 1), ("pp", 1), ("zero", 1)))
     words = {
         "--tensor-model-parallel-size": tp_,
@@ -99,7 +100,7 @@ def megatron(kind: str, gpus: int, model: str, recompute: str = "none", flags: s
 
 
 def deepspeed(kind: str, gpus: int, model: str, zero: int, recompute: str = "none", offload: str = "", **run: Any) -> Case:
-    """DeepSpeed's JSON beside a row."""
+    """DeepSpeed's JSON next to a row."""
     sharing: dict[str, Any] = {"stage": zero}
     if offload:
         sharing["offload_optimizer"] = {"device": "cpu"}
@@ -112,12 +113,12 @@ def deepspeed(kind: str, gpus: int, model: str, zero: int, recompute: str = "non
     note = note or "fp32 gradients, adamw_torch_fused"  # as transformers 5 steps where a file has no optimizer
     row = {"framework": "DeepSpeed", "model": model, "gpus": gpus, "gpu": kind, "precision": "bf16", "zero": zero}
     row |= {"gbs": gbs, "mbs": mbs, "seq": run.get("seq", 4096), "recompute": recompute, "tp": 1, "pp": 1, "cp": 1}
-    said = {"model": model, "sequence": run.get("seq", 4096), "recompute": recompute}
-    return Case("ds.json", json.dumps(content), nodes(kind, gpus), said, row | {"note": note})
+    stated = {"model": model, "sequence": run.get("seq", 4096), "recompute": recompute}
+    return Case("ds.json", json.dumps(content), nodes(kind, gpus), stated, row | {"note": note})
 
 
 def accelerate(kind: str, gpus: int, model: str, recompute: str = "none", **run: Any) -> Case:
-    """Accelerate's YAML beside a row."""
+    """Accelerate's YAML next to a row."""
     gbs, mbs = run["gbs"], run.get("mbs", 1)
     text = f"""compute_environment: LOCAL_MACHINE
 distributed_type: FSDP
@@ -130,10 +131,10 @@ mixed_precision: bf16
 num_processes: {gpus}
 num_machines: {max(1, gpus // 8)}
 """
-    said = {"model": model, "sequence": run.get("seq", 4096), "batch": gbs, "micro_batch": mbs}
+    stated = {"model": model, "sequence": run.get("seq", 4096), "batch": gbs, "micro_batch": mbs}
     row = {"framework": "Accelerate", "fsdp": "FSDP2", "model": model, "gpus": gpus, "gpu": kind, "precision": "bf16"}
     row |= {"gbs": gbs, "mbs": mbs, "seq": run.get("seq", 4096), "recompute": recompute, "tp": 1, "pp": 1, "cp": 1, "zero": 3}
-    return Case("accelerate.yaml", text, nodes(kind, gpus), said, row)
+    return Case("accelerate.yaml", text, nodes(kind, gpus), stated, row)
 
 
 def of(case: Case, change: Callable[[str], str] = str, **row: Any) -> Case:
@@ -242,7 +243,7 @@ CASES = [
 ]  # fmt: skip
 
 
-def said_by_validate(case: Case) -> tuple[int, int]:
+def reported_by_validate(case: Case) -> tuple[int, int]:
     """The step in ns and the peak in bytes of the row."""
     [row] = tp.validate([{"id": "row", **case.row}])
     assert not row.cannot, row.cannot
@@ -250,29 +251,29 @@ def said_by_validate(case: Case) -> tuple[int, int]:
     return round(row.step.step_ns), round(row.peak_gib * 2**30)
 
 
-@pytest.mark.parametrize("place", range(len(CASES)))
-def test_a_configuration_and_a_row_of_one_run_have_one_prediction(place: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("index", range(len(CASES)))
+def test_a_configuration_and_a_row_of_one_run_have_one_prediction(index: int, tmp_path: Path) -> None:
     """To the nanosecond and the byte."""
-    case = CASES[place]
+    case = CASES[index]
     path = tmp_path / case.name
     path.write_text(case.text)
-    model = case.said.get("model")
-    read_as = read(path, None, UserSettings(recompute=case.said.get("recompute"), model=model))
-    configuration = with_options(read_as, case.said.get("batch"), case.said.get("micro_batch"))
+    model = case.stated.get("model")
+    read_as = read(path, None, UserSettings(recompute=case.stated.get("recompute"), model=model))
+    configuration = with_options(read_as, case.stated.get("batch"), case.stated.get("micro_batch"))
     cluster = load_cluster(case.cluster)
-    request = Request(model_of(configuration, model, case.said.get("sequence"), None, cluster), cluster, None)
+    request = Request(model_of(configuration, model, case.stated.get("sequence"), None, cluster), cluster, None)
     assert request.model is not None and request.cluster is not None
     found = predict_plan(plan_of(configuration, request.model, request), request.cluster)
     assert not isinstance(found, str) and found.step is not None and found.peak_gib is not None
-    assert (round(found.step.step_ns), round(found.peak_gib * 2**30)) == said_by_validate(case)
+    assert (round(found.step.step_ns), round(found.peak_gib * 2**30)) == reported_by_validate(case)
 
 
-@pytest.mark.parametrize("place", first_and_others([0, 22, 28, *(x for x in range(len(CASES)) if x not in (0, 22, 28))], 3))
-def test_import_run_simulate_and_validate_say_one_step_and_one_memory(place: int, tmp_path: Path) -> None:
-    case = CASES[place]
+@pytest.mark.parametrize("index", first_and_others([0, 22, 28, *(x for x in range(len(CASES)) if x not in (0, 22, 28))], 3))
+def test_import_run_simulate_and_validate_say_one_step_and_one_memory(index: int, tmp_path: Path) -> None:
+    case = CASES[index]
     path = tmp_path / case.name
     path.write_text(case.text)
-    run = tp.import_run(path, cluster=case.cluster, search=False, **case.said)
+    run = tp.import_run(path, cluster=case.cluster, search=False, **case.stated)
     assert not isinstance(run.framework, str), run.framework
     imported = run.step_ns, max(run.peak_bytes)
     plan = run.plan.predicted
@@ -283,7 +284,7 @@ def test_import_run_simulate_and_validate_say_one_step_and_one_memory(place: int
     for devices in (None, case.cluster):
         simulated = tp.simulate(saved, cluster=devices)
         assert (simulated.step_ns, max(simulated.peak_bytes)) == imported
-    assert said_by_validate(case) == imported
+    assert reported_by_validate(case) == imported
 
 
 @pytest.mark.parametrize(
@@ -298,60 +299,61 @@ def test_import_run_simulate_and_validate_say_one_step_and_one_memory(place: int
     ),
 )
 def test_plan_for_a_runtime_says_what_simulate_says(model: str, cluster: str, runtime: str, tmp_path: Path) -> None:
-    """Of the plan itself, of the same layout for that runtime, and of what is exported of it and read again."""
+    """The prediction is that of the plan itself, of the same layout for that runtime, and of what is exported of it and read
+    again."""
     devices = load_cluster(cluster)
     request: dict[str, Any] = {"model": model, "cluster": devices, "batch": 4 * devices.devices, "sequence": 4096}
-    found = tp.plan(**request, dtype="bf16", for_=runtime, gap=0.1, beside=False)
+    found = tp.plan(**request, dtype="bf16", for_=runtime, gap=0.1, comparisons=False)
     plan = found.plan
     assert plan is not None and plan.predicted is not None and found.judged is not None
-    said = plan.predicted.step_ns, plan.predicted.most_bytes
-    assert plan.predicted.software and found.performance is not None and found.performance.step_ns == said[0] == found.step_ns
+    stated = plan.predicted.step_ns, plan.predicted.most_bytes
+    assert plan.predicted.software and found.performance is not None and found.performance.step_ns == stated[0] == found.step_ns
     simulated = tp.simulate(plan, cluster=cluster)
-    assert (simulated.step_ns, max(simulated.peak_bytes)) == said
+    assert (simulated.step_ns, max(simulated.peak_bytes)) == stated
     again = tp.simulate(plan.changed(runs_by=None, predicted=None), cluster=cluster, for_=runtime)
-    assert (again.step_ns, max(again.peak_bytes)) == said
+    assert (again.step_ns, max(again.peak_bytes)) == stated
     if runtime == "megatron":
         for name, text in tp.export(plan, runtime).files.items():
             (tmp_path / name).write_text(text)
         read = tp.import_run(tmp_path / "launch.sh", cluster=cluster, search=False)
-        assert (read.step_ns, max(read.peak_bytes)) == said
+        assert (read.step_ns, max(read.peak_bytes)) == stated
 
 
-def test_on_a_paper_s_cluster_the_walks_are_the_prediction_and_that_is_said(tmp_path: Path) -> None:
-    """Of its kernels nothing is known by classes, by which runtimes are predicted."""
+def test_on_a_paper_s_cluster_the_simulations_are_the_prediction_and_that_is_stated(tmp_path: Path) -> None:
+    """Nothing is known of its kernels by classes, by which runtimes are predicted."""
     case = CASES[27]
     path = tmp_path / case.name
     path.write_text(case.text)
-    run = tp.import_run(path, cluster="a100-16", search=False, **case.said)
+    run = tp.import_run(path, cluster="a100-16", search=False, **case.stated)
     assert isinstance(run.framework, str) and "with the numbers of the paper Galvatron-BMW" in run.framework
     assert (run.step_ns, max(run.peak_bytes)) == (run.judged.step_ns, max(run.judged.peak_bytes))
-    done = call("import-run", path, "--cluster", "a100-16", "--no-search", "--details", *flags(case.said))
+    done = call("import-run", path, "--cluster", "a100-16", "--no-search", "--details", *flags(case.stated))
     assert done.returncode in (0, 1) and "not as PyTorch FSDP (Accelerate) overlaps" in done.stdout
     assert "with the numbers of the paper Galvatron-BMW, not of data sheets" in done.stdout
 
 
-def flags(said: dict[str, Any]) -> list[str]:
+def flags(stated: dict[str, Any]) -> list[str]:
     """Arguments as the command's options."""
-    return [text for name, value in said.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    return [text for name, value in stated.items() for text in (f"--{name.replace('_', '-')}", str(value))]
 
 
-def test_simulate_of_a_plan_for_no_other_runtime_is_its_walk(tmp_path: Path) -> None:
-    plan = tp.plan(model="gpt2", cluster="h100:8", batch=64, dtype="bf16", gap=0.1, beside=False, for_="accelerate").plan
+def test_simulate_of_a_plan_for_no_other_runtime_is_its_simulation(tmp_path: Path) -> None:
+    plan = tp.plan(model="gpt2", cluster="h100:8", batch=64, dtype="bf16", gap=0.1, comparisons=False, for_="accelerate").plan
     assert plan is not None and plan.predicted is not None
     own = tp.simulate(plan, cluster="h100:8", for_="trainplan")
     assert own.judged is not None and own.software == "" and own.step_ns == own.judged.step_ns
     streams = tp.simulate(plan, cluster="h100:8", cost_model="streams")
     assert streams.judged is not None and streams.step_ns == streams.judged.step_ns
-    with pytest.raises(InputError, match="cluster is missing; give the devices on which the runtime is predicted"):
+    with refused("cluster", fix="devices"):
         tp.simulate(plan, for_="megatron")
-    with pytest.raises(InputError, match="for is 'megatorn'; did you mean 'megatron'"):
+    with refused("for", problem="megatorn", fix="megatron"):
         tp.simulate(plan, cluster="h100:8", for_="megatorn")
 
 
 def test_every_page_of_a_plan_says_its_runtime_s_step_and_memory(tmp_path: Path) -> None:
-    """And no bound of walks over its programs as if it were one of that step."""
+    """And no bound of simulations of its programs as if it were one of that step."""
     saved = tmp_path / "plan.json"
-    asked = (
+    requested = (
         "--model",
         "llama3-8b",
         "--cluster",
@@ -365,7 +367,7 @@ def test_every_page_of_a_plan_says_its_runtime_s_step_and_memory(tmp_path: Path)
         "--gap",
         0.1,
     )
-    planned = call("plan", *asked, "--details", "-o", saved)
+    planned = call("plan", *requested, "--details", "-o", saved)
     assert planned.returncode == 0 and "by the bounds of both, simulated by their own programs" in planned.stdout
     plan = load_plan(saved)
     assert plan.predicted is not None
@@ -377,28 +379,28 @@ def test_every_page_of_a_plan_says_its_runtime_s_step_and_memory(tmp_path: Path)
     explained = tp.explain(plan, time_limit=1.0)
     assert explained.step_ns == plan.predicted.step_ns and explained.software == "megatron-core"
     assert max(stage.peak_bytes for stage in explained.stages) == plan.predicted.most_bytes
-    said = call("explain", saved, "--time-limit", "1").stdout
-    assert f"{step}, as megatron-core overlaps" in said and memory in said
+    stated = call("explain", saved, "--time-limit", "1").stdout
+    assert f"{step}, as megatron-core overlaps" in stated and memory in stated
 
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_gap_is_of_what_the_bound_is_of(alone: bool, tmp_path: Path) -> None:
-    """Where a runtime is predicted, of the walks, and said as theirs."""
+    """Where a runtime is predicted, of the analyses, and reported as theirs."""
     path = tmp_path / "accelerate.yaml"
-    cluster = "a100-16" if alone else "a100-40gb:8x2"  # on a paper's cluster the walks are the prediction
+    cluster = "a100-16" if alone else "a100-40gb:8x2"  # on a paper's cluster the simulations are the prediction
     path.write_text(accelerate("a100-40gb", 16, "gpt2", gbs=64).text)
-    said = {"model": "gpt2", "sequence": 1024, "batch": 64, "micro_batch": 4}
-    asked = [*flags(said), "--gap", "0.1", "--time-limit", "5"]
-    content = json.loads(call("import-run", path, "--cluster", cluster, *asked, "--json").stdout)
+    stated = {"model": "gpt2", "sequence": 1024, "batch": 64, "micro_batch": 4}
+    requested = [*flags(stated), "--gap", "0.1", "--time-limit", "5"]
+    content = json.loads(call("import-run", path, "--cluster", cluster, *requested, "--json").stdout)
     walk = content["walk"]
     assert walk["gap"] is not None and 0 <= walk["gap"] == pytest.approx(1 - walk["bound_ns"] / walk["step_ns"])
     assert content["gap"] == (walk["gap"] if alone else None) and "bound_ns" not in content["best"]
-    text = call("import-run", path, "--cluster", cluster, *asked, "--details").stdout
+    text = call("import-run", path, "--cluster", cluster, *requested, "--details").stdout
     assert ("no bound is of the predicted time" in text, "\nproven lower bound " in text) == (not alone, alone)
 
 
 def test_a_bound_that_is_not_of_a_run_is_not_held_against_it(tmp_path: Path) -> None:
-    """It is of plans that fit by their walks, within the space that was searched."""
+    """It is of plans that fit by their memory analyses, within the space that was searched."""
     path = tmp_path / "accelerate.yaml"
     path.write_text(accelerate("h100", 8, "gpt2", gbs=64).text)
     run = tp.import_run(path, cluster="h100:8", model="gpt2", sequence=1024, batch=64, micro_batch=8, gap=0.1, time_limit=5)

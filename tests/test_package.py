@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from setuptools.command.build_py import build_py
+from setuptools.config.expand import canonic_package_data
+from setuptools.dist import Distribution
 
 import trainplan.api
 from tests.helpers.instances import random_instance
@@ -39,6 +42,20 @@ def test_every_folder_with_code_is_listed() -> None:
 def test_type_checkers_read_its_types() -> None:
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     assert "py.typed" in data["trainplan"] and (ROOT / "trainplan" / "py.typed").is_file()
+
+
+def test_lists_of_keys_are_installed_with_every_reader(tmp_path: Path) -> None:
+    """Also with the reader of a runtime that package-data does not name: setuptools finds them by one pattern."""
+    folder = tmp_path / "runtimes" / "mini"
+    folder.mkdir(parents=True)
+    for name in ("__init__.py", "reader.keys", "notes.txt"):
+        (folder / name).touch()
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    data = canonic_package_data(data)  # as setuptools reads it
+    build = build_py(Distribution({"packages": ["mini"], "package_dir": {"mini": str(folder)}, "package_data": data}))
+    build.finalize_options()
+    build.manifest_files = {}  # as of a tree that is no git checkout
+    assert [Path(path).name for path in build.find_data_files("mini", str(folder))] == ["reader.keys"]
 
 
 def test_profiling_has_no_init() -> None:
@@ -100,7 +117,7 @@ def test_help_is_light() -> None:
     assert heavy == "[" and len(ours.split()) < 10, ours
 
 
-@pytest.mark.parametrize("instance", [random_instance(1, 4, 3), random_partition(1, 6, 4, 6)], ids=lambda each: each.problem)
+@pytest.mark.parametrize("instance", [random_instance(1, 4, 3), random_partition(1, 6, 4, 6)], ids=lambda value: value.problem)
 def test_solving_an_instance_loads_its_own_problem_only(instance: Any, tmp_path: Path) -> None:
     path = tmp_path / "instance.json"
     path.write_text(json.dumps(instance.to_dict()))
@@ -129,7 +146,7 @@ def test_problems_and_solvers_load_no_torch() -> None:
 
 
 def test_the_checkout_works_as_working_directory() -> None:
-    """A REPL or notebook started in the checkout finds the sub-packages beside `trainplan/`."""
+    """A REPL or notebook started in the checkout finds the sub-packages next to `trainplan/`."""
     code = "import trainplan.profiling.models.model, trainplan.solvers.core.solve"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 

@@ -62,10 +62,10 @@ def findings(texts: list[tuple[str, str]]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "texts", [helps, pages, notebooks, report_page, literals, exports, reference], ids=lambda each: each.__name__
+    "texts", [helps, pages, notebooks, report_page, literals, exports, reference], ids=lambda value: value.__name__
 )
 def test_words_are_those_of_the_field(texts: object) -> None:
-    read = [each for each in texts() if each[1].strip()]  # type: ignore[operator]
+    read = [text for text in texts() if text[1].strip()]  # type: ignore[operator]
     assert len(read) > 20
     found = findings(read)
     assert not found, f"{len(found)} places:\n" + "\n".join(found)

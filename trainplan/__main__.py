@@ -1,4 +1,4 @@
-"""`python -m trainplan`: the command."""
+"""`python -m trainplan` runs the command."""
 
 from trainplan.command import main
 

@@ -1,4 +1,4 @@
-"""Why a plan is as it is: where its time and memory go, what its units could have instead, and what two plans differ in."""
+"""Why a plan is as it is: where its time and memory go, what other choices would cost, and in what two plans differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from trainplan.imported_runs.assess import neighbour_runs
 from trainplan.inputs import profile_of
 from trainplan.plan_words import run_words
 from trainplan.prediction.metrics import stage_shares
-from trainplan.prediction.simulate import Simulation, simulate
+from trainplan.prediction.simulate import simulate
+from trainplan.prediction.simulation import Simulation
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import FilePath, Source
@@ -30,9 +31,18 @@ from trainplan.verification import request_of_claim
 
 @dataclass(frozen=True)
 class ExplainedStage:
-    """Where the time of one stage goes, by the walks, and what its fullest device needs, as is predicted. compute,
-    communication, waiting: shares of its devices' time in a step: computing, exposed communication and copies, nothing. binds:
-    whether more memory would make the step shorter."""
+    """Where the time and the memory of one pipeline stage go.
+
+    Attributes:
+        stage: the index of the stage.
+        ranks: its ranks, as a text such as "0 to 3".
+        compute: share of its devices' time in a step in which they compute, by simulation of the plan's programs.
+        communication: share in which communication or copies are exposed, that is, hidden by no computation.
+        waiting: share in which its devices do nothing.
+        peak_bytes: predicted peak memory of its fullest device.
+        limit_bytes: the memory of a device that the plan was made for.
+        binds: whether more memory would make the step shorter.
+    """
 
     stage: int
     ranks: str
@@ -47,8 +57,13 @@ class ExplainedStage:
 @in_one_line
 @dataclass(frozen=True)
 class Neighbour:
-    """A plan with one decision changed for all units, as the runtime is predicted to run it. peak_bytes: of its fullest
-    device."""
+    """The plan with one decision changed for all of its units, as its runtime is predicted to run it.
+
+    Attributes:
+        what: a text that describes the change.
+        step_ns: the predicted step.
+        peak_bytes: the predicted peak memory of the fullest device.
+    """
 
     what: str
     step_ns: int
@@ -57,14 +72,24 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Explained:
-    """Why a plan is as it is.
+    """Why a plan is as it is: where its time and memory go, how good it is, and what changes of it would gain or lose.
 
-    step_ns: predicted, as `software` overlaps, where that is not trainplan's own runtime; objective_ns, bound_ns: what is
-    claimed of the walks over its programs; checked_ns: the bound that the claim's evidence proves, followed without any
-    solver, None where it proves nothing. changes: for each run of equal units what the first of
-    them could have instead, with the claim's costs (see `formulations.joint.changes`); complete: whether all were tried.
-    neighbours: of a plan for another runtime, plans with one decision changed, the shortest step first. run: how the plan runs,
-    in words; units: how many it has; limit_bytes: the memory of each device.
+    Attributes:
+        model: the model's name.
+        step_ns: the predicted step, as the runtime that the plan is for overlaps communication.
+        objective_ns: the plan's step by the solver's step model.
+        bound_ns: the lower bound of that step for any plan, as the solver claims it; None if it claims none.
+        checked_ns: the lower bound that the plan's evidence proves, checked without any solver; None if it proves nothing.
+        one_strategy: the strategy of all units, if they share one; else None.
+        stages: where the time and memory of each stage go.
+        changes: for each run of equal units, the other strategies that the first of them could have, by the solver's step model
+            (`formulations.joint.unit_alternatives.UnitAlternatives`).
+        complete: whether all such changes were tried within the time limit.
+        software: the other runtime that `step_ns` is predicted for; empty for trainplan's own.
+        neighbours: for a plan of another runtime, plans with one decision changed for all units, the shortest step first.
+        run: how the plan runs, as short texts such as TP2 and 1F1B.
+        units: the number of units (sub-layers).
+        limit_bytes: the memory of a device that the plan was made for.
     """
 
     model: str
@@ -87,20 +112,33 @@ class Explained:
         return f"<Explained {self.model}: {text}, {plural(len(self.changes), 'run')} of equal units>"
 
     def lacking_bytes(self, change: Any) -> int:
-        """What a device lacks under a change of one unit, from the free memory that is predicted of its stage and from what the
-        change needs more than the plan by the solver's count; 0 where all fits."""
+        """The bytes that the plan's fullest device lacks after a change of one unit (sub-layer); 0 if the change fits.
+
+        change: one of the alternatives in `changes`; for every stage it states how many more bytes the stage needs by the
+        solver's count; these are added to the stage's predicted peak.
+        """
         stages = self.stages
-        peaks = (stages[x % len(stages)].peak_bytes + more for x, more in enumerate(change.more_bytes))
+        peaks = (stages[index % len(stages)].peak_bytes + more for index, more in enumerate(change.more_bytes))
         return max(0, *(peak - self.limit_bytes for peak in peaks))
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """The explanation as a JSON-ready dict whose keys are the names of this class's attributes, such as `step_ns`,
+        `bound_ns` and `limit_bytes`; `stages`, `changes` and `neighbours` are lists of dicts."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Units that two plans treat differently: their stage and strategy in the first one and in the second one."""
+    """A run of consecutive units (sub-layers) that two plans treat differently in one way.
+
+    Attributes:
+        units: the names of the first and the last unit.
+        count: the number of units.
+        first_stage: the index of their stage in the first plan.
+        first: their strategy in the first plan.
+        second_stage: the index of their stage in the second plan.
+        second: their strategy in the second plan.
+    """
 
     units: str
     count: int
@@ -111,7 +149,7 @@ class Difference:
 
 
 class Differences(Tabular, list[Difference]):
-    """Runs of sub-layers that two plans treat differently, in the order of the sub-layers."""
+    """The runs of sub-layers that two plans treat differently, in the order of the model's sub-layers."""
 
     headings: ClassVar = {
         "units": "units",
@@ -123,8 +161,9 @@ class Differences(Tabular, list[Difference]):
     }
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dict for each run of units: the fields of `Difference`."""
-        return [asdict(each) for each in self]
+        """The table's rows: a dict for each run of sub-layers that the plans treat differently, with the fields of
+        `Difference`."""
+        return [asdict(difference) for difference in self]
 
 
 def explain(
@@ -134,65 +173,71 @@ def explain(
     time_limit: float | None = TIME_LIMIT_S,
     simulation: Simulation | None = None,
 ) -> Explained:
-    """Where a plan's time and memory go, and what each of its units could have in place of what it has.
+    """Where a plan's time and memory go, and what another strategy of a single sub-layer would gain or lose.
 
     Args:
-        plan: with the evidence of its bound, as `plan -o`, `planned.save` and `certify` give it.
-        profile: that the plan was made from, where it was.
-        time_limit: seconds for trying what units could have; what they do not allow is left out.
-        simulation: of the plan, where there is one already.
+        plan: a plan, its file, or a dict, with the evidence of its bound, as `plan -o`, `planned.save` and `certify` give it.
+        profile: the profile that the plan was made from, if it was.
+        time_limit: seconds for trying other strategies of sub-layers; those that are not reached are left out.
+        simulation: the plan's simulation, if it was simulated already.
 
     Returns:
-        Stages with their shares of time and memory, and changes of one layer.
+        Stages with their shares of time and memory, and changes of one sub-layer.
 
     Raises:
         InputError: for a plan without evidence, or of another profile.
     """
-    made = load_plan(plan)
-    claim, used = made.claim, profile_of(profile)
+    explained = load_plan(plan)
+    claim, used = explained.claim, profile_of(profile)
     if claim is None or claim.evidence is None:
         raise InputError("plan", "claim.evidence", "is missing", "give a plan that `trainplan plan -o` has written")
     if claim.evidence.cluster is None and used is None:
         raise InputError("plan", "claim.evidence.cluster", "is missing", "give the --profile that the plan was made from")
-    stated = problem(claim.problem)
-    if (refinement := stated.refinement) is None:
-        raise InputError("plan", "claim.problem", f"is {stated.name!r}, which does not tell", "give a plan of joint")
-    request = request_of_claim(made, claim.evidence, used)
-    instance = stated.instance(request)
+    the_problem = problem(claim.problem)
+    if (refinement := the_problem.refinement) is None:
+        raise InputError("plan", "claim.problem", f"is {the_problem.name!r}, which is not explained", "give a plan of joint")
+    request = request_of_claim(explained, claim.evidence, used)
+    instance = the_problem.instance(request)
     try:
-        solution = stated.load_solution(claim.evidence.solution)
-        objective_ns = stated.evaluate(instance, solution).objective
+        solution = the_problem.load_solution(claim.evidence.solution)
+        objective_ns = the_problem.evaluate(instance, solution).objective
     except (ValueError, LookupError) as error:
         problem_text = f"is of another instance ({error})"
         raise InputError("plan", "claim.evidence.solution", problem_text, "plan again with `trainplan plan -o`") from error
-    at_most = stated.instance(with_tables(request, "most"))  # under which what others need is not said too low
-    limit_bytes, peak_bytes = at_most.common_memory_bytes, getattr(stated.evaluate(at_most, solution), "peak_bytes", 0)
-    if limit_bytes is not None and peak_bytes > limit_bytes:  # of a plan that fits by its walk: the same counts for others
+    at_most = the_problem.instance(with_tables(request, "most"))  # memory tables that are never below what programs hold
+    limit_bytes, peak_bytes = at_most.common_memory_bytes, getattr(the_problem.evaluate(at_most, solution), "peak_bytes", 0)
+    if limit_bytes is not None and peak_bytes > limit_bytes:  # the plan fits by simulation: others may need as much
         at_most = at_most.with_memory(peak_bytes)
-    if not stated.violations(at_most, solution):
+    if not the_problem.violations(at_most, solution):
         instance = at_most
-    simulation = simulation or simulate(made)
+    simulation = simulation or simulate(explained)
     end = time.monotonic() + (float("inf") if time_limit is None else time_limit)
     changes = tuple(refinement.unit_alternatives(instance, solution, lambda: time.monotonic() > end))
     return Explained(
-        model=made.planned_model().name,
+        model=explained.planned_model().name,
         step_ns=simulation.step_ns,
         objective_ns=objective_ns,
         bound_ns=claim.bound_ns,
-        checked_ns=_followed_ns(stated, request, claim.evidence),
-        one_strategy=made.one_strategy,
-        stages=tuple(_stages(made, simulation, {change.stage for change in changes if change.prevented is not None})),
+        checked_ns=_followed_ns(the_problem, request, claim.evidence),
+        one_strategy=explained.one_strategy,
+        stages=tuple(_stages(explained, simulation, {change.stage for change in changes if change.prevented is not None})),
         changes=changes,
         complete=time.monotonic() <= end,
         software=simulation.software,
-        neighbours=_neighbours(made, request),
-        run=tuple(run_words(made)),
-        units=len(made.units),
-        limit_bytes=made.memory_bytes,
+        neighbours=_neighbours(explained, request),
+        run=tuple(run_words(explained)),
+        units=len(explained.units),
+        limit_bytes=explained.memory_bytes,
     )
 
 
 def _neighbours(plan: Plan, request: Request) -> tuple[Neighbour, ...]:
+    """Plans that differ from a plan in one decision for all units (sub-layers), with their predictions, the shortest predicted
+    step first.
+
+    request: the request that the plan answers. Empty unless it is for a runtime (its option `for_`) and the plan states how
+    that runtime runs it.
+    """
     runtime = request.options.get(FOR.name)
     if runtime is None or plan.runs_by is None:
         return ()
@@ -200,17 +245,26 @@ def _neighbours(plan: Plan, request: Request) -> tuple[Neighbour, ...]:
     return tuple(Neighbour(what, round(step_ns), round(peak_bytes)) for what, _, step_ns, peak_bytes in runs_of_others)
 
 
-def _followed_ns(stated: Problem, request: Request, evidence: PlanEvidence) -> int | None:
-    """The bound that evidence proves; None where it is damaged, or of another instance."""
-    if stated.certificate is None:
+def _followed_ns(the_problem: Problem, request: Request, evidence: PlanEvidence) -> int | None:
+    """The lower bound of a step, in ns, that a plan's evidence proves for the request that the plan answers, checked without a
+    solver.
+
+    the_problem: the optimization problem that the evidence is of. Returns None if its bounds have no evidence, or if the
+    evidence is damaged or belongs to another instance.
+    """
+    if the_problem.certificate is None:
         return None
     try:
-        return stated.certificate.checked_bound_ns(stated.instance(request), evidence.proof)
+        return the_problem.certificate.checked_bound_ns(the_problem.instance(request), evidence.proof)
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
         return None
 
 
 def _stages(plan: Plan, simulation: Simulation, bound: set[int]) -> list[ExplainedStage]:
+    """For each pipeline stage of a plan, in order, its shares of time and its memory.
+
+    simulation: the simulation of the plan's programs, with its performance. bound: the indices of stages at which more memory
+    would make the step shorter; an index beyond the pipeline's depth is of the stage that follows modulo the depth."""
     assert simulation.judged is not None and simulation.performance is not None
     shares = stage_shares(plan, simulation.judged)
     return [
@@ -227,11 +281,11 @@ def _stages(plan: Plan, simulation: Simulation, bound: set[int]) -> list[Explain
 
 
 def differences(first: Plan | Source, second: Plan | Source) -> Differences:
-    """Runs of sub-layers that two plans of one model treat differently.
+    """The runs of sub-layers that two plans of one model treat differently.
 
     Args:
         first: a plan, its file, or a dict.
-        second: the other one.
+        second: the other plan.
 
     Returns:
         A list of them, in the order of the sub-layers, with `frame()`.
@@ -239,23 +293,24 @@ def differences(first: Plan | Source, second: Plan | Source) -> Differences:
     Raises:
         InputError: for plans of several models.
     """
-    plans = [load_plan(each) for each in (first, second)]
+    plans = [load_plan(source) for source in (first, second)]
     if len(plans[0].units) != len(plans[1].units):
         sizes = f"has {len(plans[1].units)} sub-layers, and the other {len(plans[0].units)}"
         raise InputError("plan", "units", sizes, "give two plans of one model")
-    placed = [_placed(plan) for plan in plans]
-    labels = [f"{a}\n{b}" if a != b else "" for a, b in zip(*placed, strict=True)]
+    treated = [_stages_and_strategies(plan) for plan in plans]
+    labels = [f"{a}\n{b}" if a != b else "" for a, b in zip(*treated, strict=True)]
     rows = Differences()
-    for place, units, count, label in runs([unit.name for unit in plans[0].units], labels):
+    for index, units, count, label in runs([unit.name for unit in plans[0].units], labels):
         if label:
-            (x, one), (y, two) = placed[0][place], placed[1][place]
-            rows.append(Difference(units, count, x, one, y, two))
+            (first_stage, one), (second_stage, other) = treated[0][index], treated[1][index]
+            rows.append(Difference(units, count, first_stage, one, second_stage, other))
     return rows
 
 
-def _placed(plan: Plan) -> Sequence[tuple[int, str]]:
-    """Of every unit its stage and its strategy, with the optimizer where it is not AdamW."""
-    stages = [x for x, stage in enumerate(plan.stages) for _ in range(stage.first_unit, stage.last_unit + 1)]
+def _stages_and_strategies(plan: Plan) -> Sequence[tuple[int, str]]:
+    """For each unit (sub-layer) of a plan, in order, a pair: the index of its stage, and its strategy as a text, with the
+    optimizer's name unless that is AdamW."""
+    stages = [index for index, stage in enumerate(plan.stages) for _ in range(stage.first_unit, stage.last_unit + 1)]
     stepped = "" if plan.optimizer == "adamw" else f", {plan.optimizer}"
     texts = [f"{strategy}{stepped}" for strategy in plan.strategies()]
     return list(zip(stages, texts, strict=True))

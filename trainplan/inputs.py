@@ -1,4 +1,8 @@
-"""What users name, as what it names: models, clusters, profiles, bytes of memory; and all of it as one request."""
+"""User input as objects: models, clusters and profiles from names and files, memory sizes as bytes, and a whole request.
+
+The command and the Python verbs read their arguments with the functions of this module. A bad value raises InputError, which
+names the argument, the value and one that would work.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,8 @@ from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import Profile, load_profile
 
 LARGEST_MEMORY = 2**48
-LEAST_NUMBER = 1000  # of bytes, as a number; fewer are a slip
-LONG = 2**14  # tokens of a sample beyond which plans are of a long context, which is rarely meant unsaid
+LEAST_NUMBER = 1000  # bytes; a smaller memory size, given as a plain number, is taken for a slip (gigabytes)
+LONG = 2**14  # tokens; a model's longest sequence beyond this, taken by default, is rarely what the user wants
 
 
 def model_of(
@@ -32,10 +36,18 @@ def model_of(
     profile: Profile | None = None,
     cluster: Cluster | None = None,
 ) -> Model:
-    """A model by name or config.json; sequence and dtype left out are those of the profile, where there is one. cluster: for
-    which half precision is chosen, where neither file nor user says a dtype.
+    """The model that a user names by a shipped name or a config.json file; a Model is returned unchanged.
 
-    Warns where the longest sequence that the model allows is taken unasked, and is longer than LONG tokens.
+    Warns if the sequence is left out and the longest that the model allows is longer than LONG tokens. Raises InputError for a
+    bad name, file, sequence or dtype.
+
+    Args:
+        model: the name, the file or the Model.
+        sequence: tokens of a sample; None for the profile's, or without one the longest that the model allows.
+        dtype: the model's dtype, such as "bf16"; None for the profile's, or without one the file's. If the file states none, or
+            float32, it is the half precision that the cluster's devices train in (bfloat16 without a cluster).
+        profile: times and bytes of the model that were measured or estimated earlier, if there are any.
+        cluster: the devices to train on, if they are known.
     """
     if isinstance(model, Model):
         return model
@@ -50,8 +62,12 @@ def model_of(
 
 
 def made_for(plan: Plan) -> dict[str, Any] | None:
-    """For what a plan was made, as arguments of `plan`: its model, devices, batch and memory; None where its claim has no
-    evidence that names the devices."""
+    """The keyword arguments of `plan` that state what a given plan was made for: model, cluster, batch (samples of a step) and
+    memory (bytes of a device).
+
+    They are read from the evidence of the plan's claimed lower bound. Returns None if the plan has no evidence, or if the
+    evidence does not name the cluster, since the plan was made from a profile alone.
+    """
     evidence = None if plan.claim is None else plan.claim.evidence
     if evidence is None or evidence.cluster is None:
         return None
@@ -64,13 +80,21 @@ def made_for(plan: Plan) -> dict[str, Any] | None:
 
 
 def cluster_of(cluster: FilePath | Cluster, reserve: str | int | None = None) -> Cluster:
-    """A cluster by name or file. reserve: memory that stays free on every device, in place of its kind's. Raises InputError."""
+    """The cluster that a user names by a name or a file; a Cluster is taken as it is.
+
+    reserve: memory that stays free on every device, in bytes or as a text such as "4GiB", in place of the cluster's own
+    reserve; None for the cluster's own. Raises InputError for a bad name, file or reserve.
+    """
     loaded = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     return loaded if reserve is None else loaded.with_reserve(reserve_of(reserve, loaded.memory_bytes))
 
 
 def profile_of(profile: FilePath | Profile | None, reserve: str | int | None = None) -> Profile | None:
-    """A profile by file. reserve: memory that stays free on every device, in place of the profile's. Raises InputError."""
+    """The profile that a user names by its file; a Profile is taken as it is, and None stays None.
+
+    reserve: memory that stays free on every device, in bytes or as a text such as "4GiB", in place of the profile's own
+    reserve; None for the profile's own. Raises InputError for a bad file or reserve.
+    """
     loaded = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
     if loaded is None or reserve is None:
         return loaded
@@ -78,10 +102,11 @@ def profile_of(profile: FilePath | Profile | None, reserve: str | int | None = N
 
 
 def memory_of(memory: str | int | None, reserve: str | int | None = None) -> int | None:
-    """Bytes of one device that plans may use, such as "8GiB" or a number; None as it is. Raises InputError: for a number that
-    looks like one of gigabytes, too.
+    """The bytes of one device that plans may use: the memory that a user gives, less the reserve.
 
-    reserve: what stays free of them.
+    memory: a text such as "8GiB", or bytes; None, if the user gives none, is returned as it is. reserve: the part that stays
+    free, in the same forms; None for nothing. Raises InputError for a size that no device can have, and for a number below
+    LEAST_NUMBER, which looks like gigabytes.
     """
     if memory is None:
         return None
@@ -94,7 +119,10 @@ def memory_of(memory: str | int | None, reserve: str | int | None = None) -> int
 
 
 def reserve_of(reserve: str | int, memory_bytes: int) -> int:
-    """Bytes that stay free on a device of that memory, such as "4GiB" or a number. Raises InputError."""
+    """The bytes that stay free on a device, from a text such as "4GiB" or a number of bytes.
+
+    memory_bytes: the device's memory. Raises InputError unless the reserve is at least 0 and less than that.
+    """
     size = parse_bytes(reserve, "--reserve") if isinstance(reserve, str) else reserve
     if not 0 <= size < memory_bytes:
         example = format_bytes(memory_bytes // 16).replace(" ", "")
@@ -104,9 +132,12 @@ def reserve_of(reserve: str | int, memory_bytes: int) -> int:
 
 
 def check_spelling(names: Collection[str], possible: Collection[str], options: Collection[str], owner: str) -> None:
-    """Raises InputError for a keyword argument that is not possible, but near to one that is.
+    """Raise InputError for a keyword argument that looks like a misspelt one, and suggest the right one; an unknown name that
+    resembles none is left to the function that is called.
 
-    options: those of a method, which the command takes by `--option` alone, as it does whatever it has no flag for.
+    names: the keywords that were given. possible: known keywords that have a command-line flag of their own. options: known
+    keywords of the solution method, which the command takes as `--option NAME=VALUE`. owner: the name of the preset or problem,
+    for the message.
     """
     for name in names:
         every = [*possible, *options]
@@ -117,12 +148,14 @@ def check_spelling(names: Collection[str], possible: Collection[str], options: C
 
 
 def compiles(model: Model) -> bool:
-    """Whether plans of the model become programs, which can be checked and walked."""
+    """Whether plans of a model can be compiled to programs of instructions, which are checked and simulated; that depends on
+    the model's family."""
     return model.family in (*EXECUTED_FAMILIES, *WALKED_FAMILIES)
 
 
 def runs(model: Model) -> bool:
-    """Whether plans of the model run on local processes."""
+    """Whether plans of a model can be executed on local processes by `run`: the model's family and its dtype are both
+    supported."""
     return model.family in EXECUTED_FAMILIES and model.dtype in EXECUTED_DTYPES
 
 
@@ -145,13 +178,29 @@ def request_of(
     planned: bool = True,
     **options: Any,
 ) -> Request:
-    """A request from what users give, with the value of every parameter of a problem.
+    """The request that a user's arguments state, with a value for every parameter of an optimization problem.
 
-    A model that runs is taken as it runs (fused attention), but for an instance that is not `planned` and has the
-    paper's costs. memory: of each device, for plans (default: what is usable of it, its memory less its reserve). reserve: what
-    stays free of the memory, in place of the cluster's or the profile's own. owner: whose the parameters are, for errors.
-    fixed: values that are not up to the user. needs: what has to be there without a profile. A parameter called `sequence` is
-    the problem's, not the model's. Raises InputError.
+    Args:
+        parameters: the problem's parameters, whose values are taken from `options`, else their defaults.
+        owner: the name of the preset or problem that has the parameters, for error messages.
+        model: a name, a config.json or a Model. A model that can be executed gets fused attention, as it is executed, unless
+            the request is not `planned` and has the paper's costs.
+        cluster: a name, a file or a Cluster.
+        batch: samples of one step, over all devices.
+        memory: the memory of one device that plans may use, as a text or bytes (default: the device's memory less its reserve).
+        reserve: memory that stays free on each device, in place of the cluster's or the profile's own reserve.
+        sequence: tokens of a sample; if the problem has a parameter of this name, the value is that parameter's.
+        dtype: the model's dtype, such as "bf16".
+        profile: times and bytes measured or estimated earlier, or their file.
+        measure: whether the model is to be measured on this machine.
+        measuring: called with progress reports while the model is measured.
+        fixed: values of parameters, by name, that the user cannot change.
+        needs: the arguments that must be given if there is no profile.
+        planned: whether a plan is made of the request, rather than an instance of a problem alone.
+        **options: values of the problem's parameters by name.
+
+    Raises:
+        InputError: for a missing or bad argument.
     """
     earlier, parameters = profile_of(profile, reserve), tuple(parameters)
     for name, value in (("model", model), ("cluster", cluster)):

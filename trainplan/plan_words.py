@@ -1,4 +1,4 @@
-"""How a plan runs, in the words of the field."""
+"""A plan in a few words of the field, such as `TP2`, `PP4`, `8 micro-batches`, `1F1B`, and its layouts where units differ."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.run_length import runs
 from trainplan.formulations.plan.strategy import Strategy
 from trainplan.formulations.plan.strategy_words import degree_words
+from trainplan.formulations.schedule.orders import SCHEDULES
 from trainplan.profiling.base.quantities import plural
+from trainplan.profiling.models.optimizers import OPTIMIZERS
 
 NOTHING_AGAIN = "nothing recomputed"
-MOST_LAYOUTS = 4  # that are written out, of a plan whose sub-layers differ
+MOST_LAYOUTS = 4  # layouts that are listed of a plan whose sub-layers differ
 
 
 def run_words(plan: Plan) -> list[str]:
-    """How a plan runs, in the words of the field: degrees, ZeRO's stage, micro-batches, schedule, what is recomputed; of a plan
-    whose units differ, what they share."""
+    """How a plan runs, as a list of short texts such as ["TP2", "PP4", "DP8", "8 micro-batches", "1F1B", "nothing recomputed"].
+
+    In order: parallel degrees and ZeRO stage, pipeline stages, micro-batches, schedule, precision, optimizer, and, last, how
+    many sub-layers are recomputed. A plan whose units (sub-layers) have different layouts has no degrees in this list;
+    `layouts` lists the layouts of such a plan.
+    """
     first = plan.units[0].strategy
     alike = all(_bare(unit.strategy) == _bare(first) for unit in plan.units)
     degrees, leading = (degree_words(first), first.degree("tp") > 1) if alike else ([], False)
@@ -24,19 +30,24 @@ def run_words(plan: Plan) -> list[str]:
     shares = plan.batch.shares
     counted = plural(plan.batch.micro_batches, "micro-batch")
     words.append(counted if shares is None else f"{'/'.join(map(str, shares))} micro-batches of the pipelines")
-    words += ["GPipe"] * (plan.depth > 1 and plan.schedule == "gpipe")
+    word = SCHEDULES[plan.schedule].word
+    words += [word] * (plan.depth > 1 and bool(word))
     words += [f"{plan.sliced} sliced"] * bool(plan.sliced)
     recipe = recipe_of(plan)
     words += [] if recipe is None else [recipe.name.upper()]
-    words += ["Muon"] * (plan.optimizer == "muon") + ["states on the host"] * plan.uses_host
+    words += [OPTIMIZERS[plan.optimizer].title] * (plan.optimizer != "adamw") + ["states on the host"] * plan.uses_host
     return [*words, _recomputed(plan)]
 
 
 def _bare(strategy: Strategy) -> tuple[object, ...]:
+    """The layout of a strategy, without recomputation, so that two layouts can be compared: a tuple of its parallel levels (dp,
+    tp and so on, with degrees), ZeRO stage, sequence parallelism, and what context-parallel ranks exchange (keys or heads)."""
     return strategy.levels, strategy.zero, strategy.sequence_parallel, strategy.exchange
 
 
 def _recomputed(plan: Plan) -> str:
+    """How many of a plan's sub-layers are recomputed in the backward pass, as a whole or in some of their modules, as a text
+    such as "12 of 26 sub-layers recomputed"; NOTHING_AGAIN if none is."""
     whole = sum(unit.strategy.ckpt for unit in plan.units)
     parts = {name for unit in plan.units for name in unit.strategy.modules}
     if not whole and not parts:
@@ -48,7 +59,12 @@ def _recomputed(plan: Plan) -> str:
 
 
 def layouts(plan: Plan) -> list[list[str]]:
-    """A line for each run of units of one layout, where units differ in it."""
+    """The layouts of a plan whose units (sub-layers) do not all have one layout: a line for each run of consecutive units with
+    equal layouts, such as ["TP2, DP4: 12 sub-layers, ..."].
+
+    Each line is a list of one text. At most MOST_LAYOUTS runs are listed, and a last line counts the others. Empty if all units
+    have one layout.
+    """
     layouts = [_bare(unit.strategy) for unit in plan.units]
     if len(set(layouts)) == 1:
         return []

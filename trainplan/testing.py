@@ -1,10 +1,10 @@
-"""For authors of problems and methods: checks that they keep trainplan's protocols, to be called from their own tests.
+"""Checks for authors of problems and solution methods that these keep trainplan's protocols, to be called from their own tests.
 
-    check_problem(PROBLEM, instances)             files, costs, memory and words of tiny instances, by all of their solutions
+    check_problem(PROBLEM, instances)             files, costs, memory and texts of tiny instances, with all of their solutions
     check_request(PROBLEM, request)               from a request to instances, and to a plan whose programs are sound
-    check_method(PROBLEM, "exact", instances)     answers and bounds of a method, held against brute force
+    check_method(PROBLEM, "exact", instances)     a method's answers and bounds, compared with brute force
 
-Each raises AssertionError where something is not as `formulations.problem` says it is.
+Every check raises AssertionError where the subject does not do what the protocol in `formulations.problem` promises.
 """
 
 from __future__ import annotations
@@ -23,19 +23,23 @@ from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import Problem, Subproblem, Table, counts_overlap
 from trainplan.formulations.problem import problem as problem_named
 from trainplan.profiling.base.dataclass_records import DataclassRecord
-from trainplan.profiling.base.errors import InputError, Unsuited
+from trainplan.profiling.base.errors import InputError, Unsupported
 from trainplan.profiling.base.files import Record
 from trainplan.solvers.core.heuristic import at_least_memory, explain
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.solve import solve
 
-MOST_SOLUTIONS = 200_000  # of an instance that all solutions are looked at
-AMPLE_BYTES = 2**48
-FEW = 50  # solutions of an instance that more expensive checks look at
+MOST_SOLUTIONS = 200_000  # solutions that an instance may have at most, where all of them are checked
+AMPLE_BYTES = 2**48  # a memory limit that no solution exceeds
+FEW = 50  # solutions of an instance that the more expensive checks look at
 
 
 def check_problem(problem: Problem, instances: Iterable[Any]) -> None:
-    """All that the protocol asks of a problem, on instances of at most MOST_SOLUTIONS solutions."""
+    """Check everything that the protocol `formulations.problem.Problem` requires of a problem.
+
+    problem: the problem, written by the caller. instances: instances of it that have at most MOST_SOLUTIONS solutions, since
+    all of them are enumerated. Raises AssertionError if the problem breaks the protocol.
+    """
     check_parameters(problem)
     for instance in instances:
         assert instance.problem == problem.name
@@ -57,7 +61,8 @@ def check_problem(problem: Problem, instances: Iterable[Any]) -> None:
 
 
 def check_parameters(problem: Problem) -> None:
-    """Whether the parameters have names of their own, words, and defaults that they take themselves; and the formats exist."""
+    """Check that a problem's parameters have distinct names, help texts and valid defaults, and that its two file formats (of
+    instances and of solutions) have JSON Schemas. Raises AssertionError."""
     parameters = problem.parameters
     assert problem.name and len({parameter.name for parameter in parameters}) == len(parameters)
     for parameter in parameters:
@@ -70,7 +75,7 @@ def check_parameters(problem: Problem) -> None:
 
 
 def check_files(problem: Problem, instance: Any) -> None:
-    """Whether an instance comes back from its file as it was."""
+    """Check that an instance of a problem is unchanged after it is written as JSON and loaded again. Raises AssertionError."""
     content = json.loads(json.dumps(instance.to_dict()))
     again = problem.load(content)
     assert content["problem"] == problem.name and (again.problem, again.name) == (instance.problem, instance.name)
@@ -78,7 +83,14 @@ def check_files(problem: Problem, instance: Any) -> None:
 
 
 def check_solution(problem: Problem, instance: Any, solution: Any) -> None:
-    """Whether a solution comes back from its file, and what is said of its costs agrees."""
+    """Check one solution of an instance, feasible or not. Raises AssertionError unless all of this holds:
+
+    The solution and its objective are the same after the solution is written as JSON and loaded again. `problem.describe`
+    returns the objective, a whole number, as `time_ns`. If the instance has a memory limit and `problem.describe` returns
+    `peak_bytes`, then `problem.violations` lists a broken constraint exactly if that peak exceeds the limit. Violations are
+    nonempty texts. Tables for the screen (`problem.tables`) have a title and rows of as many cells as columns, all of them
+    texts.
+    """
     content = json.loads(json.dumps(problem.solution_dict(solution)))
     assert json.loads(json.dumps(problem.solution_dict(problem.load_solution(content)))) == content
     objective = problem.evaluate(instance, solution).objective
@@ -96,7 +108,11 @@ def check_solution(problem: Problem, instance: Any, solution: Any) -> None:
 
 
 def check_reason(instance: Any, fits: bool) -> None:
-    """Whether the problem's solvers say why nothing fits exactly where nothing does, and name a memory that does."""
+    """Check that an instance has an explanation of infeasibility exactly if no solution fits, and that something fits into the
+    least memory that the explanation names.
+
+    fits: whether any solution of the instance keeps all constraints. Raises AssertionError.
+    """
     reason = explain(instance)
     assert (reason is None) == fits, reason
     if reason is not None and instance.common_memory_bytes is not None:
@@ -105,7 +121,12 @@ def check_reason(instance: Any, fits: bool) -> None:
 
 
 def check_memory(problem: Problem, instance: Any, solutions: Iterable[Any]) -> None:
-    """Whether another limit changes nothing but the limit. InputError is for instances that know nothing of memory."""
+    """Check that changing an instance's memory limit changes nothing else: objectives stay, everything fits into ample memory,
+    and the old limit gives the old instance again.
+
+    solutions: some solutions of the instance to evaluate. An instance without a memory limit may refuse the change with
+    InputError. Raises AssertionError.
+    """
     limit = instance.common_memory_bytes
     try:
         ample = instance.with_memory(AMPLE_BYTES)
@@ -125,28 +146,38 @@ def check_memory(problem: Problem, instance: Any, solutions: Iterable[Any]) -> N
 
 
 def check_subproblems(problem: Problem, instance: Any) -> None:
-    """Whether the subproblems of the models are such, or None, or refused in one line."""
+    """Check that the problem's MILP and CP-SAT models divide an instance into Subproblem objects, or return None or refuse it
+    (Unsupported) with a message of one line. Raises AssertionError."""
     try:
         parts = problem.models.subproblems(instance, lambda: False)
-    except Unsuited as error:
+    except Unsupported as error:
         assert "\n" not in str(error)
         return
     assert parts is None or all(isinstance(part, Subproblem) for part in parts)
 
 
 def check_single_strategy(problem: Problem, instance: Any) -> None:
-    """Whether solutions with one strategy, where the problem makes them ones of the instance, cost the same there."""
-    single = problem.single_strategy
-    for narrowed in () if single is None else single.instances(instance)[:1]:
+    """Check that a solution with one strategy for all layers costs as much in the instance that is restricted to that strategy
+    as its counterpart in the whole instance.
+
+    Nothing is checked if the problem has no such restrictions (`single_strategy` is None). Raises AssertionError.
+    """
+    if (single := problem.single_strategy) is None:
+        return
+    for narrowed in single.instances(instance)[:1]:
         for solution in islice(enumerated(problem, narrowed), FEW):
-            assert single is not None
             if (widened := single.widened(instance, solution)) is not None:
                 there, here = problem.evaluate(narrowed, solution), problem.evaluate(instance, widened)
                 assert there.objective == here.objective, (there.objective, here.objective)
 
 
 def check_refinement(problem: Problem, instance: Any, solutions: Iterable[Any]) -> None:
-    """Whether a refinement says something of each configuration, narrows instances to some of them, and betters solutions."""
+    """Check a problem's `refinement`, its object that restricts an instance to single configurations and improves solutions;
+    nothing if the problem has none.
+
+    It describes every configuration of the instance, restricting the instance to one configuration keeps the objectives of
+    solutions, and removing needless recomputation keeps a solution feasible and makes it no slower. solutions: some solutions
+    of the instance; the first FEW are checked. Raises AssertionError."""
     if (refinement := problem.refinement) is None:
         return
     indices = range(len(refinement.shapes(instance)))
@@ -167,8 +198,11 @@ def check_refinement(problem: Problem, instance: Any, solutions: Iterable[Any]) 
 
 
 def check_certificate(problem: Problem, instance: Any, solutions: Iterable[Any]) -> None:
-    """Whether no solution is below the bound that a certificate shows without evidence, nor below its own bound over all
-    orders of passes."""
+    """Check a problem's `certificate`, its object that proves lower bounds without a solver; nothing if the problem has none.
+
+    No solution of the instance has an objective below the bound that is proven without evidence, nor below the bound that is
+    proven for that solution over all orders of forward and backward passes. solutions: some solutions of the instance. Raises
+    AssertionError."""
     if (certificate := problem.certificate) is None:
         return
     bound = certificate.checked_bound_ns(instance, None)
@@ -179,10 +213,20 @@ def check_certificate(problem: Problem, instance: Any, solutions: Iterable[Any])
 
 
 def check_method(problem: Problem | str, method: str, instances: Iterable[Any], **options: Any) -> list[Result]:
-    """Whether a method's answers and bounds stand by brute force; an optimum that it claims is one. Its results.
+    """Check a method's answers and lower bounds against brute force, and that an answer with the status "optimal" is optimal.
 
-    problem: itself or its name. options: of the method, and `time_limit`, `gap` and `seed`. An instance that the method does
-    not take raises Unsuited.
+    Args:
+        problem: a Problem or its name.
+        method: the method's name.
+        instances: instances of the problem that are small enough to enumerate all solutions.
+        **options: the method's own options, and `time_limit`, `gap` and `seed`.
+
+    Returns:
+        The method's result for each instance.
+
+    Raises:
+        AssertionError: for a wrong answer or bound.
+        Unsupported: for an instance that the method does not support.
     """
     results = []
     problem = problem_named(problem) if isinstance(problem, str) else problem
@@ -203,9 +247,10 @@ def check_method(problem: Problem | str, method: str, instances: Iterable[Any], 
 
 
 def check_request(problem: Problem, request: Request) -> Plan | None:
-    """Whether a request becomes instances that come back from their files, and the best of one a plan that says its programs.
+    """Check that a request becomes instances that can be written and loaded again, and that a good solution of the first one
+    becomes a plan whose compiled programs have no faults.
 
-    The plan, or None of a problem that has none.
+    Returns the plan; None for a problem whose solutions are not plans. Raises AssertionError.
     """
     check_files(problem, problem.instance(request))
     instances = problem.instances(request)
@@ -225,22 +270,28 @@ def check_request(problem: Problem, request: Request) -> Plan | None:
 
 
 def enumerated(problem: Problem, instance: Any) -> Iterator[Any]:
-    """The solutions that brute force looks at, without the moments to look at the clock."""
+    """All solutions of an instance, feasible or not, in the order in which brute force enumerates them.
+
+    The problem's enumeration also yields None, at which a search may look at the clock; these are left out.
+    """
     return (solution for solution in problem.enumeration.solutions(instance) if solution is not None)
 
 
 def optimum(problem: Problem, instance: Any) -> int | None:
-    """The least objective of all solutions that break no constraint; None where there is none."""
+    """The least objective of the solutions of an instance that keep all constraints, by brute force; None if no solution
+    does."""
     fitting = _fitting(problem, instance)
     return min((problem.evaluate(instance, solution).objective for solution in fitting), default=None)
 
 
 def _fitting(problem: Problem, instance: Any) -> Iterator[Any]:
+    """The solutions of an instance that keep all constraints, in the order in which brute force enumerates them."""
     return (solution for solution in enumerated(problem, instance) if not problem.violations(instance, solution))
 
 
 def _good_solution(problem: Problem, instance: Any) -> Any:
-    """The optimum by enumeration of a tiny instance, and the exact method's answer of a larger one."""
+    """A feasible solution of an instance: the optimum by enumeration if it has at most MOST_SOLUTIONS solutions, else the
+    answer of the problem's exact method within 30 seconds."""
     if problem.enumeration.count(instance) <= MOST_SOLUTIONS:
         return min(_fitting(problem, instance), key=lambda solution: problem.evaluate(instance, solution).objective)
     result = solve(instance, time_limit=30.0)

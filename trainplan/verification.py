@@ -1,4 +1,7 @@
-"""Instances, solutions and plans from files, and what is wrong with them."""
+"""Checks, without any solver, of plans, of the lower bounds that they claim, and of solutions of instances; and their loading.
+
+A violated constraint or a refuted claim is a finding, listed in the answer; only malformed files raise InputError.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,23 @@ from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.profiles import Profile
 from trainplan.solvers.core.result import Result, relative_gap
 
-SOLVED = ("optimal", "feasible")
-GAP_ROUNDING = 1e-9
+SOLVED = ("optimal", "feasible")  # statuses of a search that has found a plan
+GAP_ROUNDING = 1e-9  # by which a gap in a file may differ from the gap of its own numbers
 
 
 @in_one_line
 @dataclass(frozen=True)
 class Checked:
-    """What `check` found: time and memory of a solution, and every constraint that it breaks, in words.
+    """The answer of `check` for a solution: its time and memory, and every constraint that it breaks.
 
-    peak_layer_name, peak_ns: where in the model, or when in the step, the peak is, whichever the problem tells.
+    Attributes:
+        problem: the name of the instance's problem.
+        objective: the solution's objective (a step in ns); None if it cannot be evaluated.
+        peak_bytes: its peak memory in bytes, if the problem counts memory; else None.
+        peak_layer_name: the layer of the model at which the peak is, if the problem states it.
+        peak_ns: the time in the step at which the peak is, if the problem states it.
+        memory_bytes: the memory limit of a device, if all devices have the same limit.
+        violations: a text for each broken constraint.
     """
 
     problem: str
@@ -42,18 +52,29 @@ class Checked:
     violations: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """The answer as a JSON-ready dict. Keys: `problem` (name), `objective` (step in ns), `peak_bytes`, `peak_layer_name`,
+        `peak_ns` (time of the peak in the step), `memory_bytes` (the limit), each None if unknown, and `violations` (a text for
+        each broken constraint)."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class CheckedClaim:
-    """What `check` says of a plan's claim, without any solver.
+    """The answer of `check` on the lower bound of the step that a plan's file claims, checked without any solver.
 
-    claimed_bound_ns, claimed_source: what the solver says, which nothing here has checked. objective_ns: the plan's, evaluated
-    again. bound_ns: what the claim's evidence proves in whole numbers; weak_bound_ns: what needs no evidence; evidence: whether
-    there is some beyond that. restrictions: what the request left out, as the command's options say it. faults: what is claimed
-    and does not hold. unchecked: why nothing was checked.
+    Attributes:
+        problem: the name of the optimization problem that the claim is about.
+        claimed_bound_ns: the bound that the solver stated, which is not checked here.
+        claimed_source: how the bound was obtained, such as the name of the method that proved it; None if it is not stated.
+        objective_ns: the plan's objective, evaluated again; None if it cannot be evaluated.
+        bound_ns: the bound that the claim's evidence proves in whole numbers; None if it proves nothing.
+        weak_bound_ns: the bound that follows from the instance alone, without evidence.
+        evidence: whether the claim has evidence beyond the instance.
+        memory_bytes: the memory limit of a device that the plan was made for.
+        restrictions: the restrictions that the request set on the search, as the command's options state them, such as `--tp
+            2`.
+        faults: texts on statements of the claim that do not hold.
+        unchecked: why nothing was checked; None if the claim was checked.
     """
 
     problem: str
@@ -70,7 +91,8 @@ class CheckedClaim:
 
     @property
     def verdict(self) -> str:
-        """What is proven, in a sentence."""
+        """The finding as a text: how much faster than the plan any plan can be at most, or "refuted", or why nothing was
+        checked."""
         if self.unchecked is not None:
             return f"not checked: {self.unchecked}"
         if self.faults or self.objective_ns is None or self.bound_ns is None:
@@ -84,12 +106,21 @@ class CheckedClaim:
 @in_one_line
 @dataclass(frozen=True)
 class CheckedPlan:
-    """What `check` says of a plan: what is wrong with its programs, and what its fullest device needs; and of its claim, where
-    that has evidence.
+    """The answer of `check` for a plan: faults of its compiled programs, their peak memory, and the check of its claimed bound.
 
-    programs: those that were checked, of every rank, or of one of each class of equal ranks where there are many;
-    instructions: of these. stood_in_for: what of the plan no program carries out yet, where others stand for its own.
-    peak_bytes, host_bytes: of rank `peak_rank`, by the memory walk (None where there are faults).
+    Attributes:
+        model: the model's name.
+        ranks: the number of ranks of the plan.
+        programs: the number of programs that were checked: one for each rank, or one for each class of ranks with equal
+            programs.
+        instructions: the number of instructions of these programs.
+        peak_bytes: peak device memory of the fullest rank, by analysis of the programs; None if the programs have faults.
+        peak_rank: the fullest rank.
+        host_bytes: host memory of that rank.
+        memory_bytes: the memory of a device that the plan was made for.
+        faults: a text for each fault of the programs.
+        stood_in_for: features of the plan that programs do not carry out yet, so that the checked programs are a surrogate's.
+        claim: the check of the claimed bound; None if the claim has no evidence.
     """
 
     model: str
@@ -106,7 +137,8 @@ class CheckedPlan:
 
     @property
     def violations(self) -> tuple[str, ...]:
-        """What is wrong, in words: faults of the programs or the claim, or more memory than the plan was made for."""
+        """Everything that is wrong with the plan, as texts: faults of its programs, faults of its claimed bound, and a peak
+        above the memory limit. Empty if nothing is wrong."""
         faults = self.faults + (() if self.claim is None else self.claim.faults)
         if self.peak_bytes is None or self.peak_bytes <= self.memory_bytes:
             return faults
@@ -114,21 +146,22 @@ class CheckedPlan:
         return (*faults, over)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """The answer as a JSON-ready dict. Its keys are the names of this class's attributes, such as `peak_bytes` and `faults`
+        (`claim` is a dict, too, or None), and `violations`, a list of texts: everything that is wrong with the plan."""
         return {**asdict(self), "violations": self.violations}
 
 
 def load(source: InstanceLike | Source) -> Any:
-    """An instance from a file's path or a dict in its format.
+    """The problem instance in a file or a dict.
 
     Args:
-        source: the file or the dict; an instance is given back.
+        source: the file's path or the dict; an instance is returned as it is.
 
     Returns:
         The instance.
 
     Raises:
-        InputError: for what is no instance, naming the field.
+        InputError: for content that is no instance, naming the field.
     """
     if not isinstance(source, str | os.PathLike | Mapping):
         return source
@@ -144,7 +177,10 @@ def load(source: InstanceLike | Source) -> Any:
 
 
 def plan_or_instance(source: Plan | Any | Source) -> Plan | Any:
-    """A plan or an instance: itself, or from its file or a dict in its format. Raises InputError."""
+    """The plan or the problem instance in a file or a dict; an object of either kind is returned as it is.
+
+    Raises InputError for a file or a dict that is neither.
+    """
     if not isinstance(source, str | os.PathLike | Mapping):
         return source
     content = source if isinstance(source, Mapping) else read_data(source)
@@ -170,11 +206,11 @@ def check(
 
     Args:
         source: a plan or an instance: a file, a dict or the object.
-        solution: of an instance: a file, a dict, or a Result's.
-        profile: that the plan was made from, which its bound is checked with.
+        solution: the solution of an instance: a file, a dict, or a Result.
+        profile: the profile that the plan was made from, if it was; its bound is checked with that.
 
     Returns:
-        What is wrong, if anything, and what the plan or the solution needs and takes.
+        The faults, if there are any, and the time and the memory of the plan or the solution.
 
     Raises:
         InputError: for malformed files.
@@ -190,62 +226,71 @@ def check(
 
 
 def _is_plan(source: Any) -> bool:
+    """Whether a file or a dict has the fields by which a plan's file is recognised: "format", and no "problem". Raises
+    InputError for a file that cannot be read."""
     content = read_data(source) if isinstance(source, str | os.PathLike) else source
     return isinstance(content, Mapping) and "format" in content and "problem" not in content
 
 
 def check_plan(plan: Plan, where: str = "plan", profile: Profile | None = None) -> CheckedPlan:
-    """Compile a plan's programs, check them, and walk them for memory; and check its claim. where: what errors call it. Raises
-    InputError."""
+    """Compile a plan's programs, check them and the memory that they need, and check the lower bound that the plan claims.
+
+    where: the plan's name in errors, such as its file. profile: the profile that the plan was made from, if it was made from
+    one. Raises InputError for a plan whose model cannot be compiled.
+    """
     model = plan.planned_model()
     if not compiles(model):
         fix = f"give a plan of a model that becomes programs: {', '.join(EXECUTED_FAMILIES)}"
         raise InputError(where, "model.config.model_type", f"is {model.family!r}", fix)
-    made, walks = memory_of(plan)
-    fullest = max(zip(made.classes, walks, strict=True), key=lambda each: each[1].peak_bytes) if walks else None
+    compiled, memories = memory_of(plan)
+    rank, fullest = None, None
+    if memories:
+        rank, fullest = max(zip(compiled.classes, memories, strict=True), key=lambda ranked: ranked[1].peak_bytes)
     return CheckedPlan(
         model=model.name,
         ranks=plan.world,
-        programs=len(made.programs),
-        instructions=made.instructions,
-        peak_bytes=None if fullest is None else fullest[1].peak_bytes,
-        peak_rank=None if fullest is None else fullest[0],
-        host_bytes=None if fullest is None else fullest[1].host_bytes,
+        programs=len(compiled.programs),
+        instructions=compiled.instructions,
+        peak_bytes=None if fullest is None else fullest.peak_bytes,
+        peak_rank=rank,
+        host_bytes=None if fullest is None else fullest.host_bytes,
         memory_bytes=plan.memory_bytes,
-        faults=tuple(made.faults),
+        faults=tuple(compiled.faults),
         stood_in_for=stood_in_for(plan),
         claim=check_claim(plan, profile),
     )
 
 
 def check_claim(plan: Plan, profile: Profile | None = None) -> CheckedClaim | None:
-    """Make the instance that a plan's claim speaks of again, evaluate the plan in it, and follow the evidence of the bound.
+    """Check the lower bound that a plan claims: build the claim's problem instance again, evaluate the plan in it, and check
+    the evidence of the bound.
 
-    profile: that the plan was made from. None where the claim has no evidence. Raises InputError where no instance can be made.
+    profile: the profile that the plan was made from, if it was made from one. Returns None if the plan claims no bound, or the
+    claim has no evidence. Raises InputError if the instance cannot be built.
     """
     claim = plan.claim
     if claim is None or claim.evidence is None:
         return None
-    said, evidence, stated = (claim.problem, claim.bound_ns, claim.bound_source), claim.evidence, problem(claim.problem)
+    claimed, evidence, the_problem = (claim.problem, claim.bound_ns, claim.bound_source), claim.evidence, problem(claim.problem)
     if evidence.cluster is None and profile is None:
-        return CheckedClaim(*said, unchecked="the plan was made from a profile; give it as --profile")
+        return CheckedClaim(*claimed, unchecked="the plan was made from a profile; give it as --profile")
     request = request_of_claim(plan, evidence, profile)
     faults, restrictions, objective, bound, weak = contradictions(plan, request), tuple[str, ...](), None, None, None
     try:
-        scope, certificate = stated.scope, stated.certificate
+        scope, certificate = the_problem.scope, the_problem.certificate
         restrictions = () if scope is None else tuple(scope.restrictions(request, claim.cost_model))
-        instance = stated.instance(request)
-        if claim.cost_model != (costs := stated.cost_model(instance)):
+        instance = the_problem.instance(request)
+        if claim.cost_model != (costs := the_problem.cost_model(instance)):
             faults.append(f"the plan's bound is of the cost model {claim.cost_model!r}, and its evidence of {costs!r}")
         if certificate is None:
-            raise ValueError(f"bounds of {stated.name} have no evidence")
+            raise ValueError(f"bounds of {the_problem.name} have no evidence")
         bound = weak = certificate.checked_bound_ns(instance, None)
-        solution = stated.load_solution(evidence.solution)
-        faults += stated.violations(instance, solution)
-        objective = stated.evaluate(instance, solution).objective
+        solution = the_problem.load_solution(evidence.solution)
+        faults += the_problem.violations(instance, solution)
+        objective = the_problem.evaluate(instance, solution).objective
         if objective != claim.objective_ns:
             faults.append(f"the plan's objective is {objective} ns, not {claim.objective_ns}")
-        if not _same(stated.plan(instance, solution, request), plan):
+        if not _same(the_problem.plan(instance, solution, request), plan):
             faults.append("the evidence is of another plan")
         if evidence.proof is not None:
             bound = certificate.checked_bound_ns(instance, evidence.proof)
@@ -257,11 +302,12 @@ def check_claim(plan: Plan, profile: Profile | None = None) -> CheckedClaim | No
         missing = f"{error} is missing" if isinstance(error, KeyError) else error
         faults.append(str(error) if isinstance(error, ValueError) else f"the evidence is damaged: {missing}")
     proven = (evidence.proof is not None, plan.memory_bytes, restrictions)
-    return CheckedClaim(*said, objective, bound, weak, *proven, tuple(faults))
+    return CheckedClaim(*claimed, objective, bound, weak, *proven, tuple(faults))
 
 
 def contradictions(plan: Plan, request: Request) -> list[str]:
-    """What a claim says that its own numbers, or the request of its evidence, refute, in words."""
+    """The statements of a plan's claim that its own numbers, or the request in its evidence, refute: a text for each, such as
+    that the lower bound is above the objective. Empty if there is none."""
     claim, faults = plan.claim, list[str]()
     assert claim is not None
     if claim.bound_ns is not None and claim.bound_ns > claim.objective_ns:
@@ -279,25 +325,23 @@ def contradictions(plan: Plan, request: Request) -> list[str]:
     return faults
 
 
-LATER = (
-    "recompute_first",
-    "precision",
-    "gradients",
-    "cp_exchange",
-    "optimizer",
-)  # options that evidence of earlier plans does not have
+# Options of the joint problem that the evidence of plans of earlier versions does not have.
+LATER = ("recompute_first", "precision", "gradients", "cp_exchange", "optimizer")
 
 
 def request_of_claim(plan: Plan, evidence: PlanEvidence, profile: Profile | None) -> Request:
-    """The request that a plan is the answer to, as the evidence of its claim has it: of options that were not there
-    yet, the default; --fp8 is the recipe that it was before there were others. Raises InputError."""
+    """The request that a plan answers, as the evidence of its claimed bound states it.
+
+    profile: the profile that the plan was made from, if it was made from one. Evidence of earlier versions lacks some options,
+    which get their defaults, and its option fp8 becomes a precision. Raises InputError for an option with a bad value.
+    """
     assert plan.claim is not None
-    asked = {parameter.name: parameter for parameter in problem(plan.claim.problem).parameters}
+    parameters = {parameter.name: parameter for parameter in problem(plan.claim.problem).parameters}
     given = dict(evidence.options)
-    if "fp8" not in asked and isinstance(fp8 := given.pop("fp8", None), bool):
+    if "fp8" not in parameters and isinstance(fp8 := given.pop("fp8", None), bool):
         given.setdefault("precision", "fp8" if fp8 else "model")
-    options = {name: asked[name].default for name in LATER if name in asked}
-    options |= {name: asked[name].value(value) if name in asked else value for name, value in given.items()}
+    options = {name: parameters[name].default for name in LATER if name in parameters}
+    options |= {name: parameters[name].value(value) if name in parameters else value for name, value in given.items()}
     return Request(
         plan.planned_model() if profile is None or profile.described_model is not None else None,
         None if evidence.cluster is None else Cluster.model_validate(evidence.cluster),
@@ -309,30 +353,38 @@ def request_of_claim(plan: Plan, evidence: PlanEvidence, profile: Profile | None
 
 
 def _same(one: Plan, other: Plan) -> bool:
-    """Whether two plans do the same, whatever memory and back-end they are for."""
-    apart = {"memory_bytes", "backend"}
-    contents = [{name: value for name, value in plan.content.items() if name not in apart} for plan in (one, other)]
+    """Whether two plans have equal content, apart from the memory limit and the back-end that they are made for."""
+    ignored = {"memory_bytes", "backend"}
+    contents = [{name: value for name, value in plan.content.items() if name not in ignored} for plan in (one, other)]
     return contents[0] == contents[1]
 
 
 def check_solution(instance: InstanceLike | Source, solution: Result | Source | Sequence[int]) -> Checked:
-    """Check a solution (a file, a dict, or a Result's) against an instance. Raises InputError for malformed files."""
+    """Check a solution of a problem instance: its time, its memory, and every constraint that it breaks.
+
+    instance: the instance, its file, or a dict. solution: a Result, a file, a dict, or a sequence of numbers (the problem's one
+    field). Raises InputError for a malformed file. A solution that cannot be evaluated has no costs in the answer.
+    """
     loaded = load(instance)
-    stated = problem_of(loaded)
-    answer = solution_of(loaded, solution_source(stated, solution))
-    broken, limit = tuple(stated.violations(loaded, answer)), loaded.common_memory_bytes
+    the_problem = problem_of(loaded)
+    answer = solution_of(loaded, solution_source(the_problem, solution))
+    broken, limit = tuple(the_problem.violations(loaded, answer)), loaded.common_memory_bytes
     try:
-        costs = stated.describe(loaded, answer)
+        costs = the_problem.describe(loaded, answer)
     except ValueError:
         return Checked(loaded.problem, None, None, None, None, limit, broken)
     peak = {name: costs.get(name) for name in ("peak_bytes", "peak_layer_name", "peak_ns")}
     return Checked(loaded.problem, costs["time_ns"], **peak, memory_bytes=limit, violations=broken)
 
 
-def solution_source(stated: Problem, solution: Result | Source | Sequence[int]) -> Source:
-    """A solution as the problem reads it: a Result's, a bare sequence of numbers as its one list. Raises InputError."""
+def solution_source(the_problem: Problem, solution: Result | Source | Sequence[int]) -> Source:
+    """A solution as a file or a dict that its problem can load.
+
+    A Result gives its own solution; a bare sequence of numbers becomes a dict with the problem's one field; a file or a dict is
+    returned as it is. Raises InputError for a Result without a solution.
+    """
     if isinstance(solution, Result):
         if solution.solution is None:
             raise InputError("solution", "", f"is a result without one ({solution.status})", "solve the instance first")
         return solution.solution
-    return solution if isinstance(solution, str | os.PathLike | Mapping) else {stated.solution_field: list(solution)}
+    return solution if isinstance(solution, str | os.PathLike | Mapping) else {the_problem.solution_field: list(solution)}

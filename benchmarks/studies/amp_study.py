@@ -1,4 +1,4 @@
-"""What our model says of AMP's Tables 3 to 11: seconds of the listed candidates, cuts, methods, and mixed devices.
+"""Our model's results for AMP's Tables 3 to 11: seconds of the listed candidates, cuts, methods, and mixed devices.
 
 The chains are the paper's: our units in order on its layers, lambdas of no time between them. Readings, and their sources:
 - no recomputation: the published launch scripts ask for none;
@@ -90,7 +90,7 @@ OTHER_READINGS = (
 
 
 def readings(setting: Setting, among: Iterable[Reading] = tuple(READINGS.values())) -> list[Reading]:
-    """Those that the setting has layer times for."""
+    """The readings that the setting has layer times for."""
     return [reading for reading in among if setting.model == "amp-transgan" or not reading.imported]
 
 
@@ -391,7 +391,7 @@ def steps(case: tuple[str, int, int | None]) -> dict[str, dict[str, Any]]:
 # All of it
 
 
-def told(case: tuple[str, int, int | None]) -> str:
+def label(case: tuple[str, int, int | None]) -> str:
     model, batch, mbs = case
     return f"{model}, batch {batch}" + (f", mbs {mbs}" if mbs else "")
 
@@ -407,7 +407,7 @@ def compute() -> dict[str, Any]:
         for setting in SETTINGS.values()
         for reading in readings(setting)
     }
-    return {"methods": planned, "steps": {told(case): steps(case) for case in CASES}}
+    return {"methods": planned, "steps": {label(case): steps(case) for case in CASES}}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What our simulation says of AutoPipe's tables and figures: partitions and their gaps, plans of DAPPLE, Piper and AutoPipe on
+"""Our simulation of AutoPipe's tables and figures: partitions and their gaps, plans of DAPPLE, Piper and AutoPipe on
 4 to 16 GPUs, balance, speed-ups and start-up.
 
 Readings, and their sources:
@@ -193,7 +193,7 @@ def planned(setting: Setting, algorithm: str, column: int, reading: Reading = ES
     return planner(layers, setting.gpus, setting.micro_batches(column))
 
 
-def told(setting: Setting, algorithm: str, column: int, reading: Reading = ESTIMATED) -> Replicated:
+def plan_of_text(setting: Setting, algorithm: str, column: int, reading: Reading = ESTIMATED) -> Replicated:
     """The plan as far as the text tells of it; the rest by the planner's own objective."""
     stages, gpus, rounds = STAGES[algorithm][SETTINGS.index(setting)], setting.gpus, setting.micro_batches(column)
     if stages == 1:
@@ -214,9 +214,9 @@ def two_stages(layers: ReplicatedChain, replicas: tuple[int, int], rounds: int) 
     """The cut of the least L with DAPPLE's 15 of 16 replicas, and likewise 3 of 4 and 7 of 8, on the second stage."""
 
     def latency(cut: int) -> int:
-        def part(place: slice, d: int) -> LatencyPart:
+        def part(location: slice, d: int) -> LatencyPart:
             columns = (layers.forward_ns, layers.backward_ns, layers.gradient_ns)
-            forward, backward, gradient = (int(column[place].sum()) for column in columns)
+            forward, backward, gradient = (int(column[location].sum()) for column in columns)
             return LatencyPart(-(-forward // d), -(-backward // d), reduced_ns(gradient, d))
 
         message = int(layers.transfer_ns[cut - 1])
@@ -261,15 +261,15 @@ def outcome(setting: Setting, algorithm: str, column: int, plan: Replicated | No
     if plan is None:
         return {"failure": "OOM"}
     layers = chain(setting, column, reading, algorithm != "A")
-    told_of = {"cuts": list(plan.cuts), "replicas": list(plan.replicas)}
+    text_cells = {"cuts": list(plan.cuts), "replicas": list(plan.replicas)}
     try:
         result = run(layers, plan, setting.micro_batches(column), setting.mbs)
     except ValueError:
-        return {**told_of, "failure": "error"}
+        return {**text_cells, "failure": "error"}
     assert result.peak_bytes is not None
     stage_ns = zip(result.work.forward_ns, result.work.backward_ns, strict=True)
     return {
-        **told_of,
+        **text_cells,
         "failure": None if result.fits else "OOM",
         "ms": round(result.time_ns / 1e6, 1),
         "peak_gib": round(max(result.peak_bytes) / 2**30, 1),
@@ -278,7 +278,7 @@ def outcome(setting: Setting, algorithm: str, column: int, plan: Replicated | No
 
 
 def cells(kind: str, reading: Reading) -> Iterator[tuple[str, dict[str, Any]]]:
-    chosen = {"planned": planned, "told": told}[kind]
+    chosen = {"planned": planned, "told": plan_of_text}[kind]
     for setting in SETTINGS:
         for algorithm in setting.printed:
             for column in range(3):
@@ -295,7 +295,7 @@ def fitted() -> float:
     setting, algorithm, column = CALIBRATION
     printed = setting.milliseconds(algorithm, column)
     assert printed is not None
-    plan, low, high = told(setting, algorithm, column), 1.0, 10.0
+    plan, low, high = plan_of_text(setting, algorithm, column), 1.0, 10.0
     while high / low > 1 + 1e-6:
         middle = (low + high) / 2
         slow = outcome(setting, algorithm, column, plan, Reading("fit", middle))["ms"] < printed
@@ -315,7 +315,7 @@ class Score:
 
 
 def score(found: dict[str, dict[str, Any]]) -> Score:
-    """Of cells by `key`. Plans that do not run rank nothing."""
+    """Agreement of orders over cells by `key`. Plans that do not run rank nothing."""
     ratios, pairs = [], {"agree": 0, "differ": 0, "equal": 0}
     there = here = alike = 0
     for setting in SETTINGS:
@@ -337,7 +337,7 @@ def score(found: dict[str, dict[str, Any]]) -> Score:
 
 
 def slope_ms(found: dict[str, dict[str, Any]], setting: Setting, algorithm: str) -> float:
-    """What a micro-batch more takes with us, from the first column to the last."""
+    """Our time of one more micro-batch, from the first column to the last."""
     first, last = (found[key(setting, algorithm, column)]["ms"] for column in (0, 2))
     return (last - first) / (setting.micro_batches(2) - setting.micro_batches(0))
 

@@ -117,7 +117,7 @@ def machine(name: str) -> Cluster:
 
 
 def least_flops_per_s(column: Column, planner: str) -> float:
-    """Operations a second on one device that a printed throughput asks for, without recomputation."""
+    """Operations a second on one device that a printed throughput needs, without recomputation."""
     model, printed = load_model(column.model), column.printed[planner]
     assert printed
     operations = 3 * sum(unit.sublayer.forward_flops(1, 1) for unit in model.units)
@@ -148,7 +148,7 @@ def cell(column: Column, planner: Planner, given: Sizes | None = None) -> dict[s
     given = given or batches(column.cluster, column.model)
     try:
         found = search_throughput(given, planner, budget(column.memory_gib)).best
-    except InputError:  # no batch size suits the space
+    except InputError:  # no batch size fits the space
         found = None
     return point(column, planner, found)
 
@@ -228,7 +228,7 @@ def best_optimum(column: Column, cells: dict[str, dict[str, Any]]) -> dict[str, 
 
 
 def order_at(column: Column, batch: int) -> Iterable[str]:
-    """What contradicts the order of optima at one batch size: every method against the optimum of its own instance, every
+    """Contradictions to the order of optima at one batch size: every method against the optimum of its own instance, every
     space against those inside it, GPipe against 1F1B. Solved to the last nanosecond."""
     spaces = ("full", "no-ckpt", *SMALLER_SPACES)
     optima: dict[tuple[str, str], int | float] = {}
@@ -271,9 +271,9 @@ def readings(column: Column) -> dict[str, Any]:
                 given = Sizes(load_model(column.model), machine(column.cluster))
                 given.by_stages = by_stages
                 planner = replace(READINGS[name], schedule=schedule, options=(("stage_time", stage_time),))
-                told = f"{name}, {schedule}, {'m <= P' if by_stages else 'm <= 8'}, {stage_time}"
+                reported = f"{name}, {schedule}, {'m <= P' if by_stages else 'm <= 8'}, {stage_time}"
                 best = cell(column, planner, given)
-                found[told] = {"throughput": best["throughput"], "batch": best["batch"]}
+                found[reported] = {"throughput": best["throughput"], "batch": best["batch"]}
     return found
 
 
@@ -281,12 +281,12 @@ def reading_distances(study: dict[str, Any]) -> dict[str, tuple[float, float]]:
     """For each reading: the factor by which batch size and throughput are apart from the printed ones, typically."""
     logs: dict[str, list[tuple[float, float]]] = {}
     for key, found in study["readings"].items():
-        for told, ours in found.items():
-            printed = COLUMNS[key].printed[told.split(",")[0]]
+        for reported, ours in found.items():
+            printed = COLUMNS[key].printed[reported.split(",")[0]]
             if printed and printed.batch and ours["batch"]:
                 pair = math.log(ours["batch"] / printed.batch), math.log(ours["throughput"] / printed.throughput)
-                logs.setdefault(told, []).append(pair)
-    return {told: tuple(np.exp(np.abs(pairs).mean(axis=0)).tolist()) for told, pairs in logs.items()}  # type: ignore[misc]
+                logs.setdefault(reported, []).append(pair)
+    return {reported: tuple(np.exp(np.abs(pairs).mean(axis=0)).tolist()) for reported, pairs in logs.items()}  # type: ignore[misc]
 
 
 # Exceptions to the paper's order
@@ -342,9 +342,9 @@ def _cause(column: Column, planner: Planner, smaller: Planner, other: dict[str, 
         inner = instance(column, other["batch"], smaller.space, smaller.schedule)
         if _starts(given, other) != _starts(inner, other):
             return "CKPT in Strategy_Init: Algorithm 2 starts from another partition"
-    for told, options in REPAIRS:
+    for reported, options in REPAIRS:
         if not (moves and "partition" in options) and reaches(planner.method, **{**dict(planner.options), **options}):
-            return told
+            return reported
     if reaches("exact"):
         return "Algorithm 3 and the partition: the optimum of the same instance keeps the order"
     return UNEXPLAINED

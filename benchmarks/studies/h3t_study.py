@@ -1,4 +1,4 @@
-"""What our simulation says of H3T's tables and figures: every method under several limits, the case study, least memory, step
+"""Our simulation of H3T's tables and figures: every method under several limits, the case study, least memory, step
 times and the seconds of the solvers.
 
 Readings, and their sources:
@@ -77,7 +77,7 @@ SHARINGS = (1, 4, 8)
 
 @dataclass(frozen=True)
 class Reading:
-    """What a layer holds may be read in several ways. by_unit: attention and feed-forward are layers of their own. ends:
+    """One reading of what a layer holds. by_unit: attention and feed-forward are layers of their own. ends:
     embedding and head are layers of the chain, too."""
 
     name: str
@@ -182,7 +182,7 @@ def run(given: Instance, method: str, **options: Any) -> Result:
     return found
 
 
-def told(found: Result) -> dict[str, Any] | None:
+def summary(found: Result) -> dict[str, Any] | None:
     """Time, peak and what the method itself proves of its answer; None where it has none."""
     if found.objective is None:
         return None
@@ -197,7 +197,7 @@ def told(found: Result) -> dict[str, Any] | None:
 
 
 def shares(found: Result) -> dict[str, float] | None:
-    """Of every switch, the share of layers that have it on."""
+    """The share of layers that have a switch on, for every switch."""
     if found.solution is None:
         return None
     layers = load_solution(found.solution).switches
@@ -236,8 +236,8 @@ def methods_on_data(name: str) -> dict[str, Any]:
     given, found = from_data(name), {}
     for kind, limit in zip(("tight", "medium", "ample"), limits(given, 3), strict=True):
         problem = within(given, limit)
-        methods = {method: told(run(problem, method)) for method in ("label-setting", *PLANNERS, *ZERO)}
-        methods |= {method: told(run(problem, method, time_limit=MODEL_SECONDS)) for method in ("milp", "cpsat")}
+        methods = {method: summary(run(problem, method)) for method in ("label-setting", *PLANNERS, *ZERO)}
+        methods |= {method: summary(run(problem, method, time_limit=MODEL_SECONDS)) for method in ("milp", "cpsat")}
         found[kind] = {"limit_bytes": limit, "methods": methods}
     return found
 
@@ -266,11 +266,11 @@ def case(sharing: int, name: str) -> dict[str, Any]:
     and the most among all optimal choices, and the least share with recomputation of any choice that fits."""
     given, method = cases(sharing)[name]
     planned = run(given, method)
-    found: dict[str, Any] = {"planned": {**(told(planned) or {}), "on": shares(planned)}}
+    found: dict[str, Any] = {"planned": {**(summary(planned) or {}), "on": shares(planned)}}
     if method == "h3t-dp":
         best = run(given, "label-setting")
         among = {switch: list(optimal_shares(given, switch)) for switch in CASE_SWITCHES}
-        found["optimum"] = {**(told(best) or {}), "on": shares(best), "among optima": among}
+        found["optimum"] = {**(summary(best) or {}), "on": shares(best), "among optima": among}
         found["least ckpt"] = round(fewest(given, "ckpt", True, optimal=False) / given.layers, 4)
     return found
 
@@ -311,7 +311,7 @@ def under_limits(which: Case) -> dict[str, Any]:
     given, found = which.instance, {}
     for limit in limits(given):
         problem = within(given, limit)
-        found[str(limit)] = {method: told(run(problem, method)) for method in ("label-setting", *PLANNERS)}
+        found[str(limit)] = {method: summary(run(problem, method)) for method in ("label-setting", *PLANNERS)}
     return found
 
 
@@ -323,12 +323,12 @@ def steps(which: Case) -> dict[str, Any]:
     given = within(which.instance, which.setting.limit_bytes)
     time_ns, peak_bytes = alike(given, ALL_ON)
     return {
-        "dp": told(run(given, "h3t-dp")),
-        "greedy": told(run(given, "h3t-greedy")),
-        "random": told(run(given, "random")),
+        "dp": summary(run(given, "h3t-dp")),
+        "greedy": summary(run(given, "h3t-greedy")),
+        "random": summary(run(given, "random")),
         "all on": {"time_ns": time_ns, "peak_bytes": peak_bytes},
-        "optimum": told(run(given, "label-setting")),
-        **{method: told(run(which.instance, method)) for method in ZERO},  # with ample memory
+        "optimum": summary(run(given, "label-setting")),
+        **{method: summary(run(which.instance, method)) for method in ZERO},  # with ample memory
     }
 
 
@@ -369,15 +369,15 @@ def compute(processes: int = 2) -> dict[str, Any]:
     found: dict[str, Any] = {"search": searches()}  # first, and alone: it is timed
     with Pool(processes) as pool:
 
-        def each(part: Callable[..., Any], keys: Any) -> dict[str, Any]:
+        def by_key(part: Callable[..., Any], keys: Any) -> dict[str, Any]:
             return {str(key): row for key, row in zip(keys, pool.map(part, keys, chunksize=1), strict=True)}
 
-        found["data"] = each(methods_on_data, list(FILES))
+        found["data"] = by_key(methods_on_data, list(FILES))
         for sharing in SHARINGS:
-            found[f"cases, {sharing} on a link"] = each(partial(case, sharing), list(CASES))
-        found["memory"] = each(memory, SETTINGS) | {"gpt3": gpt3()}
-        found["limits"] = each(under_limits, (*EVERY, *SHARED))
-        found["steps"] = each(steps, (*EVERY, *SHARED))
+            found[f"cases, {sharing} on a link"] = by_key(partial(case, sharing), list(CASES))
+        found["memory"] = by_key(memory, SETTINGS) | {"gpt3": gpt3()}
+        found["limits"] = by_key(under_limits, (*EVERY, *SHARED))
+        found["steps"] = by_key(steps, (*EVERY, *SHARED))
     return found
 
 

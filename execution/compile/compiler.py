@@ -46,11 +46,13 @@ def compile_plan(
     most_micro_batches: int | None = None,
     ahead: bool = False,
 ) -> list[Program]:
-    """The programs of all ranks of a plan, or of those in `ranks`.
+    """Compile the programs of all ranks of a plan, or of those in `ranks` (rank numbers), in that order. A program is one
+    rank's instructions for a training step.
 
-    model: run this one instead of the plan's own model: a smaller one with the same units. most_micro_batches: compile only
-    this many first micro-batches of each rank. ahead: gather parameters one unit ahead, and post receives one pass ahead; in
-    H3T's step the switches decide that. Raises InputError for features of plans that programs do not have.
+    model: the model to run instead of the plan's own: a smaller one with the same units (sub-layers); None for the plan's own.
+    most_micro_batches: compile only this many first micro-batches of each rank; None for all. ahead: gather parameters one
+    unit ahead, and post receives one pass ahead; in H3T's step (one micro-batch, states on the host) the memory switches
+    decide that. Raises InputError for features of plans that programs do not have.
     """
     refuse_others(plan, COMPILED, "the compiler")
     model = model or plan.planned_model()
@@ -73,9 +75,9 @@ def compile_plan(
 
 
 class Arrival(NamedTuple):
-    """A message that a rank receives. kind: the buffer's name without its part, such as `hidden.4`. unit: the unit after the
-    boundary that it crosses. part: the micro-batch or half. step: 1 where it comes from the next stage, -1 from the previous
-    one."""
+    """A message that a rank receives: hidden states or their gradient, at the boundary between two pipeline stages. kind: the
+    beginning of the buffer's name, such as `hidden.4`. unit: index of the unit (sub-layer) after the boundary. part: the
+    micro-batch or half of one. step: 1 if it comes from the next stage, -1 from the previous one."""
 
     kind: str
     unit: int
@@ -85,10 +87,15 @@ class Arrival(NamedTuple):
 
 @dataclass
 class _Compiler(Residences):
-    """Issues the program of one rank of a pipeline.
+    """Builds the program of one rank of a pipeline. To issue an instruction is to append it to the program.
 
-    orders: the order of passes on every device, by number of micro-batches. interleaved: the order of passes and messages on
-    every device, where these have several stages each.
+    A unit is a sub-layer of the model, known by its index; the boundary before a unit is the point where hidden states pass
+    into it; a part is a whole micro-batch or half of one; rows are samples; the rank runs one stage, or several under the
+    interleaved schedule. `kind` is the beginning of a buffer's name, such as 'hidden.4' or 'input-gradient.4'; the part is its
+    end. `step` is 1 for the next stage of the pipeline, -1 for the previous one.
+
+    orders: by number of micro-batches, the order of passes on every device. interleaved: the order of passes and messages on
+    every device, if devices have several stages each; else None.
     """
 
     orders: Mapping[int, Sequence[Sequence[Pass]]] = field(kw_only=True)
@@ -96,7 +103,8 @@ class _Compiler(Residences):
     _posted: set[str] = field(default_factory=set)
 
     def program(self) -> Program:
-        """Issue the whole step: states, passes, reductions, the optimizer, and the sum of the loss."""
+        """Issue the whole step, from the declaration of the states' buffers over passes, reductions and the optimizer to the
+        sum of the loss, and return it as a program."""
         for unit in self.units:
             self.place_states(unit)
         if self.interleaved is None:
@@ -115,7 +123,8 @@ class _Compiler(Residences):
         return self.finished()
 
     def _in_turn(self, passes: Sequence[Pass]) -> None:
-        """Issue the passes of the rank's one stage, each with its messages."""
+        """Issue these passes of the rank's one stage, in order, each with the message that it needs and the message of its
+        result."""
         for this, following in zip_longest(passes, passes[1:]):
             if (arrival := self._arrival(this)) is not None:
                 self._receive(*arrival)
@@ -127,7 +136,8 @@ class _Compiler(Residences):
                 self._backward_pass(MicroBatchPart(this.micro_batch))
 
     def _arrival(self, task: Pass) -> Arrival | None:
-        """The message that a pass of this stage needs before it begins; None where it needs none."""
+        """The message that a pass of the rank's one stage needs before it begins: hidden states for a forward pass, their
+        gradient for a backward pass. None for forward passes of the first stage and backward passes of the last."""
         units = self.stages[self.stage]
         if task.kind == "forward":
             part = MicroBatchPart(task.micro_batch, task.half)
@@ -136,8 +146,8 @@ class _Compiler(Residences):
         return Arrival(f"input-gradient.{after}", after, MicroBatchPart(task.micro_batch), 1) if after <= self.last else None
 
     def _interleave(self, items: Sequence[Item]) -> None:
-        """Issue this rank's part of the order of passes and messages of all ranks. Consecutive messages become one
-        operation."""
+        """Issue `items`, this rank's list of passes and messages under the interleaved schedule, in order; messages that follow
+        one another directly become one operation."""
         for index, (item_kind, (kind, micro_batch, stage, _)) in enumerate(items):
             units, part = self.stages[stage], MicroBatchPart(micro_batch)
             after, first = units.stop, units.start
@@ -160,7 +170,8 @@ class _Compiler(Residences):
             self.reduce_gradients(unit)
 
     def _arrival_of(self, item: Item) -> Arrival:
-        """The message that follows from a pass of another rank, as this rank receives it."""
+        """The message in which this rank receives the result of a pass of another rank. item: a receive in the order of the
+        interleaved schedule."""
         kind, micro_batch, stage, _ = item.task
         units, part = self.stages[stage], MicroBatchPart(micro_batch)
         if kind == "forward":
@@ -168,15 +179,15 @@ class _Compiler(Residences):
         return Arrival(f"input-gradient.{units.start}", units.start, part, 1)
 
     def _forward(self, units: range, part: MicroBatchPart) -> None:
-        """The forward pass of a stage's units on a part, and the loss after the last unit of the model."""
+        """Issue the forward pass of a stage's units on a part, and the loss if the stage has the model's last unit."""
         for unit in units:
             self.forward(unit, part)
         if units.stop > self.last:
             self.loss(part)
 
     def _forward_pass(self, part: MicroBatchPart) -> None:
-        """The forward pass of the rank's one stage on a part, and the message of its output to the next stage. Halves that the
-        next stage runs as one are joined and sent after the second."""
+        """Issue the forward pass of the rank's one stage on a part, and the message of its output to the next stage, if there
+        is one. If the next stage runs the micro-batch as a whole, both halves are joined and sent after the second."""
         units = self.stages[self.stage]
         after = units.stop
         self._forward(units, part)
@@ -189,8 +200,8 @@ class _Compiler(Residences):
             self._send(f"hidden.{after}", after, whole, 1)
 
     def _backward_pass(self, part: MicroBatchPart) -> None:
-        """The backward pass of the rank's one stage on a micro-batch, and the message to the previous stage; after the last
-        micro-batch also the reductions of gradients."""
+        """Issue the backward pass of the rank's one stage on a micro-batch, and the message to the previous stage, if there is
+        one; after the last micro-batch also the reductions of gradients."""
         units = self.stages[self.stage]
         first = units.start
         last = part.micro_batch == self.micro_batches - 1
@@ -206,8 +217,9 @@ class _Compiler(Residences):
                 self.reduce_gradients(unit)
 
     def _send(self, kind: str, unit: int, part: MicroBatchPart, step: int) -> None:
-        """Send the rows at the boundary before a unit to the next (step 1) or previous (step -1) stage: all of them to the rank
-        of the same index there or, between stages of unlike sizes, to every rank the rows that it needs from this one."""
+        """Issue the sends of the rows at the boundary before a unit to the next or previous stage (`step`). If both stages
+        have equally many ranks, all rows go to the rank of the same index there; else every rank there gets the rows that it
+        needs from this one. kind: the beginning of the buffer's name."""
         name = f"{kind}.{part}"
         before, after = (unit - 1, unit) if step > 0 else (unit, unit - 1)
         there = self.neighbours(after)
@@ -233,16 +245,21 @@ class _Compiler(Residences):
             self.issued[last] = self.issued[last].changed(frees=(*self.issued[last].frees, name))
 
     def _post(self, kind: str, unit: int, part: MicroBatchPart, step: int) -> None:
-        """Declare the buffers that `_receive` is going to fill, and post them, where programs go ahead: messages may arrive
-        from now on."""
+        """Declare the buffers that the receives at the boundary before a unit (sub-layer) are going to fill, and issue the
+        posting of these receives, from which on their messages may arrive. Does nothing unless the program posts receives
+        ahead.
+
+        kind: the beginning of the buffers' names. part: the micro-batch, or half of one. step: 1 for messages from the next
+        stage, -1 for messages from the previous one."""
         for _, name, rows in self._senders(kind, unit, part, step) if self.ahead else ():
             self.buffer(name, self._received_bytes(unit, step, len(rows)))
             self.issue(Op.POST_RECEIVE, unit, part, writes=(name,))
             self._posted.add(name)
 
     def _receive(self, kind: str, unit: int, part: MicroBatchPart, step: int) -> None:
-        """Receive the rows at the boundary before a unit from the next (step 1) or previous (step -1) stage: in the sender's
-        layout or, between stages of unlike sizes, in this rank's layout, joined from what all senders send."""
+        """Issue the receives of the rows at the boundary before a unit from the next or previous stage (`step`). If both
+        stages have equally many ranks, the rows come from one sender, in its layout; else in this rank's layout, joined from
+        what all senders send. kind: the beginning of the buffer's name."""
         name, after = f"{kind}.{part}", unit - 1 if step > 0 else unit
         sources = self._senders(kind, unit, part, step)
         receives = []
@@ -260,8 +277,8 @@ class _Compiler(Residences):
             self.issue(Op.JOIN, unit, part, reads=parts, writes=(name,), frees=parts, args=args)
 
     def _senders(self, kind: str, unit: int, part: MicroBatchPart, step: int) -> list[tuple[int, str, tuple[int, ...]]]:
-        """The senders of the rows at a boundary: for each its rank, the name of the buffer that receives its message, and the
-        ids of its rows."""
+        """The ranks that send this rank the rows at the boundary before a unit, as a list of (sender's rank, name of the
+        buffer that receives its message, ids of its rows)."""
         name = f"{kind}.{part}"
         before, after = (unit, unit - 1) if step > 0 else (unit - 1, unit)
         there = self.neighbours(before)
@@ -273,14 +290,15 @@ class _Compiler(Residences):
         return [(peer, buffer, rows) for buffer, (peer, rows) in zip(names, those, strict=True)]
 
     def _received_bytes(self, unit: int, step: int, rows: int) -> int:
-        """Bytes of `rows` rows at the boundary before a unit, as they come from the next (step 1) or previous (step -1)
-        stage."""
+        """Bytes of `rows` rows at the boundary before a unit, in the layout in which they arrive from the next or previous
+        stage (`step`)."""
         before = unit if step > 0 else unit - 1
         return self.laid_bytes(unit - 1, before, rows) if self._alike(unit) else self.boundary_bytes(unit - 1, rows)
 
     def _messages(self, messages: Sequence[Instruction], there: Sequence[int]) -> None:
-        """Issue messages with the ranks of another stage (`there`) as one operation: together with the sends to the same ranks
-        that come right before receives and, under the interleaved schedule, with all messages that come right before."""
+        """Issue these sends or receives with the ranks `there` of another stage as one operation. Sends to the same ranks that
+        come right before receives are put in the same operation, so that two neighbouring stages cannot deadlock; under the
+        interleaved schedule so are all messages that come right before."""
         last = self.issued[-1] if self.issued else None
         answers = last is not None and last.op is Op.SEND and messages[0].op is Op.RECEIVE
         together = answers and last is not None and set(last.group) <= {self.rank, *there}
@@ -290,11 +308,12 @@ class _Compiler(Residences):
         self.issued.append(grouped(*messages))
 
     def _alike(self, unit: int) -> bool:
-        """Whether the stages of a unit and of the one before it have the same number of ranks."""
+        """Whether the stage of this unit and the stage of the unit before it have the same number of ranks."""
         return self.strategies[unit - 1].group == self.strategies[unit].group
 
     def _join(self, kind: str, unit: int, part: MicroBatchPart) -> MicroBatchPart:
-        """Join the buffers of both halves of the part's micro-batch; returns the whole micro-batch."""
+        """Issue the join of the buffers of both halves of the part's micro-batch in one buffer; returns the whole micro-batch.
+        kind: the beginning of the buffers' names."""
         whole = MicroBatchPart(part.micro_batch)
         names, name = tuple(f"{kind}.{half}" for half in whole.halves), f"{kind}.{whole}"
         self.buffer(name, sum(self.buffers[half] for half in names))
@@ -302,7 +321,7 @@ class _Compiler(Residences):
         return whole
 
     def _reduce_tied(self) -> None:
-        """Sum the gradients of a matrix that embedding and head share, where each has a copy of its own."""
+        """Issue the all-reduce of the gradients of a tied matrix, of which embedding and head have separate copies."""
         both = tuple(f"gradient.{unit}" for unit in (0, self.last) if unit in self.units)
         size = self.model.tied_elements * self.gradient_bytes
         group = tuple(sorted({*self.groups[0], *self.groups[-1]}))
@@ -314,10 +333,12 @@ MOST_INSTRUCTIONS = 2**20  # of a rank's program that has no steady state
 
 @dataclass(frozen=True)
 class RankClass:
-    """Ranks of one stage, ascending, that run the same program, and the program of the first of them.
+    """The ranks of one stage that run the same program up to samples and groups, and the program of the first of them. A
+    program is one rank's instructions for a training step.
 
-    few: that program with its first few micro-batches alone. rounds: the whole program, in compact form where it reaches a
-    steady state (see `execution.steady_state`). ahead: whether it gathers parameters one unit ahead.
+    plan, model: what was compiled. ranks: ascending. few: the program with its first few micro-batches alone. rounds: the
+    whole program, in compact form if it reaches a steady state, in which a group of micro-batches repeats (see
+    `execution.steady_state`). ahead: whether it gathers parameters one unit (sub-layer) ahead.
     """
 
     plan: Plan
@@ -329,18 +350,19 @@ class RankClass:
 
     @property
     def program(self) -> Program:
-        """The whole program of the first rank, with all of its micro-batches, built when it is first needed."""
+        """The whole program of the class's first rank, with all of its micro-batches; built when it is first needed."""
         return self.rounds.whole
 
     @property
     def walked(self) -> Program:
-        """A program with the same peak memory as the whole one, shorter where that reaches a steady state."""
+        """A program with the same peak memory as the whole program of the class's first rank, for memory analysis: of fewer
+        micro-batches if the program reaches a steady state."""
         return self.rounds.few
 
 
 def assure_compiled(plan: Plan, instructions: int, most: int = MOST_INSTRUCTIONS) -> None:
-    """Raises InputError where the program of a rank that reaches no steady state would have more than `most` instructions.
-    instructions: number of instructions per micro-batch."""
+    """Raises InputError if a rank's program that reaches no steady state (so that it cannot be stored in compact form) would
+    have more than `most` instructions. instructions: number of instructions per micro-batch."""
     if plan.batch.micro_batches * instructions > most:
         problem = f"is {plan.batch.micro_batches}, each with instructions of its own"
         fix = f"give at most {most // instructions}, or equal stages under 1f1b"
@@ -348,13 +370,15 @@ def assure_compiled(plan: Plan, instructions: int, most: int = MOST_INSTRUCTIONS
 
 
 def replica_samples(plan: Plan) -> int:
-    """Number of samples, or pieces of samples, in one micro-batch; where replicas have shares of their own, in that of one
-    replica."""
+    """Number of samples per micro-batch: of the whole micro-batch or, if the data-parallel replicas have unequal shares of the
+    batch, of one replica. Under context parallelism pieces of samples are counted."""
     return plan.batch.global_samples * plan.pieces // sum(plan.batch.shares or [plan.batch.micro_batches])
 
 
 def compile_classes(plan: Plan, model: Model | None = None, ahead: bool = False) -> list[RankClass]:
-    """The classes of a plan's ranks, with the program of one rank of each. model, ahead: as of `compile_plan`."""
+    """Compile one program per class of a plan's ranks; ranks of a class run the same program up to samples and groups. model:
+    the model to run instead of the plan's own, None for the plan's. ahead: gather parameters one unit (sub-layer) ahead, and
+    post receives one pass ahead. A program is one rank's instructions for a training step."""
     model = model or plan.planned_model()
     classes, samples = by_kind(planned_ranks(plan, model)), replica_samples(plan)
     programs = compile_plan(plan, model, [members[0].rank for members in classes], few_micro_batches(plan), ahead)

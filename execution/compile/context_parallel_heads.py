@@ -1,4 +1,4 @@
-"""What one rank issues for an attention whose context-parallel ranks exchange heads (see `sublayers.head_pieces`).
+"""Instructions that one rank issues for an attention whose context-parallel ranks exchange heads (see `sublayers.head_pieces`).
 
 Forward: queries, keys and values of the rank's tokens, an exchange, the core on all tokens of the rank's heads, an exchange
 back; the unit's own computation begins at the results. Backward: it leaves their gradient, which goes the same way back, to
@@ -21,13 +21,20 @@ from trainplan.profiling.models.sublayers import HeadPieces
 def forward(
     at: InstructionBuilder, share: HeadPieces, unit: int, part: MicroBatchPart, inside: str, weights: tuple[str, ...]
 ) -> str:
-    """Issue all that comes before a forward computation; returns the buffer of the core's results on the rank's tokens. inside:
-    the buffer that the unit's products read, or the input from which they compute it."""
+    """Issue (append to the rank's instructions in `at`) everything that an attention whose context-parallel ranks exchange
+    heads does before the sub-layer's forward computation: queries, keys and values of the rank's tokens, the all-to-all to all
+    tokens of the rank's heads, attention's core, and the all-to-all back. Returns the buffer of the core's results on the
+    rank's tokens.
+
+    share: sizes of these buffers. unit: index of the attention in the model. part: micro-batch or half. inside: the buffer
+    that the matrix multiplications read. weights: buffers of the parameters.
+    """
     ckpt = at.strategies[unit].ckpt
-    recomputed, core_recomputed = share.again or ckpt, share.core_again or ckpt
+    recomputed, core_recomputed = share.recomputes_projections or ckpt, share.recomputes_core or ckpt
     issue_own_keys(at, unit, part, inside, weights, graph=not recomputed)
     own, mixed = f"keys.{unit}.{part}", f"mixed.{unit}.{part}"
-    heads = _to_heads(at, share, unit, part, own, f"heads.{unit}.{part}", (own,) if recomputed or not share.core_again else ())
+    freed = (own,) if recomputed or not share.recomputes_core else ()
+    heads = _to_heads(at, share, unit, part, own, f"heads.{unit}.{part}", freed)
     _core(at, share, unit, part, heads, graph=not core_recomputed)
     return _to_tokens(at, share, unit, part, mixed, f"results.{unit}.{part}", (mixed,) if core_recomputed else ())
 
@@ -35,10 +42,16 @@ def forward(
 def before_backward(
     at: InstructionBuilder, share: HeadPieces, unit: int, part: MicroBatchPart, inside: str, weights: tuple[str, ...]
 ) -> str:
-    """Issue what has to be recomputed before a backward computation; arguments and result as of `forward`."""
+    """Issue (append to the rank's instructions in `at`) the recomputation that an attention whose context-parallel ranks
+    exchange heads needs before the sub-layer's backward computation; nothing if all is kept. Returns the buffer of the core's
+    results on the rank's tokens.
+
+    share: sizes of these buffers. unit: index of the attention in the model. part: micro-batch or half. inside: the buffer
+    that the matrix multiplications read. weights: buffers of the parameters.
+    """
     ckpt, own, results = at.strategies[unit].ckpt, f"keys.{unit}.{part}", f"results.{unit}.{part}"
-    core_recomputed = share.core_again or ckpt
-    if share.again or ckpt:
+    core_recomputed = share.recomputes_core or ckpt
+    if share.recomputes_projections or ckpt:
         issue_own_keys(at, unit, part, inside, weights, graph=True, freed=not core_recomputed)
     if core_recomputed:
         heads = _to_heads(at, share, unit, part, own, f"heads.{unit}.{part}", (own,))
@@ -49,8 +62,9 @@ def before_backward(
 
 
 def after_backward(at: InstructionBuilder, share: HeadPieces, unit: int, part: MicroBatchPart) -> None:
-    """Issue the way from the gradient of the core's results on the rank's tokens to the gradient of its queries, keys and
-    values."""
+    """Issue (append to the rank's instructions in `at`) the way back from the gradient of the core's results on the rank's
+    tokens to the gradient of its queries, keys and values: all-to-all, backward pass of attention's core, all-to-all back.
+    share: sizes of these buffers. unit: index of the attention in the model. part: micro-batch or half."""
     rows, suffix = len(at.rows(unit, part)), f"{unit}.{part}"
     gradient_of_results, mixed = f"results-gradient.{suffix}", f"mixed-gradient.{suffix}"
     _to_heads(at, share, unit, part, gradient_of_results, mixed, (gradient_of_results,))
@@ -70,8 +84,10 @@ def issue_own_keys(
     graph: bool,
     freed: bool = False,
 ) -> None:
-    """Issue keys and values of the rank's own tokens, and queries where heads are exchanged. graph: whether the graph is kept.
-    freed: whether the results are freed at once, since only the graph is needed."""
+    """Issue (append to the rank's instructions in `at`) the computation of the keys and values of the rank's own tokens, and
+    of queries if context-parallel ranks exchange heads. unit: index of the attention in the model. part: micro-batch or half.
+    inside: the buffer that the matrix multiplications read. weights: buffers of the parameters. graph: whether autograd's
+    graph is kept. freed: whether the results are freed at once, since only the graph is needed."""
     share, rows = at.key_share(unit), len(at.rows(unit, part))
     assert share is not None
     own, kept = at.buffer(f"keys.{unit}.{part}", share.own_bytes(rows)), share.graph_bytes(rows)
@@ -83,7 +99,9 @@ def issue_own_keys(
 
 
 def _core(at: InstructionBuilder, share: HeadPieces, unit: int, part: MicroBatchPart, heads: str, graph: bool) -> None:
-    """Issue attention's core on all tokens of the rank's heads. graph: whether its graph is kept."""
+    """Issue (append to the rank's instructions in `at`) attention's core on all tokens of the rank's heads. share: sizes of
+    its buffers. unit: index of the attention in the model. part: micro-batch or half. heads: the buffer of queries, keys and
+    values. graph: whether autograd's graph is kept."""
     rows = len(at.rows(unit, part))
     mixed, kept = at.buffer(f"mixed.{unit}.{part}", share.mixed_bytes(rows)), share.core_graph_bytes(rows)
     fields: dict[str, Any] = {"reads": (heads,), "writes": (mixed,), "frees": (heads,)}
@@ -97,7 +115,9 @@ def _core(at: InstructionBuilder, share: HeadPieces, unit: int, part: MicroBatch
 def _to_heads(
     at: InstructionBuilder, share: HeadPieces, unit: int, part: MicroBatchPart, source: str, into: str, frees: tuple[str, ...]
 ) -> str:
-    """Issue the exchange from all heads of the rank's tokens to all tokens of the rank's heads; returns the buffer `into`."""
+    """Issue (append to the rank's instructions in `at`) the all-to-all from all heads of the rank's tokens, in the buffer
+    `source`, to all tokens of the rank's heads, in the buffer `into`, whose name is returned. share: sizes of the buffers.
+    unit: index of the attention in the model. part: micro-batch or half. frees: buffers to free after it."""
     rows = len(at.rows(unit, part))
     size = share.whole_bytes(rows) if into.startswith("heads") else share.mixed_bytes(rows)
     _exchanged(at, Op.EXCHANGE_HEADS, unit, part, source, at.buffer(into, size), frees, size)
@@ -107,7 +127,9 @@ def _to_heads(
 def _to_tokens(
     at: InstructionBuilder, share: HeadPieces, unit: int, part: MicroBatchPart, source: str, into: str, frees: tuple[str, ...]
 ) -> str:
-    """Issue the exchange from all tokens of the rank's heads to all heads of the rank's tokens; returns the buffer `into`."""
+    """Issue (append to the rank's instructions in `at`) the all-to-all from all tokens of the rank's heads, in the buffer
+    `source`, to all heads of the rank's tokens, in the buffer `into`, whose name is returned. share: sizes of the buffers.
+    unit: index of the attention in the model. part: micro-batch or half. frees: buffers to free after it."""
     rows = len(at.rows(unit, part))
     size = share.results_bytes(rows) if into.startswith("results") else share.own_bytes(rows)
     _exchanged(at, Op.EXCHANGE_TOKENS, unit, part, source, at.buffer(into, size), frees, at.buffers[source])
@@ -117,7 +139,8 @@ def _to_tokens(
 def _exchanged(
     at: InstructionBuilder, op: Op, unit: int, part: MicroBatchPart, source: str, into: str, frees: tuple[str, ...], size: int
 ) -> None:
-    """Issue an exchange of `size` bytes. Its temporaries are a copy of what is sent, ordered by rank, and one of what
-    arrives."""
+    """Issue (append to the rank's instructions in `at`) an all-to-all `op` of `size` bytes from the buffer `source` to the
+    buffer `into` among the context-parallel ranks of attention `unit`. Its temporaries are a copy of what is sent, ordered by
+    rank, and one of what arrives. part: micro-batch or half. frees: buffers to free after it."""
     fields: dict[str, Any] = {"reads": (source,), "writes": (into,), "frees": frees, "group": at.piece_peers(unit)}
     at.issue(op, unit, part, **fields, message_bytes=size, workspace_bytes=2 * size - at.buffers[into])

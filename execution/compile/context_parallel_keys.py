@@ -1,4 +1,4 @@
-"""What one rank issues for the keys and values of an attention under context parallelism (see `sublayers.pieces`).
+"""Instructions that one rank issues for the keys and values of an attention under context parallelism (see `sublayers.pieces`).
 
 Forward: the rank's own keys and values, then a gather of those of all tokens, which are freed after the computation. Backward:
 they are gathered again; the computation writes their gradient on all tokens, of which the rank gets its own part of the sum
@@ -20,9 +20,14 @@ from trainplan.profiling.models.sublayers import HeadPieces
 
 
 def forward(at: InstructionBuilder, unit: int, part: MicroBatchPart, inside: str, weights: tuple[str, ...]) -> tuple[str, ...]:
-    """Issue keys and values before a forward computation; returns the buffer that the computation then reads: all keys and
-    values or, where ranks exchange heads, the results of the core. Empty for units without context parallelism. inside: the
-    buffer that the unit's products read, or the input from which they compute it."""
+    """Issue (append to the rank's instructions in `at`) what an attention under context parallelism does before its forward
+    computation: keys and values of the rank's tokens, and their all-gather. Returns the buffer that the forward computation
+    then reads: all keys and values or, if ranks exchange heads, the results of attention's core. Empty for units (sub-layers)
+    without context parallelism.
+
+    unit: index of the unit. part: micro-batch or half. inside: the buffer that the matrix multiplications read. weights:
+    buffers of the parameters.
+    """
     if (share := at.key_share(unit)) is None:
         return ()
     if isinstance(share, HeadPieces):
@@ -33,15 +38,23 @@ def forward(at: InstructionBuilder, unit: int, part: MicroBatchPart, inside: str
 
 
 def done_with(at: InstructionBuilder, unit: int, keys: tuple[str, ...]) -> tuple[str, ...]:
-    """The buffers among `keys`, the result of `forward`, that are freed after the forward computation. Results of cores stay,
-    unless the unit is recomputed."""
+    """The buffers to free after the forward computation of the attention with index `unit`. keys: the result of `forward`: the
+    buffer that this computation read, or nothing. Gathered keys and values are freed; results of attention's core (if ranks
+    exchange heads) are freed only if the attention is recomputed. at: the builder of the rank's program."""
     return keys if not isinstance(at.key_share(unit), HeadPieces) or at.strategies[unit].ckpt else ()
 
 
 def before_backward(
     at: InstructionBuilder, unit: int, part: MicroBatchPart, inside: str, weights: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Issue keys and values before a backward computation; arguments and result as of `forward`."""
+    """Issue (append to the rank's instructions in `at`) what an attention under context parallelism does before its backward
+    computation: recomputation of keys and values if they were not kept, and their all-gather. Returns the buffer that the
+    backward computation then reads: all keys and values or, if ranks exchange heads, the results of attention's core. Empty
+    for units (sub-layers) without context parallelism.
+
+    unit: index of the unit. part: micro-batch or half. inside: the buffer that the matrix multiplications read. weights:
+    buffers of the parameters.
+    """
     if (share := at.key_share(unit)) is None:
         return ()
     if isinstance(share, HeadPieces):
@@ -52,7 +65,8 @@ def before_backward(
 
 
 def gradient_of(at: InstructionBuilder, unit: int, part: MicroBatchPart, keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Declare the buffers in which a backward computation leaves the gradient of `keys`, the result of `before_backward`."""
+    """Declare, in the builder `at`, the buffers in which the backward computation of attention `unit` leaves the gradient of
+    `keys`, the result of `before_backward`, and return their names; empty for empty `keys`. part: micro-batch or half."""
     name = "results-gradient" if isinstance(at.key_share(unit), HeadPieces) else "keys-gradient-whole"
     return tuple(at.buffer(f"{name}.{unit}.{part}", at.buffers[key]) for key in keys)
 
@@ -67,8 +81,13 @@ def after_backward(
     gradient: str,
     frees: tuple[str, ...],
 ) -> None:
-    """Issue, after a backward computation, what the gradient of keys and values adds to the gradient of the input (`into`) and
-    of the parameters (`gradient`). frees: buffers to free after that."""
+    """Issue (append to the rank's instructions in `at`) what an attention under context parallelism does after its backward
+    computation: the reduce-scatter of the gradient of keys and values, and the backward pass of their projections, which adds
+    to the gradient of the input (the buffer `into`) and of the parameters (the buffer `gradient`).
+
+    unit: index of the attention. part: micro-batch or half. inside: the buffer that the matrix multiplications read. weights:
+    buffers of the parameters. frees: buffers to free after that.
+    """
     share, rows = at.key_share(unit), len(at.rows(unit, part))
     assert share is not None
     own = at.buffer(f"keys-gradient.{unit}.{part}", share.own_bytes(rows))
@@ -92,14 +111,16 @@ def after_backward(
 
 
 def _again(at: InstructionBuilder, unit: int) -> bool:
-    """Whether a unit's own keys and values are computed again in the backward pass."""
+    """Whether the keys and values of the rank's own tokens are computed again in the backward pass of the attention with index
+    `unit`, instead of being kept. at: the builder of the rank's program."""
     share = at.key_share(unit)
-    return share is not None and (share.again or at.strategies[unit].ckpt)
+    return share is not None and (share.recomputes_projections or at.strategies[unit].ckpt)
 
 
 def _gathered(at: InstructionBuilder, unit: int, part: MicroBatchPart, freed: bool) -> str:
-    """Issue the gather of the keys and values of all tokens; returns its buffer. freed: whether the rank's own are freed
-    then."""
+    """Issue (append to the rank's instructions in `at`) the all-gather of keys and values over the context-parallel ranks of
+    attention `unit`; returns the buffer of the keys and values of all tokens. part: micro-batch or half. freed: whether the
+    rank's own keys and values are freed after it."""
     share, rows, own = at.key_share(unit), len(at.rows(unit, part)), f"keys.{unit}.{part}"
     assert share is not None
     whole = at.buffer(f"keys-whole.{unit}.{part}", share.whole_bytes(rows))

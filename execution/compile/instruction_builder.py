@@ -12,8 +12,9 @@ from trainplan.execution.program import AGAIN, Instruction, MicroBatchPart, Prog
 
 @dataclass
 class InstructionBuilder(PlannedRank):
-    """A rank of a plan with the buffers and instructions that have been issued for it. buffers: bytes by name. persistent:
-    names of buffers that live from step to step. issued: in order."""
+    """A rank of a plan, with the buffers and instructions that have been issued for it so far; to issue an instruction is to
+    append it. buffers: bytes by the buffer's name. persistent: names of buffers that live from step to step. issued:
+    instructions, in order."""
 
     buffers: dict[str, int] = field(default_factory=dict)
     persistent: set[str] = field(default_factory=set)
@@ -21,23 +22,25 @@ class InstructionBuilder(PlannedRank):
 
     @classmethod
     def at(cls, rank: PlannedRank, **fields: Any) -> Self:
-        """A builder for a rank. fields: those that only the subclass has."""
+        """A builder of this class for a rank. fields: the fields that only the subclass has."""
         placed = (rank.model, rank.strategies, rank.stages, rank.groups, rank.batch, rank.rank, rank.sliced)
         fields |= {"most_micro_batches": rank.most_micro_batches, "planned": rank.planned, "precision": rank.precision}
         fields["optimizer"] = rank.optimizer
         return cls(*placed, **fields)
 
     def program(self) -> Program:
-        """Issue everything that the rank does in one step, and return it as a program."""
+        """Issue everything that the rank does in one step, and return it as a program. Subclasses define it."""
         raise NotImplementedError
 
     def issue(self, op: Op, unit: int | None = None, part: MicroBatchPart | None = None, **fields: Any) -> None:
-        """Append an instruction. part: the micro-batch or half that it is about. fields: the other fields of `Instruction`."""
+        """Append an instruction. unit: index of the unit (sub-layer) that it is about. part: the micro-batch or half that it is
+        about. Both are None for instructions of the whole step. fields: the other fields of `Instruction`."""
         self.issued.append(self.instruction(op, unit, part, **fields))
 
     def instruction(self, op: Op, unit: int | None = None, part: MicroBatchPart | None = None, **fields: Any) -> Instruction:
-        """An instruction, not yet appended. The samples that it is about are added to its arguments, unless these name them
-        already."""
+        """Make an instruction, without appending it. unit: index of the unit (sub-layer) that it is about. part: the
+        micro-batch or half that it is about. Both are None for instructions of the whole step. fields: the other fields of
+        `Instruction`; ids of samples are added to `args` if the operation names samples and they are not given."""
         micro_batch, half = part or (None, None)
         instruction = Instruction(op, unit, micro_batch, half, **fields)
         if op.spec.names_samples and instruction.args.keys() <= {AGAIN}:
@@ -45,14 +48,15 @@ class InstructionBuilder(PlannedRank):
         return instruction
 
     def buffer(self, name: str, size: int, persistent: bool = False) -> str:
-        """Declare a buffer of `size` bytes, and return its name. persistent: whether it lives from step to step."""
+        """Declare a buffer called `name` of `size` bytes, and return its name. persistent: whether it lives from step to
+        step."""
         self.buffers[name] = size
         if persistent:
             self.persistent.add(name)
         return name
 
     def finished(self) -> Program:
-        """The rank's program, of all that has been issued."""
+        """The rank's program, made of everything that has been issued, with the waits between its instructions filled in."""
         return Program(
             self.rank,
             self.world,
@@ -74,7 +78,8 @@ class InstructionBuilder(PlannedRank):
     def reduce(
         self, op: Op, unit: int | None, part: MicroBatchPart | None, name: str, group: tuple[int, ...], size: int | None = None
     ) -> None:
-        """Issue a collective that replaces a buffer's content, such as its sum over a group. size: bytes that take part, where
-        that is not the whole buffer."""
+        """Issue the collective `op` that replaces the content of the buffer `name`, for instance by its sum over the ranks in
+        `group`. unit: index of the unit (sub-layer); None for an operation of the whole step. part: micro-batch or half; None
+        for an operation of the whole step. size: bytes that take part; None for the whole buffer."""
         size = self.buffers[name] if size is None else size
         self.issue(op, unit, part, reads=(name,), writes=(name,), group=group, message_bytes=size)

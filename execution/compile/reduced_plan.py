@@ -25,7 +25,14 @@ from trainplan.profiling.models.sublayers import Sublayer, why_no_head_share
 
 @dataclass(frozen=True)
 class Folding:
-    """A plan, the digits of its ranks, the folded plan, and the digits of the folded plan's ranks, which are as many."""
+    """A plan and a smaller plan whose programs compute the same.
+
+    The digits of a rank are its index in its stage written in a mixed-radix system, fine enough that every level of parallelism
+    of every unit (sub-layer) is one digit or several neighbouring ones. Folding makes the degrees of the digits smaller.
+
+    plan, digits: the plan and the digits of its ranks. folded, folded_digits: the smaller plan, and the digits of its ranks, of
+    the same number.
+    """
 
     plan: Plan
     digits: Digits
@@ -34,8 +41,10 @@ class Folding:
 
 
 def fold(plan: Plan, model: Model) -> Folding:
-    """The smallest faithful folding of a regular plan (see `Plan.digits`) to whose tensor-parallel degrees the model can be
-    split."""
+    """The smallest folding of a plan: a smaller plan whose programs compute the same, for checks of plans too large to run as
+    a whole. Degrees of parallelism are reduced (2 replicas stand for any number) as far as the model can be split by the new
+    tensor-parallel degrees and changes of layout between sub-layers are kept. A program is one rank's instructions for a
+    training step."""
     digits, strategies = plan.digits, plan.strategies()
     assert digits is not None, "ranks of the plan do not fall into kinds"
     pairs, few = set(pairwise(strategies)), few_micro_batches(plan)
@@ -57,13 +66,16 @@ def fold(plan: Plan, model: Model) -> Folding:
 
 
 def _runs_on(part: Sublayer, strategy: Strategy) -> bool:
-    """Whether a sub-layer can be split as a strategy requires."""
+    """Whether a sub-layer can be split as a strategy requires: by its tensor-parallel degree and, if context-parallel ranks
+    exchange heads, by heads."""
     tp, cp = strategy.degree("tp"), strategy.degree("cp")
     return part.runs_on(tp) and not (strategy.exchanges_heads and why_no_head_share(part, tp, cp))
 
 
 def folded_strategy(strategy: Strategy, digits: Digits, narrow: Digits) -> Strategy:
-    """A strategy over the same digits of ranks, with the degrees of `narrow` instead of those of `digits`."""
+    """A strategy (levels of parallelism with degrees) with the degrees of the digits `narrow` in place of those of `digits`.
+    Digits: the mixed-radix numbering of the ranks of a stage; a level's degree is the product of one or several digits'
+    degrees."""
     indices, levels, number = list(zip(digits.degrees, narrow.degrees, strict=True)), [], 0
     for paradigm, degree in reversed(strategy.levels):
         remaining, folded = degree, 1
@@ -76,8 +88,9 @@ def folded_strategy(strategy: Strategy, digits: Digits, narrow: Digits) -> Strat
 
 
 def faithful(before: Strategy, after: Strategy, digits: Digits, narrow: Digits) -> bool:
-    """Whether folding keeps the change of layout between two strategies: there is one after folding exactly where there was
-    one, and it gathers over the same digits."""
+    """Whether folding (smaller degrees of parallelism) keeps the change of layout between the strategies of two neighbouring
+    units: there is a change after folding exactly if there was one, and it gathers over the same digits. digits, narrow: the
+    mixed-radix numbering of a stage's ranks before and after folding."""
     if digits == narrow:
         return True
     a, b = folded_strategy(before, digits, narrow), folded_strategy(after, digits, narrow)
@@ -88,13 +101,16 @@ def faithful(before: Strategy, after: Strategy, digits: Digits, narrow: Digits) 
 
 
 def _folded_shares(shares: Sequence[int]) -> list[int]:
-    """One share of each size that some replica has; where all are equal, two of them."""
+    """The numbers of micro-batches of the replicas of a folded (smaller) plan: one replica for each number that occurs in
+    `shares`, ascending; if all are equal, two replicas: (3, 3, 3) -> [3, 3], (4, 3, 3) -> [3, 4]."""
     kinds = sorted(set(shares))
     return kinds if len(kinds) > 1 else kinds * 2
 
 
 def _folded(plan: Plan, digits: Digits, narrow: Digits, few: int, shares: list[int] | None) -> Plan:
-    """The plan with the degrees of `narrow`, the fewest samples, and at most `few` micro-batches."""
+    """The plan with smaller degrees of parallelism (those of `narrow` in place of those of `digits`), the fewest samples that
+    it allows, and at most `few` micro-batches. shares: micro-batches of each replica, if replicas have unequal shares of the
+    batch; else None."""
     size = narrow.size
     strategies = [folded_strategy(strategy, digits, narrow) for strategy in plan.strategies()]
     samples = (2 if plan.sliced else 1) * (1 if shares else max(strategy.data_degree for strategy in strategies))

@@ -1,4 +1,5 @@
-"""What one rank issues between two units of a stage with unlike layouts: rows and tokens move to the ranks that need them."""
+"""Instructions that one rank issues between two units of a stage whose layouts differ: rows and tokens move to the ranks that
+need them."""
 
 from __future__ import annotations
 
@@ -12,12 +13,14 @@ from trainplan.execution.program import AGAIN, MicroBatchPart
 
 @dataclass
 class UnitBoundaries(InstructionBuilder):
-    """Issues changes of layout of hidden states and of their gradients between one unit and the next."""
+    """Issues (appends to the rank's program) the changes of layout of hidden states and of their gradients between a unit and
+    the next. A unit is a sub-layer of the model, known by its index; its layout says which samples (rows) and which tokens of
+    them a rank holds; a part is a micro-batch or half of one; buffers are known by name."""
 
     def relaid(self, name: str, result: str, before: int, after: int, part: MicroBatchPart) -> str:
-        """Issue the change from the layout of unit `before` to that of unit `after` for the buffer `name`, where these differ;
-        returns the buffer of the result. In order: all tokens are gathered, rows are moved, and the rank's tokens are sliced,
-        as far as needed."""
+        """Issue the change of the hidden states (or gradients) in the buffer `name` from the layout of unit `before` to that
+        of unit `after`, into the buffer `result`: all tokens are gathered, rows are moved, and the rank's tokens are sliced,
+        as far as needed. Returns `result`, or `name` if both layouts are equal."""
         a, b = self.strategies[before], self.strategies[after]
         unlike = a.group != b.group  # messages then bring every rank all tokens of its own rows
         moves, shared, sharing = not unlike and a.layout != b.layout, None if unlike else a.token_digit, b.token_digit
@@ -35,8 +38,8 @@ class UnitBoundaries(InstructionBuilder):
         return result
 
     def _moved_rows(self, name: str, result: str, before: int, after: int, part: MicroBatchPart) -> str:
-        """Issue the move of a boundary's rows, each with all tokens, to the layout of unit `after`; returns the buffer
-        `result`."""
+        """Issue the move of rows, each with all tokens, from the buffer `name` in the layout of unit `before` to the buffer
+        `result` in the layout of unit `after`; returns `result`."""
         indices = self.gathered_indices(before, after)
         local, boundary = len(indices) == 1, min(before, after)
         self.buffer(result, self.boundary_bytes(boundary, len(self.rows(after, part))))
@@ -57,8 +60,9 @@ class UnitBoundaries(InstructionBuilder):
     def gather_tokens(
         self, unit: int, part: MicroBatchPart, name: str, result: str, before: int, frees: tuple[str, ...], again: bool = False
     ) -> str:
-        """Issue the gather of all tokens of a buffer that is split along them in the layout of unit `before`; returns the
-        buffer `result`. again: whether this is the repeated gather of a backward pass. frees: buffers to free after it."""
+        """Issue the all-gather of the tokens of the buffer `name`, which is split along them in the layout of unit `before`,
+        into the buffer `result`, whose name is returned. unit: the unit that the instruction is about. frees: buffers to free
+        after it. again: whether it repeats a forward pass's gather for the backward pass."""
         group = self.ranks(self.strategies[before].peers(self.index_in_stage, "tp"))
         size = self.buffers[name] * len(group)
         fields: dict[str, Any] = {"reads": (name,), "writes": (self.buffer(result, size),), "frees": frees, "group": group}
@@ -68,8 +72,8 @@ class UnitBoundaries(InstructionBuilder):
         return result
 
     def scatter_tokens(self, unit: int, part: MicroBatchPart, name: str, result: str) -> str:
-        """Issue the sum over tensor-parallel ranks of partial results on all tokens, of which the rank gets its own tokens;
-        returns the buffer `result`. The partial results are freed."""
+        """Issue the reduce-scatter of partial results on all tokens (the buffer `name`, freed after it) over tensor-parallel
+        ranks; the rank gets the sum for its own tokens in the buffer `result`, whose name is returned."""
         group, size = self.peers(unit, "tp"), self.buffers[name]
         writes = (self.buffer(result, size // len(group)),)
         fields: dict[str, Any] = {"reads": (name,), "writes": writes, "frees": (name,), "group": group}
@@ -77,17 +81,20 @@ class UnitBoundaries(InstructionBuilder):
         return result
 
     def input_of(self, unit: int, part: MicroBatchPart) -> str:
-        """The buffer of a unit's input in the unit's own layout."""
+        """The name of the buffer that holds a unit's input, with the samples and tokens that the rank has in the unit's own
+        layout."""
         relaid = f"input.{unit}.{part}"
         return relaid if relaid in self.buffers else f"hidden.{unit}.{part}"
 
     def backward_reads(self, unit: int, part: MicroBatchPart) -> tuple[str, str]:
-        """The buffers of graph and input, which a part's backward pass is the last to read."""
+        """The buffers of (autograd's graph, the unit's input) for a part; the backward pass is the last to read them."""
         return f"graph.{unit}.{part}", self.input_of(unit, part)
 
     def output_gradient(self, unit: int, part: MicroBatchPart) -> str:
-        """The buffer of the gradient of a unit's output in this unit's layout: that of the logits, or the next unit's input
-        gradient, whose layout is changed where needed."""
+        """The buffer of the gradient of a unit's output in this unit's layout: the gradient of the logits for the last unit,
+        else the next unit's input gradient, which is brought into this unit's layout first (the instructions are issued) if the
+        two units' layouts differ.
+        """
         if unit == self.last:
             return f"hidden.{unit + 1}.{part}"
         name = f"input-gradient.{unit + 1}.{part}"

@@ -1,4 +1,4 @@
-"""What one rank issues for a unit with sequence parallelism (see `sublayers.token_share`).
+"""Instructions that one rank issues for a unit with sequence parallelism (see `sublayers.token_share`).
 
 Forward: enter, gather tokens, forward, reduce-scatter tokens, leave. Backward: the gradient of what left is gathered, and so,
 again, is what entered, of which a rank keeps its own tokens alone; then backward, reduce-scatter tokens, and the backward pass
@@ -20,10 +20,12 @@ from trainplan.execution.program import MicroBatchPart
 def forward(
     at: UnitBoundaries, unit: int, part: MicroBatchPart, source: str, weights: tuple[str, ...], freed: tuple[str, ...]
 ) -> None:
-    """Issue the forward pass of a unit on a part. source: the buffer of its input, in the unit's layout. weights: buffers of
-    parameters. freed: those of them that are freed after their last use here."""
+    """Issue (append to the rank's instructions in `at`) the forward pass, under sequence parallelism, of the unit (sub-layer)
+    with index `unit` on a micro-batch or half (`part`): what comes before its matrices, all-gather of tokens, matrices,
+    reduce-scatter of tokens, and what comes after. source: the buffer of its input, in the unit's layout. weights: buffers of
+    the parameters. freed: which of these parameter buffers to free after their last use here."""
     share, rows, ckpt = at.token_share(unit), len(at.rows(unit, part)), at.strategies[unit].ckpt
-    entry, inside, recomputed = "", source, ckpt or share.enters_again
+    entry, inside, recomputed = "", source, ckpt or share.recomputes_entry
     if share.enters:
         entry = _enter(at, unit, part, weights, graph=not recomputed)
         inside = _gather_entry(at, unit, part, freed=recomputed and not share.post_norm)
@@ -31,7 +33,7 @@ def forward(
     keys = context_parallel_keys.forward(at, unit, part, inside, weights)
     after = f"{unit + 1}.{part}"
     if at.model.units[unit].kind == "head":
-        result = at.buffer(f"hidden.{after}", share.part.output_bytes(rows, share.tp))
+        result = at.buffer(f"hidden.{after}", share.sublayer.output_bytes(rows, share.tp))
     else:
         result = at.buffer(f"hidden-partial.{after}", share.whole_bytes(rows))
     graph, workspace = at.buffer(f"graph.{unit}.{part}", share.graph_bytes(rows)), share.forward_workspace_bytes(rows)
@@ -51,8 +53,10 @@ def forward(
 
 
 def incoming(at: UnitBoundaries, unit: int, part: MicroBatchPart, arrived: tuple[str, ...]) -> tuple[str, ...]:
-    """Issue the way from the gradient of a unit's output on the rank's own tokens (`arrived`) to the gradient of the output of
-    its matrices on all tokens; returns that buffer. A head's gradient is returned as it arrived."""
+    """Issue (append to the rank's instructions in `at`) the steps, under sequence parallelism, from the gradient of a unit's
+    output on the rank's own tokens (the buffers `arrived`) to the gradient of its matrices' output on all tokens, whose buffer
+    is returned: backward pass of dropout, all-gather of tokens. For the head, `arrived` is returned. unit: index of the unit
+    (sub-layer). part: micro-batch or half."""
     share, rows = at.token_share(unit), len(at.rows(unit, part))
     if at.model.units[unit].kind == "head":
         return arrived
@@ -77,22 +81,23 @@ def backward(
     gradients: tuple[str, ...],
     frees: tuple[str, ...],
 ) -> None:
-    """Issue the backward pass of a unit on a part. gradient, whole: buffers of the output's gradient, on the rank's tokens and
-    on all. weights: buffers of parameters. adds: gradients of parameters that are read because this pass adds to them.
-    gradients: buffers of the gradients of parameters that it writes. frees: gradients and weights to free after their last use
-    here."""
+    """Issue (append to the rank's instructions in `at`) the backward pass, under sequence parallelism, of the unit (sub-layer)
+    with index `unit` on a micro-batch or half (`part`). gradient, whole: buffers of the output's gradient, on the rank's
+    tokens and on all. weights: buffers of the parameters. adds: gradients of parameters that are read because this pass adds
+    to them. gradients: buffers of the gradients of parameters that it writes. frees: gradients and weights to free after their
+    last use here."""
     share, rows, ckpt = at.token_share(unit), len(at.rows(unit, part)), at.strategies[unit].ckpt
     graph, source = at.backward_reads(unit, part)
     inside = source
     if share.enters:
-        if ckpt or share.enters_again:
+        if ckpt or share.recomputes_entry:
             _enter(at, unit, part, weights, graph=True)
         inside = _gather_entry(at, unit, part, freed=True, again=True)
     keys = context_parallel_keys.before_backward(at, unit, part, inside, weights)
     if ckpt:
         workspace = share.forward_workspace_bytes(rows)
         head = at.model.units[unit].kind == "head"
-        workspace += share.part.output_bytes(rows, share.tp) if head else share.whole_bytes(rows)
+        workspace += share.sublayer.output_bytes(rows, share.tp) if head else share.whole_bytes(rows)
         at.issue(Op.RECOMPUTE, unit, part, reads=(inside, *weights, *keys), writes=(graph,), workspace_bytes=workspace)
     later = (*((gradient,) if share.adds_residual else ()), *((weights[0],) if share.enters else ()))
     writes: tuple[str, ...] = ()
@@ -126,8 +131,10 @@ def backward(
 
 
 def _enter(at: UnitBoundaries, unit: int, part: MicroBatchPart, weights: tuple[str, ...], graph: bool) -> str:
-    """Issue what comes before the matrices, on the rank's tokens; returns the buffer of its result. graph: whether its graph is
-    kept."""
+    """Issue (append to the rank's instructions in `at`) the part of a unit's computation that comes before its matrices (such
+    as its norm), on the rank's tokens, under sequence parallelism; returns the buffer of its result. unit: index of the unit
+    (sub-layer). part: micro-batch or half. weights: buffers of the parameters. graph: whether autograd's graph is kept for the
+    backward pass."""
     share, rows, source = at.token_share(unit), len(at.rows(unit, part)), at.backward_reads(unit, part)[1]
     entry = at.buffer(f"entry.{unit}.{part}", share.own_bytes(rows))
     kept = at.buffer(f"entry-graph.{unit}.{part}", share.entry_graph_bytes(rows))
@@ -139,7 +146,8 @@ def _enter(at: UnitBoundaries, unit: int, part: MicroBatchPart, weights: tuple[s
 
 
 def _gather_entry(at: UnitBoundaries, unit: int, part: MicroBatchPart, freed: bool, again: bool = False) -> str:
-    """Issue the gather of all tokens of what the matrices read; returns its buffer. freed: whether the rank's own tokens are
-    freed then. again: whether this is the repeated gather of a backward pass."""
+    """Issue (append to the rank's instructions in `at`) the all-gather of the tokens of the input of a unit's matrices, under
+    sequence parallelism; returns its buffer. unit: index of the unit (sub-layer). part: micro-batch or half. freed: whether
+    the rank's own tokens are freed then. again: whether it repeats a forward pass's gather for the backward pass."""
     entry = f"entry.{unit}.{part}"
     return at.gather_tokens(unit, part, entry, f"entry-whole.{unit}.{part}", unit, (entry,) if freed else (), again)

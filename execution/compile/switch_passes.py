@@ -32,8 +32,15 @@ PARALLEL_LANES: tuple[Stream, ...] = ("communication", "copy")
 
 @dataclass
 class SwitchCompiler(Residences):
-    """Issues the program of one rank in H3T's step. switches: the memory switches of each unit. Copies to and from the host
-    share one lane, as in the simulator."""
+    """Builds the program of one rank for H3T's step: one micro-batch through all units (sub-layers, known by index), with model
+    states on the host and, per unit, seven memory switches (H3T is the published method that chooses them). The step is divided
+    into segments, one per unit and direction; a segment computes one unit while it communicates and copies for the units before
+    and after it. To issue an instruction is to append it to the program. A lane is a queue of instructions (compute,
+    communication, copy, host); a mark is a name by which an instruction on one lane can wait for one on another.
+
+    switches: the memory switches of each unit, such as whether its gathered parameters are freed between passes (partition),
+    its input is offloaded, and whether its segments are economical: they save memory by fetching what the next unit needs
+    later. Copies to and from the host share one lane, as in the authors' simulator."""
 
     lane_out: ClassVar[Stream] = "copy"
     switches: tuple[Switches, ...] = field(kw_only=True)
@@ -41,7 +48,7 @@ class SwitchCompiler(Residences):
     _before: dict[Stream, int] = field(default_factory=dict)  # index that a lane's next instruction must come after
 
     def program(self) -> Program:
-        """The whole step, segment by segment."""
+        """Issue the whole step, segment by segment, and return it as the rank's program."""
         for unit in self.units:
             self.place_states(unit)
         self.input(STEP)
@@ -60,7 +67,8 @@ class SwitchCompiler(Residences):
     # Segments
 
     def _forward(self, unit: int) -> None:
-        """The forward segment of a unit."""
+        """Issue the forward segment of this unit: its computation, the fetching of the next unit's parameters, the offload of
+        its input, and the freeing of what the unit before no longer needs."""
         self._begin(unit)
         if unit > 0:
             self._release(unit - 1)
@@ -76,7 +84,8 @@ class SwitchCompiler(Residences):
             self.loss(STEP)
 
     def _turn(self) -> None:
-        """The segment between the last forward and the first backward segment."""
+        """Issue the segment between the last forward and the first backward segment: the last unit's buffers are freed and
+        fetched again."""
         self._begin(self.last)
         self._release(self.last)
         if self.switches[self.last].partition:
@@ -84,7 +93,8 @@ class SwitchCompiler(Residences):
         self._prefetch_hidden(self.last)
 
     def _backward(self, unit: int) -> None:
-        """The backward segment of a unit."""
+        """Issue the backward segment of this unit: its computation, the reduction of the gradient of the unit after it, and
+        the fetching of what the unit before it needs."""
         self._begin(unit)
         if unit < self.last:
             self._reshard(unit + 1)
@@ -108,8 +118,8 @@ class SwitchCompiler(Residences):
             self._prepare(unit)
 
     def _prepare(self, unit: int) -> None:
-        """Issue what the next backward segment needs, in parallel with this unit's computation; whether the segment is
-        economical decides the order."""
+        """Issue what the next backward segment needs (parameters and input of the unit before this one), in parallel with this
+        unit's computation; whether this unit's segment is economical decides the order."""
         before, partition = unit - 1, unit > 0 and self.switches[unit - 1].partition
         late = self.own_lane and self.switches[unit].eco_backward
         if unit > 0 and not late:
@@ -124,7 +134,8 @@ class SwitchCompiler(Residences):
             self._prefetch_hidden(before)
 
     def _tail(self) -> None:
-        """The segment after the last backward segment: the first unit's gradient, tied gradients, and the loss."""
+        """Issue the segment after the last backward segment: the reduction and offload of the first unit's gradient, the
+        reduction of tied gradients, and the sum of the loss."""
         self._begin(0)
         self._reshard(0)
         self.scatter_gradient(0, STEP, adds=False)
@@ -138,7 +149,8 @@ class SwitchCompiler(Residences):
         self.reduce(Op.REDUCE_LOSS, None, None, "loss", everyone)
 
     def _optimizer(self, unit: int) -> None:
-        """The optimizer's segment of a unit."""
+        """Issue the optimizer's segment of this unit: its step on the host, in parallel with the copy of the new parameters of
+        the unit before it to the device."""
         if unit == 0 or self.switches[unit].segment_sync:
             self._synchronise(unit)
         if unit > 0:
@@ -146,14 +158,17 @@ class SwitchCompiler(Residences):
         self.host_step(unit)
 
     def _copy_shard_back(self, unit: int) -> None:
-        """Copy new parameters to the device, where they live there from step to step."""
+        """Issue the copy of this unit's new parameters from the host to the device; nothing if they are copied before each use
+        anyway."""
         if not self.lazily(unit):
             self.prefetch_shard(unit, STEP)
 
     # Order
 
     def issue(self, op: Op, unit: int | None = None, part: MicroBatchPart | None = None, **fields: Any) -> None:
-        """Issue an instruction on its lane, after the instruction that the lane is to wait for, if there is one."""
+        """Issue an instruction about a unit and a part (micro-batch or half), with the other fields of `Instruction`; if its
+        lane was made to wait for an instruction of the compute lane, as at the beginning of a segment, it comes after that one.
+        """
         super().issue(op, unit, part, **fields)
         lane, index = self.issued[-1].stream, len(self.issued) - 1
         if (before := self._before.pop(lane, None)) is not None:
@@ -161,23 +176,25 @@ class SwitchCompiler(Residences):
         self._last[lane] = index
 
     def _mark(self, index: int) -> str:
-        """The name of a mark that the instruction of this index sets once it is done."""
+        """The name of a mark that is set once the issued instruction with this index is done; the mark is added to the
+        instruction."""
         name = f"{MARK}{index}"
         self.issued[index] = self.issued[index].changed(marks=(name,))
         return name
 
     def _hold(self, lanes: Iterable[Stream]) -> None:
-        """Let the next instruction of these lanes come after the latest one of the compute lane."""
+        """Make the next instruction on each of these lanes wait for the latest instruction of the compute lane."""
         self._before.update(dict.fromkeys(lanes, self._last["compute"]))
 
     def _begin(self, unit: int) -> None:
-        """Begin a segment of a unit: its communication and copies come after the computation of the segment before."""
+        """Begin a segment of this unit: its communication and copies wait for the computation of the segment before or, if the
+        unit's switch says so, all lanes wait for each other."""
         if self.switches[unit].segment_sync:
             self._synchronise(unit)
         self._hold(PARALLEL_LANES)
 
     def _synchronise(self, unit: int) -> None:
-        """Let all lanes wait for all."""
+        """Issue an instruction at which all lanes wait for each other, before a segment of this unit."""
         others = tuple(self._mark(index) for lane, index in self._last.items() if lane != "compute")
         self.issue(Op.SYNCHRONISE, unit, after=others)
         self._hold(lane for lane in STREAMS if lane != "compute")
@@ -185,41 +202,43 @@ class SwitchCompiler(Residences):
     # Operations
 
     def _fetch(self, unit: int) -> None:
-        """P(unit): copy its shard in, and gather its parameters."""
+        """Issue the copy of this unit's shard of parameters to the device, if it is not there, and the all-gather of its
+        parameters."""
         self._prefetch_shard(unit)
         self._all_gather(unit)
 
     def _prefetch_shard(self, unit: int) -> None:
-        """Copy a unit's shard in, where it is prefetched before each use."""
+        """Issue the copy of this unit's shard of parameters to the device; nothing if it lives there from step to step."""
         if self.lazily(unit):
             self.prefetch_shard(unit, STEP)
 
     def _all_gather(self, unit: int) -> None:
-        """Gather a unit's parameters."""
+        """Issue the all-gather of this unit's parameters."""
         self.gather_parameters(unit, STEP, freed=self.shard_in_passing(unit))
 
     def _release(self, unit: int) -> None:
-        """Free what a unit's forward computation was the last to need before the backward pass."""
+        """Issue the freeing of this unit's gathered parameters and input, as far as its switches free or offload them between
+        its forward and its backward pass."""
         if self.switches[unit].partition:
             self._reshard(unit)
         if self.switches[unit].offload_hidden:
             self.drop_hidden(unit, STEP, _hidden(unit))
 
     def _reshard(self, unit: int) -> None:
-        """Free a unit's gathered parameters."""
+        """Issue the freeing of this unit's gathered parameters."""
         self.issue(Op.RESHARD, unit, STEP, frees=(_gathered(unit),))
 
     def _prefetch_hidden(self, unit: int) -> None:
-        """Copy a unit's input back in, where it is offloaded."""
+        """Issue the copy of this unit's input from the host back to the device; nothing if it is not offloaded."""
         if self.switches[unit].offload_hidden:
             self.prefetch_hidden(unit, STEP)
 
 
 def _hidden(unit: int) -> str:
-    """The name of the buffer of a unit's input."""
+    """The name of the buffer that holds the input of the unit (sub-layer) with this index."""
     return f"hidden.{unit}.{STEP}"
 
 
 def _gathered(unit: int) -> str:
-    """The name of the buffer of a unit's gathered parameters."""
+    """The name of the buffer that holds the gathered parameters of the unit (sub-layer) with this index."""
     return f"gathered.{unit}"

@@ -16,7 +16,8 @@ BACKEND, TRANSPORT = "serial", "direct"  # defaults of programs
 
 
 class Choice(NamedTuple):
-    """The runtime that runs a plan, and why it is not torch, where the user did not request the program."""
+    """The runtime that runs a plan. why: the reason, as text, why it is not torch; None if it is torch, or if the user
+    requested the program."""
 
     runtime: Runtime
     why: str | None = None
@@ -34,11 +35,13 @@ def runtime_of(
     training: Sequence[str] = (),
     where: str = "plan",
 ) -> Choice:
-    """Choose the runtime of a plan as this model. by: torch or program, or None for torch where it can.
+    """Choose the runtime that runs a plan as this model: torch's own parallel modules, or trainplan's executor of the plan's
+    program. by: 'torch' or 'program' if the user requested one; None: torch if it can carry plan and options.
 
-    backend, transport, measure, measure_memory: as of a run. The first three order, carry and time instructions of programs;
-    memory is that of the program, which is predicted, unless torch is requested. training: options that are given of those that
-    only torch has, such as --data and --checkpoint. Raises InputError where that cannot be.
+    backend, transport, measure, measure_memory: the options of the run. Any of the first three, if not the default, requires
+    the program; measure_memory does so unless torch is requested, since memory is predicted for the program and not for torch's
+    modules. training: the given options that only torch has, such as '--data' and '--checkpoint'. where: the plan's name in
+    messages. Raises InputError if options contradict each other or torch is requested and cannot carry the plan.
     """
     if by == "program":
         if training:

@@ -15,11 +15,10 @@ from trainplan.profiling.clusters.detect.system import read_text
 
 
 def check_memory(where: str, plan: Plan, walks: Sequence[Walk], gpus: Sequence[int] | None) -> None:
-    """Warn as `check_peaks` does, by the memory of a plan's programs, one for each rank.
-
-    where: the plan's name in messages. gpus: of every rank; None where the ranks run on this machine's CPU. Raises InputError
-    where a GPU has less than its rank needs, or this machine less than all ranks.
-    """
+    """Check that there is memory to run a plan. Raises InputError if a GPU has less than its rank needs, or this machine less
+    than all ranks; warns if the plan needs more than the memory per device that it was made for. where: the plan's name in
+    messages. walks: the memory analysis of every rank's program. gpus: the index of every rank's GPU; None if the ranks run on
+    this machine's CPU."""
     if gpus is None:
         _check_machine(where, sum(walk.peak_bytes + walk.host_bytes for walk in walks), plan.world)
     else:
@@ -27,23 +26,26 @@ def check_memory(where: str, plan: Plan, walks: Sequence[Walk], gpus: Sequence[i
     check_peaks(where, plan, [walk.peak_bytes for walk in walks])
 
 
-def check_predicted(where: str, plan: Plan, gpus: Sequence[int] | None, place: Launched | None = None) -> None:
-    """Raises InputError where this machine has less memory than the plan's own prediction for its ranks, which is known before
-    any program is compiled. gpus: as of `check_memory`. place: this process among those of torchrun, where that started it."""
+def check_predicted(where: str, plan: Plan, gpus: Sequence[int] | None, process: Launched | None = None) -> None:
+    """Raises InputError if this machine has less memory than the plan's own prediction for its ranks, which is known before any
+    program is compiled; nothing if the plan has no prediction. where: the plan's name in messages. gpus: the index of every
+    rank's GPU; None if the ranks run on this machine's CPU. process: this process's position among the processes of torchrun;
+    None if torchrun did not start it."""
     if plan.predicted is None:
         return
     peaks = plan.predicted.peak_bytes
     peaks = peaks if len(peaks) == plan.world else [max(peaks)] * plan.world
     if gpus is None:
-        first, count = (0, plan.world) if place is None else (place.rank - place.local_rank, place.local_world)
+        first, count = (0, plan.world) if process is None else (process.rank - process.local_rank, process.local_world)
         _check_machine(where, sum(peaks[first : first + count]), count)
-    elif place is None:
+    elif process is None:
         _check_gpus(where, peaks, gpus)
 
 
 def check_peaks(where: str, plan: Plan, peak_bytes: Sequence[int]) -> None:
-    """Warn where a plan needs more than its own `memory_bytes`: by the peak of each rank as its programs are to run here, or,
-    where these are smaller than what was planned, as it is predicted."""
+    """Warn if a plan needs more memory per device than it was made for (its `memory_bytes`). where: the plan's name in
+    messages. peak_bytes: peak bytes of every rank, by its program, for the model that is to run. If these fit, the plan's own
+    predicted peaks are checked as well, since the model that runs may be a smaller one."""
     predicted = [] if plan.predicted is None else plan.predicted.peak_bytes
     peaks = peak_bytes if max(peak_bytes) > plan.memory_bytes else predicted
     if (needed := max(peaks, default=0)) > plan.memory_bytes:
@@ -58,7 +60,8 @@ def check_peaks(where: str, plan: Plan, peak_bytes: Sequence[int]) -> None:
 
 
 def _check_machine(where: str, needed: int, processes: int) -> None:
-    """Raises InputError where this machine has less than `needed` bytes for its processes."""
+    """Raises InputError if this machine has less than `needed` bytes of memory available. where: the plan's name in messages.
+    processes: number of processes, for the message."""
     if needed > (there := available_bytes(read_text)):
         problem = f"needs {format_bytes(needed)} for {plural(processes, 'rank')}"
         fix = f"this machine has {format_bytes(there)}: run it on a larger one, {_smaller(needed, there)}"
@@ -66,12 +69,14 @@ def _check_machine(where: str, needed: int, processes: int) -> None:
 
 
 def _smaller(needed: int, there: int) -> str:
-    """Advice for a run that does not fit: a model scaled down so far that it takes about half of the memory, or --force."""
+    """The advice, as text, for a run that does not fit: a `--scale-down` with which the model takes about half of the available
+    memory, or --force. needed: bytes that the run needs. there: bytes that are available."""
     return f"or give a larger --scale-down, such as {2 ** ceil(log2(2 * needed / max(there, 1)))}, or --force"
 
 
 def _check_gpus(where: str, peaks: Sequence[int], gpus: Sequence[int]) -> None:
-    """Raises InputError where a GPU has less memory than its ranks need together."""
+    """Raises InputError if a GPU has less memory than its ranks need together. where: the plan's name in messages. peaks:
+    bytes that each rank needs. gpus: the index of each rank's GPU."""
     import torch
 
     for gpu in dict.fromkeys(gpus):

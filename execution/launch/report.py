@@ -16,25 +16,26 @@ from trainplan.profiling.profiles import Profile
 @in_one_line
 @dataclass(frozen=True)
 class RunReport:
-    """The results of running a plan.
+    """The results of running a plan for some training steps.
 
-    losses: of every step. step_seconds: of every step, the slowest rank's. predicted_peak_bytes: by rank, from the plan's
-    programs, or, where torch runs the plan and its memory is measured, from a dry run of that (predicted_by). peak_bytes: by
-    rank, as torch allocated them (None where not requested). gradient_difference: largest difference of any gradient of the
-    first step against one process, relative to the largest gradient of its unit. parameter_difference: largest absolute
-    difference of any parameter after the last step. loss_difference: of any step's loss. limit_bytes: memory that a device may
-    use, as the plan was made.
+    losses: the whole batch's loss in each step. step_seconds: duration of each step, on the slowest rank. predicted_peak_bytes:
+    predicted peak memory by rank: from the plan's programs or, if torch runs the plan and its memory is measured, from a dry
+    run of torch's modules (`predicted_by` says which). peak_bytes: the most that torch allocated, by rank; None if not
+    measured. gradient_difference, parameter_difference, loss_difference: largest differences from training the whole model on
+    one process, None if that was not requested: of any gradient in the first step, relative to the largest gradient of its unit
+    (sub-layer); of any parameter after the last step, absolute; of any step's loss, absolute. limit_bytes: the memory per
+    device that the plan was made for.
 
-    Where instructions were measured: instructions: their times by kind, measured and predicted; predicted_seconds: of a
-    simulated step on one lane, by the costs of the profile or the plan (None where neither is of the model that ran);
-    walked_seconds: of a simulated step by the median times that its instructions took here; profile: the one that was given,
-    with these times.
+    If instructions were measured (else None): instructions: measured and predicted times by kind of instruction.
+    predicted_seconds: the step as simulated on one lane with the times of the profile or the plan; None if neither is for the
+    model that ran. walked_seconds: the step as simulated with the median measured times. profile: the given profile with the
+    measured times in it; None if none was given.
 
-    runtime: the plan's program on the back-end, or torch (see `execution.lowering`). why_program: why it was not torch, where
-    the user did not request the program.
+    runtime: 'program' for the executor of the plan's program, 'torch' for torch's own parallel modules. why_program: why torch
+    did not run the plan; None if it did, or if the user requested the program.
 
-    first_step: the number of the first of the losses' steps, 1 unless the run went on from a checkpoint. evaluations: losses of
-    the file that the model is evaluated on, by step. ended: whether SIGTERM ended the run before its last step, with a
+    first_step: the number of the first step in `losses`, counted from 1; larger if the run resumed from a checkpoint.
+    evaluations: loss on the evaluation file, by step. ended: whether SIGTERM ended the run before its last step, with a
     checkpoint.
     """
 

@@ -44,13 +44,14 @@ Status = Literal["ran", "failed", "out-of-memory", "timed-out"]
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of trying a plan. place: the plan's index among those tried.
+    """The result of trying a plan by running it for a few steps. index: the plan's index among those tried. status: 'ran', or
+    how it failed.
 
-    step_ns: the median of the timed steps, each the slowest rank's; spread: half-width of their middle half, relative to the
-    median. losses: of all steps, the first ones that are not timed included. message: what went wrong, where it did not run.
-    """
+    step_ns: the median time of the timed steps, for each step the slowest rank's; None if it did not run. spread: half-width of
+    the middle half of these times, relative to the median. losses: the losses of all steps, including the steps before the
+    timed ones. message: the error, if it did not run. predicted_step_ns: the plan's own prediction; None if it has none."""
 
-    place: int
+    index: int
     status: Status
     step_ns: int | None
     spread: float | None
@@ -61,7 +62,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class _Failure:
-    """How a trial failed, with the message for its report."""
+    """The reason why a trial failed: its status, and the message for its report."""
 
     status: Status
     message: str
@@ -80,11 +81,12 @@ def run_trials(
     stall_timeout: float = STALL_S,
     progress: Report | None = None,
 ) -> list[Trial]:
-    """Try plans of one world size: a Trial for each, in their order. See the module for what counts as a failure.
+    """Try plans of one world size by running each for a few steps on this machine; returns one Trial per plan, in their order.
 
-    model: the model to run instead of the plans' own. steps: number of timed steps, after `warmup` others. timeout: seconds for
-    each plan, without the start of processes. stall_timeout: as of `run_plans`. progress: gets each step of rank 0, and each
-    plan's end. Raises InputError.
+    model: the model to run instead of the plans' own; None for theirs. steps: number of timed steps, after `warmup` steps that
+    are not timed. timeout: seconds for each plan, without the start of processes. stall_timeout: seconds after which the
+    processes are ended if a rank is stopped, or none makes progress. progress: called with a dict for each step of rank 0 and
+    each plan's end; None for no reports. Raises InputError for bad arguments.
     """
     if not plans:
         return []
@@ -114,22 +116,23 @@ def run_trials(
 
 
 def fastest(trials: Sequence[Trial]) -> Trial | None:
-    """The trial with the shortest step, the earlier of equals; None where no plan ran."""
+    """The trial with the shortest step, the earlier of equal ones; None if no plan ran."""
     return min((trial for trial in trials if trial.status == "ran"), key=lambda trial: trial.step_ns or 0, default=None)
 
 
 def _predicted(plan: Plan) -> int | None:
-    """The plan's own prediction of its step in ns, if it has one."""
+    """The plan's own prediction of its step in ns; None if it has none."""
     return plan.predicted.step_ns if plan.predicted else None
 
 
 def _ran(index: int, plan: Plan, result: dict[str, Any], warmup: int) -> Trial:
-    """The trial of a plan that ran; `warmup` first steps are not timed."""
+    """The trial of a plan that ran. index: the plan's index among those tried. result: what its first rank reported: `losses`
+    and `seconds`, one number per step. warmup: number of first steps that are not timed."""
     from trainplan.profiling.measure.timing import spread
 
     timed = result["seconds"][warmup:]
     return Trial(
-        place=index,
+        index=index,
         status="ran",
         step_ns=round(statistics.median(timed) * 1e9),
         spread=spread(timed),
@@ -142,8 +145,10 @@ def _ran(index: int, plan: Plan, result: dict[str, Any], warmup: int) -> Trial:
 def _start(
     world: int, job: dict[str, Any], communication: str, indices: list[int], progress: Report | None, stall_timeout: float
 ) -> tuple[list[dict[str, Any]], _Failure | None]:
-    """One start of the processes: the results of plans, up to the first that failed, and the failure of that one, if any.
-    indices: of the plans."""
+    """Start the processes once, and run plans in them. Returns (results of the plans up to the first that failed, the reason of
+    that failure or None). job: the settings that the processes get, such as the programs and the number of steps. progress:
+    called with a dict for each step; None for no reports. stall_timeout: seconds without progress after which the processes are
+    ended. communication: the back-end of torch.distributed. indices: the plans' indices among those tried."""
     results: list[dict[str, Any]] = []
 
     def follow(event: dict[str, Any]) -> None:
@@ -172,7 +177,8 @@ def _start(
 
 
 def _failure(error: WorkerError, folder: str) -> _Failure:
-    """The reason why the processes ended: a signal to one of them, or the note of the first of those that failed."""
+    """The reason why the processes ended with `error`: a time limit, a signal to one of them, or the first of the notes that
+    failing ranks have written to `folder`."""
     if error.code is None:
         return _Failure("timed-out", str(error))
     if error.code == -signal.SIGKILL:
@@ -184,12 +190,14 @@ def _failure(error: WorkerError, folder: str) -> _Failure:
 
 
 def _tell(folder: str, rank: int, status: Status, message: str) -> None:
-    """Write down how this rank fails, named by the time: ranks that fail only because this one is gone do so later."""
+    """Write a note to `folder` with the reason why this rank fails, status and message as in `Trial`; the note's file is named
+    by the time, so that the first failure can be found: ranks that fail only because another is gone do so later."""
     write_whole(Path(folder, f"{time.monotonic_ns()}.{rank}"), json.dumps({"status": status, "message": message}))
 
 
 def try_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> None:
-    """Body of one rank's process: the plans of the job one after the other, until one fails."""
+    """Body of the process of rank `rank` of `world`: runs the plans of the job one after the other, until one fails, which is
+    noted in the job's folder and raised. report: sends results to the starting process."""
     from trainplan.profiling.measure.timing import is_out_of_memory
 
     try:
@@ -202,7 +210,8 @@ def try_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> No
 
 
 def _try_plans(rank: int, world: int, job: dict[str, Any], report: Reporter) -> None:
-    """Run the plans of the job, and report each one's losses and seconds."""
+    """Run the plans of the job on this rank, and report each one's losses and seconds per step. Ends the process if a plan
+    takes longer than the job's time limit."""
     from trainplan.profiling.measure.timing import slowest
 
     def give_up() -> None:

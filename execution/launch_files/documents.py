@@ -22,7 +22,8 @@ class _Loader(_SAFE):
 
 
 def _tagged(loader: Any, _: str, node: yaml.Node) -> Any:
-    """The value of a node with an unknown tag, without the tag."""
+    """Construct the value of a YAML node that has an unknown tag, such as `!include a.yaml`, as if the tag were absent (here
+    the text "a.yaml"). loader: the PyYAML loader. _: the tag's name, unused; PyYAML passes it."""
     if isinstance(node, yaml.MappingNode):
         return loader.construct_mapping(node)
     return loader.construct_sequence(node) if isinstance(node, yaml.SequenceNode) else loader.construct_scalar(node)
@@ -37,8 +38,9 @@ LAST_COMMA = re.compile(r'("(?:\\.|[^"\\])*")|,(?=\s*[}\]])')
 
 
 def read_document(path: Path, text: str | None = None) -> Any:
-    """The value in a YAML or JSON file of another tool, with keys as texts. text: the file's content, if it is not to be read.
-    Raises InputError."""
+    """The value in a YAML or JSON file of another tool, with all keys turned into texts. path: the file; its suffix decides
+    between YAML (.yaml, .yml) and JSON. text: the file's content, if the caller already has it; None to read the file. Raises
+    InputError if the file is unreadable, not valid, too large or too deeply nested."""
     where, in_yaml = str(path), path.suffix.lower() in (".yaml", ".yml")
     if text is None and path.is_file() and (size := path.stat().st_size) > MOST_BYTES:
         raise InputError(where, "", f"has {size:,} bytes", "give the configuration of a run, which is smaller")
@@ -65,7 +67,8 @@ def read_document(path: Path, text: str | None = None) -> Any:
 
 
 def _json(path: Path) -> Any:
-    """The value in a JSON file, which may have comments. Raises InputError."""
+    """The value in a JSON file, which may have comments. Raises InputError for invalid JSON, and for a template with names
+    where values belong, as in `{"lr": LR}`."""
     try:
         return read_data(path)
     except InputError:
@@ -80,15 +83,16 @@ def _json(path: Path) -> Any:
 
 
 def uncommented(text: str) -> str:
-    """A JSON text in which comments and trailing commas are replaced by blanks, so that lines and columns stay the same."""
+    """A JSON text in which comments (//, # and /* */) and trailing commas are replaced by blanks, so that the lines and
+    columns of the rest stay the same."""
     for pattern in (COMMENTED, LAST_COMMA):
         text = pattern.sub(lambda found: found[1] or re.sub(r"[^\n]", " ", found[0]), text)
     return text
 
 
 def _yaml(text: str, where: str) -> Any:
-    """The value of a YAML text. Raises InputError if a key is given twice with different values, of which PyYAML takes the
-    last."""
+    """The value of a YAML text. where: the name of the text's file, for errors. Raises InputError if a key is given twice
+    with different values (PyYAML would silently take the last), and PyYAML's own errors for text that is not YAML."""
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -109,7 +113,8 @@ def _yaml(text: str, where: str) -> Any:
 
 
 def _refuse_twice(node: yaml.MappingNode, where: str) -> None:
-    """Raises InputError if a mapping has a key twice with different values."""
+    """Check that a YAML mapping has no key twice with different values. where: the file, for the error. Raises InputError if
+    it has."""
     first: dict[str, yaml.Node] = {}
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode) or key.tag.endswith(":merge"):
@@ -121,8 +126,9 @@ def _refuse_twice(node: yaml.MappingNode, where: str) -> None:
 
 
 def _plain(value: Any, depth: int, counts: list[int]) -> Any:
-    """The value with keys as texts. counts: a list with the number of values so far. Raises RecursionError if there are too
-    many or they are nested too deeply."""
+    """A parsed YAML or JSON value with all keys turned into texts, in nested mappings, too; tuples and sets become lists.
+    depth: how many mappings and lists are around the value. counts: a list with one number, the values visited so far, which
+    is increased. Raises RecursionError if there are too many values or they are nested too deeply."""
     counts[0] += 1
     if depth > DEEPEST or counts[0] > MOST_VALUES:
         raise RecursionError
@@ -134,7 +140,8 @@ def _plain(value: Any, depth: int, counts: list[int]) -> Any:
 
 
 def written(text: Any) -> Any:
-    """The value that a text from a command line has as YAML; values that are no texts are returned unchanged."""
+    """The value that a text from a command line has as YAML: "8" -> 8, "true" -> True. Values that are not texts, and texts
+    that are not YAML, are returned unchanged."""
     try:
         return yaml.safe_load(text) if isinstance(text, str) else text
     except (yaml.YAMLError, ValueError, RecursionError):

@@ -24,12 +24,14 @@ FILES = {
 
 
 def shares_keys(command: Command) -> bool:
-    """Whether the arguments of an unknown program are Megatron-LM's own: sizes of a model, a batch or a layout."""
+    """Whether a command has at least one of the arguments that identify Megatron-LM: sizes of a model, a batch or a parallel
+    layout."""
     return not set(command.values).isdisjoint(MEGATRON)
 
 
 def file_of(command: Command) -> str | None:
-    """The YAML or JSON file of a trainer that a command names, before all arguments or by --config; None if it names none."""
+    """The YAML or JSON file of a trainer that a command names, as its first word or by --config; None if it names none.
+    Example: `axolotl train run.yaml` -> run.yaml."""
     words = command.words[command.words[:1] == ("train",) :]
     if words and words[0].endswith(DOCUMENTS) and "=" not in words[0]:
         return words[0]
@@ -38,7 +40,9 @@ def file_of(command: Command) -> str | None:
 
 
 def overrides(command: Command) -> dict[str, tuple[str, str]]:
-    """The keys of a trainer's file that a command's arguments override: by key, the argument's spelling and its value."""
+    """The keys of a trainer's configuration file that a command's arguments override. Returns by key the argument's spelling
+    and its value: `--micro-batch-size 2 --no-bf16` -> {"micro_batch_size": ("--micro-batch-size", "2"), "bf16":
+    ("--no-bf16", "false")}."""
     result = {}
     for spelt, value in command.values.items():
         key = spelt.lstrip("-").replace("-", "_")
@@ -50,12 +54,14 @@ def overrides(command: Command) -> dict[str, tuple[str, str]]:
 
 
 def as_settings(given: dict[str, tuple[str, str]]) -> str:
-    """Overrides, as of `overrides`, written as --set options of the command `import-run`."""
+    """Write arguments that override keys of a file as --set options of the command `import-run`: {"lr": ("--lr", "1e-4")} ->
+    "--set lr=1e-4". given: by key, the argument's spelling and its value."""
     return " ".join(f"--set {key}={shlex.quote(text)}" for key, (_, text) in given.items())
 
 
 def foreign(command: Command, where: str) -> InputError:
-    """The error for a command that is not Megatron-LM's, which says what it is and what to give instead."""
+    """The error for a command that starts another tool than Megatron-LM: it names the tool and the file or log to give
+    instead. where: the file that contains the command."""
     fix, options = FILES.get(command.tool, ("the tool's own configuration, or the log of the run", ()))
     file = next((str(command.values[name]) for name in options if isinstance(command.values.get(name), str)), None)
     words = (file_of(command) or "", *command.words, *(word.rpartition("=")[2] for word in command.launcher))

@@ -13,22 +13,22 @@ from typing import NamedTuple
 
 
 class KnownKeys(NamedTuple):
-    """Keys that affect no plan. names: complete keys, `section.key` for those of a section. starts: beginnings of further
-    keys."""
+    """Keys of a tool's configuration that are known to affect no plan, such as those for logging. names: complete keys,
+    `section.key` for a key in a section. starts: beginnings of keys; every key that begins with one of them counts as known."""
 
     names: frozenset[str]
     starts: tuple[str, ...] = ()
 
     def more(self, names: Collection[str] = (), starts: Collection[str] = ()) -> KnownKeys:
-        """These keys and further ones."""
+        """A copy of this list with further complete keys (names) and further beginnings of keys (starts)."""
         return KnownKeys(self.names | set(names), (*self.starts, *starts))
 
     def has(self, key: str) -> bool:
-        """Whether a key is one of them."""
+        """Whether a key is known to affect no plan: by its complete name, or because it begins with one of `starts`."""
         return key in self.names or key.startswith(self.starts)
 
     def sections(self) -> dict[str, frozenset[str]]:
-        """The keys of each section, without the section's name."""
+        """The complete keys grouped by section, without the section's name: {"job.name"} -> {"job": {"name"}}."""
         result: dict[str, set[str]] = {}
         for name in self.names:
             section, _, key = name.partition(".")
@@ -37,7 +37,8 @@ class KnownKeys(NamedTuple):
 
 
 def known_keys(module: str) -> KnownKeys:
-    """The list of known keys next to a module. module: the module's `__file__`."""
+    """The list of keys that affect no plan, read from the file with the suffix .keys next to a module. module: the module's
+    `__file__`, such as "reader.py" for the list in "reader.keys"."""
     names, starts, section = set[str](), list[str](), ""
     for line in Path(module).with_suffix(".keys").read_text().splitlines():
         if line.startswith("["):

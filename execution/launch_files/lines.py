@@ -25,21 +25,24 @@ def lines_of(path: Path) -> dict[str, int]:
 
 
 def sources_of(path: Path) -> dict[str, str]:
-    """The source of every key of a file as ``file:line``; keys as of `lines_of`."""
+    """The source of every key of a file as ``file:line``, for reports and errors. Keys are joined by dots; items of lists
+    are numbered, as in ``layers[0].name``. Empty if the file cannot be read or parsed."""
     return {key: f"{path}:{line}" for key, line in lines_of(path).items()}
 
 
 def text_sources(text: str, where: str) -> dict[str, str]:
-    """The source of every key of a YAML or JSON text as ``file:line``. where: the name of its file."""
+    """The source of every key of a YAML or JSON text as ``file:line``. Keys are joined by dots; items of lists are numbered, as
+    in ``layers[0].name``. where: the name of the text's file."""
     return {key: f"{where}:{line}" for key, line in text_lines(text).items()}
 
 
 def text_lines(text: str, *, toml: bool = False) -> dict[str, int]:
-    """The line number of every key of a text in YAML or JSON, or in TOML if `toml`; keys as of `lines_of`."""
+    """The line number of every key of a text in YAML or JSON, or in TOML if `toml`, counted from 1. Keys are joined by dots;
+    items of lists are numbered, as in ``layers[0].name``. Empty if the text cannot be parsed."""
     if toml:
         return dict(_toml(text))
     try:
-        node = yaml.compose(text.replace("\t", " "), yaml.SafeLoader)  # JSON is YAML, but for tabs
+        node = yaml.compose(text.replace("\t", " "), yaml.SafeLoader)  # JSON is YAML, except for tabs
     except (yaml.YAMLError, ValueError, RecursionError):
         return {}
     result: dict[str, int] = {}
@@ -51,8 +54,9 @@ def text_lines(text: str, *, toml: bool = False) -> dict[str, int]:
 
 
 def _nodes(node: yaml.Node | None, name: str, above: tuple[int, ...]) -> Iterator[tuple[str, int]]:
-    """The keys below a YAML node and their line numbers. name: the node's own key. above: ids of the enclosing nodes, since an
-    alias may refer to one of them."""
+    """The keys below a YAML node, as pairs of dotted key and line number counted from 1. name: the dotted key of the node
+    itself; empty for the document. above: ids of the enclosing nodes, since an alias may refer to one of them and would
+    never end."""
     if id(node) in above or len(above) > DEEPEST:
         return
     inner = (*above, id(node))
@@ -73,8 +77,8 @@ def _nodes(node: yaml.Node | None, name: str, above: tuple[int, ...]) -> Iterato
 
 
 def _toml(text: str) -> Iterator[tuple[str, int]]:
-    """The keys of a TOML text and their line numbers. Statements are parsed one by one; each extends over as many lines as it
-    needs."""
+    """The keys of a TOML text, as pairs of dotted key and line number counted from 1. Statements are parsed one by one; a
+    statement may extend over several lines."""
     table, statement, begin = "", "", 1
     counts: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -96,7 +100,8 @@ def _toml(text: str) -> Iterator[tuple[str, int]]:
 
 
 def _named(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """The keys of nested tables, joined by dots, and their values."""
+    """The keys and values of nested tables, as pairs of dotted key and value. prefix: put in front of every key, such as
+    "model."; empty at the top."""
     for key, inner in value.items():
         yield f"{prefix}{key}", inner
         if isinstance(inner, Mapping):

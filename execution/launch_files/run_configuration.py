@@ -64,21 +64,23 @@ VARIABLES = {"GPU|NPROC|DEVICE|RANKS": "8", "NODES|WORLD_SIZE": "2", "SEQ": "409
 
 
 def example_of(key: str, variable: str = "") -> str:
-    """A plausible value for an argument, for error messages. variable: the variable that decides the argument, whose name may
-    suggest a better one."""
+    """A plausible value for an argument, for advice in error messages: "--seq-length" -> "4096". key: the argument.
+    variable: the variable of a script that decides the argument; its name may suggest a better value."""
     named = next((text for parts, text in VARIABLES.items() if re.search(parts, variable.upper())), None)
     found = next((text for parts, text in EXAMPLES.items() if re.search(rf"(?:{parts})", key)), "8")
     return named or EXAMPLES.get(key.lstrip("-")) or found
 
 
 def affects_plan(key: str) -> bool:
-    """Whether a key, by the words of its name, affects the model, parallelism, memory or precision."""
+    """Whether a key of a configuration, judged by the words of its name, may affect the model, parallelism, memory or
+    precision. Unknown keys that may are refused instead of ignored."""
     name = re.sub(r"(?<=[a-z\d])(?=[A-Z])", "-", key).lower()
     return bool(DECISIVE.search(name) or ((BEARING.search(name) or _misspelt(name)) and not HARMLESS.search(name)))
 
 
 def _misspelt(name: str) -> bool:
-    """Whether a word of a name is a word of WORDS with one letter more or fewer, or with letters in the wrong order."""
+    """Whether a word in the name of a key looks like a misspelling of a word that affects plans (WORDS): with one letter
+    more or fewer, or with letters in the wrong order."""
     words = [word for word in re.split(r"[-_.\d]+", name) if len(word) > 3 and word not in OTHER_WORDS]
     turned = {"".join(sorted(word)) for word in WORDS}
     return any("".join(sorted(word)) in turned or get_close_matches(word, WORDS, n=1, cutoff=0.86) for word in words)
@@ -88,11 +90,11 @@ def _misspelt(name: str) -> bool:
 class UserSettings:
     """Settings of a run that the user gives in addition to its file, on the command line or as arguments of `import_run`.
 
-    variables: of a script, values of environment variables and, by number, of positional parameters; of other files, values
-    that replace those of keys. recompute: full or none, if the file leaves it to the model's code. model: the name or file of
-    the model. ignored: keys that the user declares to be without effect. dtype: that of the model. half: the half-precision
-    dtype that the devices support. launched: values of Accelerate's file that options of its launcher override, by key, with
-    their source. sources: where `variables` are written, if not given by --set.
+    variables: for a script, values of environment variables and, by number, of positional parameters; for other files, values
+    by dotted key that replace those of the file. recompute: full or none, if the file leaves it to the model's code. model: the
+    name or file of the model. ignored: keys that the user declares to be without effect. dtype: the model's dtype. half: the
+    half-precision dtype that the devices support. launched: values of Accelerate's file that options of its launcher override,
+    by key, with their source. sources: where `variables` are written, if not given by --set.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -146,26 +148,27 @@ class RecomputedLayers:
 @in_one_line
 @dataclass(frozen=True, kw_only=True)
 class RunConfiguration:
-    """A training run as its file describes it. A field is None if the file leaves it open.
+    """A training run as its file describes it. A field is None if the file does not specify it.
 
-    where: the file. runtime: the runtime's name, as exports use it. software: the runtime whose defaults apply, as in tables of
-    measured runs. tool: the tool that the file belongs to, if it is another one. flags: words for a note in such tables, on
-    overlap and optimizer kernels. model: the name of a shipped model. config: fields of a Hugging Face configuration, if the
-    file describes the model. vocabulary_multiple: number to whose multiple the vocabulary is padded. dtype: that of matrix
-    multiplications. precision: dtypes of master weights and gradients. recipe: low-precision recipe of the layers' matrix
-    multiplications. sequence: tokens of a sample. devices, nodes: of the whole run. samples: of a step. micro_samples: of one
-    micro-batch on one rank. accumulation: micro-batches of a step. tp, cp, pp: degrees of tensor, context and pipeline
-    parallelism. exchange: what context-parallel ranks exchange. chunks: pipeline stages of each rank. copies: data-parallel
-    ranks with copies of states. shard: data-parallel ranks that share states. within_nodes: whether these are the ranks of one
-    node. zero: ZeRO stage of the shared states. sequence_parallel: whether tensor-parallel ranks share tokens. schedule: the
-    pipeline schedule. cuts: first unit of each stage but the first. layers_apart: by how many layers the first and the last
-    stage are shorter if cuts are open. recomputed: layers that are recomputed. host: states kept on the host. buffers: memory
+    where: the file. runtime: the runtime's name, as exports use it. software: the runtime whose defaults apply, under the name
+    that tables of measured runs have for it. tool: the tool that the file belongs to, if that is not the runtime itself. flags:
+    words on overlap and optimizer kernels, as the notes in such tables have them. model: the name of a shipped model. config:
+    fields of a Hugging Face configuration, if the file describes the model. vocabulary_multiple: number to whose multiple the
+    vocabulary is padded. dtype: the dtype of matrix multiplications. precision: dtypes of master weights and gradients. recipe:
+    low-precision recipe of the layers' matrix multiplications. sequence: tokens per sample. devices, nodes: number in the whole
+    run. samples: samples per step. micro_samples: samples per micro-batch on one rank. accumulation: micro-batches per step.
+    tp, cp, pp: degrees of tensor, context and pipeline parallelism. exchange: the data that context-parallel ranks exchange.
+    chunks: pipeline stages per rank. copies: data-parallel ranks with copies of states. shard: data-parallel ranks that shard
+    states. within_nodes: whether only the ranks of one node shard states among them. zero: ZeRO stage of the sharded states.
+    sequence_parallel: whether tensor-parallel ranks share tokens. schedule: the pipeline schedule. cuts: index of the first
+    unit (embedding, sub-layer or head) of each stage but the first. layers_apart: by how many layers the first and the last
+    stage are shorter if `cuts` is None. recomputed: layers that are recomputed. host: states kept on the host. buffers: memory
     that the trainer holds in addition to states and activations. optimizer: its name. flushed: number of micro-batches after
-    which the pipeline runs empty, if a step may have more. alone: why a run with a single data-parallel rank is refused; empty
-    if it is not. keys: the file's key by field, for errors. notes: lines on how the plan differs from the run. unread: keys
-    that affect no plan. unknown: keys that nobody knows. undecided: fields that are decided elsewhere, with the name that they
-    have there. taken: every value that was used, with its source. log, ran_out: if the file is a log, what the run measured,
-    and how it ran out of memory.
+    which the pipeline runs empty, if a step may have more. alone: the reason why a run with a single data-parallel rank is
+    refused; empty if such a run is fine. keys: the file's key by field, for errors. notes: lines on how the plan differs from
+    the run. unread: keys that affect no plan. unknown: keys that nobody knows. undecided: fields whose values another file or
+    program decides, with the name that the field has there. taken: every value that was used, with its source. log, ran_out: if
+    the file is a log, what the run measured, and how it ran out of memory.
     """
 
     where: str
@@ -214,13 +217,14 @@ class RunConfiguration:
     ran_out: RanOut | None = None
 
     def error(self, name: str, problem: str, fix: str) -> InputError:
-        """An error about a field, which names the key of the file for it."""
+        """An InputError about a field of this configuration; it names the key of the user's file for the field. name: the
+        field. problem: what is wrong. fix: what to change."""
         return InputError(self.where, self.keys.get(name, name), problem, fix)
 
 
 def with_given(configuration: RunConfiguration, options: Mapping[str, Any]) -> RunConfiguration:
-    """The configuration with the values of command-line options added to the values taken, except for those that are there
-    already. options: values by name of the option; None if not given."""
+    """The configuration with the values of command-line options added to its list of values taken (`taken`), in front,
+    except for options that the list already names as a source. options: values by name of the option; None if not given."""
     option_sources = tuple(value.source.split(" ")[0] for value in configuration.taken)
     named = {f"--{name.replace('_', '-')}": (name, value) for name, value in options.items() if value is not None}
     more = (TakenValue(name, value, option) for option, (name, value) in named.items() if option not in option_sources)
@@ -228,7 +232,8 @@ def with_given(configuration: RunConfiguration, options: Mapping[str, Any]) -> R
 
 
 class Declared(Enum):
-    """The type of DECLARED, which stands for the default value in the declaration of a key."""
+    """The type of the single value DECLARED, which callers of KeyReader pass (by default) to mean: use the default in the
+    declaration of the key."""
 
     DECLARED = "declared"
 
@@ -240,10 +245,10 @@ class KeyReader:
     """Reads the keys of a file, records which ones have been read and which value was used for each.
 
     Numbers may be written as texts, as in arguments of commands. where: the file, for errors. values: the file's values by key.
-    automatic: values that leave a key open. sources: file and line by key (default: the file). defaults: the source to state
-    for default values. ignored: keys that the user declares to be without effect. called: the file's own names of keys that are
-    read under other names. undecided: keys that depend on values that nobody has given; reading one is an error. fields:
-    declarations by key, whose defaults and choices apply if a call gives none.
+    automatic: values that stand for an unspecified key, such as "auto". sources: file and line by key (default: the file).
+    defaults: the source to state for default values. ignored: keys that the user declares to be without effect. called: the
+    file's own names of keys that are read under other names. undecided: keys that depend on values that nobody has given;
+    reading one is an error. fields: declarations by key, whose defaults and choices apply if a call gives none.
     """
 
     def __init__(
@@ -266,20 +271,21 @@ class KeyReader:
         self._taken: dict[str, TakenValue] = {}
 
     def error(self, key: str, problem: str, fix: str) -> InputError:
-        """An error about a key."""
+        """An InputError about a key, under the name that it has in the user's file. problem: what is wrong. fix: what to
+        change."""
         return InputError(self.where, self.called.get(key, key), problem, fix)
 
     def source(self, key: str) -> str:
-        """The file and line of a key."""
+        """The file and line where a key is written; the file alone if the line is not known."""
         return self.sources.get(key, self.where)
 
     def fill(self, key: str, value: Any, source: str) -> None:
-        """Sets the value of a key that the file leaves open."""
+        """Set the value of a key that the file does not specify. source: where the value comes from, for reports."""
         self.values[key], self.sources = value, {**self.sources, key: source}
 
     def get(self, key: str) -> Any:
-        """The value of a key; None if it is missing or left open. Raises InputError if it depends on a value that nobody has
-        given."""
+        """The value of a key, which is recorded as read; None if it is missing or has a value that does not specify it, such as
+        "auto". Raises InputError if it depends on a value that nobody has given."""
         self.read.add(key)
         if (undecided := self.undecided.get(key)) is not None:
             example = undecided.example or example_of(key, undecided.name)
@@ -298,28 +304,30 @@ class KeyReader:
         return value
 
     def take(self, key: str, value: Any, source: str | None = None) -> None:
-        """Records the value used for a key and its source (by default the tool's defaults)."""
+        """Record the value that is used for a key. source: where it comes from, for reports; None for the tool's defaults."""
         self._taken[key] = TakenValue(key, value, source or self.defaults)
 
     @property
     def taken(self) -> tuple[TakenValue, ...]:
-        """Every value that was used, in the order in which keys were first read."""
+        """Every value that was used and its source, in the order in which the keys were first read."""
         return tuple(self._taken.values())
 
     def _default(self, key: str, value: Any) -> Any:
-        """The default value of a key, which is recorded as used unless it is None."""
+        """The default value of a key, which is recorded as the value used unless it is None. value: the default."""
         if value is not None and key not in self._taken:
             self.take(key, value)
         return value
 
     def _declared(self, key: str, kind: Kind, default: Any) -> Any:
-        """The default of a key: that of the call, or else that of its declaration."""
+        """The default of a key. kind: the kind of value that the caller reads, which must be the declared one. default: the
+        caller's default; if it is DECLARED, the default of the key's declaration counts (None without a declaration)."""
         field = self.fields.get(key)
         assert field is None or field.kind == kind, f"{key} is declared as {field.kind}"
         return default if default is not DECLARED else None if field is None else field.default
 
     def whole(self, key: str, default: int | Declared | None = DECLARED, least: int = 1) -> int | None:
-        """The value of a key as a whole number of at least `least`. Raises InputError."""
+        """The value of a key as a whole number. default: the result if the key is missing, None included; DECLARED for the
+        default in the key's declaration. least: the smallest allowed value. Raises InputError for other values."""
         default, value = self._declared(key, "whole", default), self.get(key)
         if value is None:
             return self._default(key, default)
@@ -330,7 +338,8 @@ class KeyReader:
         return value
 
     def number(self, key: str, default: float | Declared = DECLARED) -> float:
-        """The value of a key as a number. Raises InputError."""
+        """The value of a key as a float. default: the result if the key is missing; DECLARED for the default in the key's
+        declaration. Raises InputError if the value is not a number."""
         default, value = self._declared(key, "number", default), self.get(key)
         try:
             return self._default(key, default) if value is None else float(value)
@@ -338,7 +347,8 @@ class KeyReader:
             raise self.error(key, f"is {shown(value)}", f"give a number, such as {default:g}{_unset(key, value)}") from None
 
     def flag(self, key: str, default: bool | Declared = DECLARED) -> bool:
-        """Whether a key is on; an argument without a value is on. Raises InputError."""
+        """Whether a key is on; an argument without a value is on. default: the result if the key is missing; DECLARED for the
+        default in the key's declaration. Raises InputError for values other than true and false."""
         default, value = self._declared(key, "flag", default), self.get(key)
         if value is None:
             return self._default(key, bool(default))
@@ -349,7 +359,9 @@ class KeyReader:
         raise self.error(key, f"is {shown(value)}", "give true or false")
 
     def text(self, key: str, default: str | Declared = DECLARED, choices: Collection[str] = ()) -> str:
-        """The value of a key as a text, one of the choices if there are any. Raises InputError."""
+        """The value of a key as a text. default: the result if the key is missing; DECLARED for the default in the key's
+        declaration. choices: the allowed texts; if empty, those of the key's declaration, or any text. Raises InputError for
+        other values."""
         default, value = self._declared(key, "text", default), self.get(key)
         choices = choices or (self.fields[key].choices if key in self.fields else ())
         if value is None:
@@ -360,23 +372,25 @@ class KeyReader:
         return value
 
     def word(self, key: str) -> Any:
-        """The plan's term for the text of a key, by the key's declaration. Raises InputError."""
+        """The plan's term for the text of a key, translated by the `words` of the key's declaration. Raises InputError if
+        the text is not one of the choices."""
         words = self.fields[key].words
         assert words is not None, f"{key} is declared without words"
         return words[self.text(key)]
 
     def refuse(self, key: str, neutral: Collection[Any], why: str) -> None:
-        """Raises InputError if a key asks for a feature that no plan has. neutral: values that are fine. why: the reason, for
-        the message."""
+        """Check that a key does not ask for a feature that no plan has. neutral: values that are fine, in any case of
+        letters. why: the reason, for the message. Raises InputError for other values, unless the user declared the key to be
+        without effect."""
         value = None if key in self.ignored else self.get(key)
         if value is None or str(value).lower() in {str(allowed).lower() for allowed in neutral}:
             return
         raise self.error(key, f"is {shown(value)}", f"leave it out, or give {next(iter(neutral))}: {why}")
 
     def left(self, known: KnownKeys) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The keys that were not read, in two groups: those known to affect no plan, and those that nobody knows, followed by a
-        similar known key if there is one. Raises InputError for an unknown key that may affect the plan or that is set on the
-        command line."""
+        """The keys of the file that were not read, in two groups: those known to affect no plan, and unknown ones, each
+        followed by a similar known key if there is one. known: the list of keys that affect no plan. Raises InputError for
+        an unknown key that may affect the plan or that is set on the command line."""
         rest = [key for key in self.values if key not in self.read and key not in self.ignored]
         fine = [key for key in rest if known.has(key)]
         every = {*known.names, *self.read}
@@ -394,8 +408,9 @@ class KeyReader:
         return (*fine, *sorted(self.ignored & set(self.values))), tuple(unknown)
 
     def _refuse_set(self, key: str, every: Collection[str], harmless: bool) -> None:
-        """Raises InputError for an unknown key that is set on the command line. every: known keys, for suggestions. harmless:
-        whether its whole table affects no plan; then it is refused only if it resembles a key that is read."""
+        """Refuse an unknown key that the user sets on the command line. every: known keys, for suggestions. harmless:
+        whether the key is in a table that affects no plan; if so, it is refused only if it resembles a key that is read.
+        Raises InputError if it is refused."""
         written = {self.called.get(known_key, known_key) for known_key in every}
         name = self.called.get(key, key)
         same = sorted(known_key for known_key in written if known_key.rpartition(".")[2] == name.rpartition(".")[2])
@@ -407,14 +422,15 @@ class KeyReader:
 
 
 def _unset(key: str, value: Any) -> str:
-    """Advice to give the value of a variable, if the value of a key is that of a variable which the script does not set; else
-    empty."""
+    """Advice for the end of an error message to give a script's variable by --set, if the value of a key contains a variable
+    such as $SEQ that the script does not set; otherwise an empty text."""
     name = re.search(r"\$\{?(\w+)", value) if isinstance(value, str) else None
     return f", or say what the variable is: --set {name[1]}={example_of(key, name[1])}" if name else ""
 
 
 def flattened(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with keys joined by dots; empty tables are left out."""
+    """Turn nested tables into one with dotted keys: {"a": {"b": 1}} -> {"a.b": 1}. Empty tables are left out. prefix: put in
+    front of every key."""
     flat: dict[str, Any] = {}
     for key, inner in value.items():
         if isinstance(inner, Mapping):

@@ -19,16 +19,20 @@ LAUNCHED_BY = (ACCELERATE, WRITTEN)  # among variables, what is no key of a trai
 def read_with_settings(
     path: Path, user: UserSettings, own: Collection[str] = (), text: str | None = None
 ) -> tuple[Any, dict[str, str]]:
-    """The value in a document with the user's settings applied, and where each key is written. own: names that may be set and
-    are no keys of the file. text: the document's content, if it is not to be read from `path`. Raises InputError."""
+    """The value in a YAML or JSON document with the user's --set values applied, and the source (file and line, or option) of
+    each key. path: the document. own: names that the user may set although they are not keys of the document. text: the
+    document's content; None to read it from `path`. user: the settings that the user gives in addition to the file. Raises
+    InputError for a document that cannot be read, and for a key within a value that is not a table."""
     return with_settings(read_document(path, text), str(path), user, sources_of(path) if text is None else {}, own)
 
 
 def with_settings(
     data: Any, where: str, user: UserSettings, sources: Mapping[str, str], own: Collection[str] = ()
 ) -> tuple[Any, dict[str, str]]:
-    """The value of a document that has been read, with the user's settings applied, and where each key is written. own: names
-    that may be set and are no keys of the document. Raises InputError for a key within a value that is no table."""
+    """Apply the user's --set values to a document that has been read. data: its value. where: its file, for errors. sources:
+    file and line of each key. own: names that the user may set although they are not keys of the document. Returns the new
+    value and the source of each key. user: the settings that the user gives in addition to the file. Raises InputError for a
+    key within a value that is not a table."""
     sources = dict(sources)
     for key, text in user.variables.items():
         if key in own or not isinstance(data, Mapping):
@@ -41,8 +45,9 @@ def with_settings(
 
 
 def _set(data: Mapping[str, Any], names: list[str], value: Any, key: str, where: str) -> dict[str, Any]:
-    """A copy of a table with a value under a path of names. names: the path. key: the whole path as text, and where: the file,
-    for errors. Raises InputError."""
+    """A copy of the nested tables `data` in which one value is set to `value`. names: the keys that lead to it, from the
+    outermost table. key: the same path as text, and where: the file, both for errors. Raises InputError if the path leads
+    through a value that is not a table."""
     first, *rest = names
     if not rest:
         return {**data, first: value}

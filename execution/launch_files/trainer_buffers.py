@@ -10,7 +10,7 @@ from typing import Literal
 @dataclass(frozen=True)
 class Buffers:
     """Sizes of what a trainer holds in addition to states and activations. A field is None if nothing of the kind is held, or
-    if the configuration leaves it open.
+    if the configuration does not specify it.
 
     reduce_elements, gather_elements: size of the buckets in which gradients are reduced and parameters gathered, in elements of
     the model's dtype. prefetch_elements: parameters that are gathered ahead. live_elements: a parameter stays gathered if it is
@@ -32,7 +32,8 @@ class Buffers:
     by_hidden: tuple[tuple[str, float], ...] = ()
 
     def for_hidden(self, hidden: int) -> Buffers:
-        """The buffers for a model of this hidden size, in which `by_hidden` is resolved."""
+        """A copy of the buffers for a model of this hidden size: the fields in `by_hidden`, whose sizes are given in squares
+        of the hidden size, are set to numbers of elements."""
         sizes = {name: int(squares * hidden * hidden) for name, squares in self.by_hidden}
         return replace(self, by_hidden=(), **sizes)  # type: ignore[arg-type]
 

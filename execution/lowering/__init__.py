@@ -25,9 +25,9 @@ factor. Tensor parallelism writes the function itself as a sum over ranks: colum
     gathering ahead                        set_modules_to_forward_prefetch, set_modules_to_backward_prefetch     stages
 
 Whatever else a plan has is refused by field (`refusals`), and run by its program. Modules are built on the meta device, cut
-and sharded there, and given memory and the values of their seed last, so that no rank ever holds more than its part but for one
-tensor at a time. Programs and lowered models take the same samples, initial values and masks of dropout: each is the other's
-oracle, and `benchmarks.lowered` holds them against each other and against one process.
+and sharded there, and given memory and the values of their seed last, so that no rank ever holds more than its part, except for
+one tensor at a time. Programs and lowered models take the same samples, initial values and masks of dropout: each is the
+other's oracle, and `benchmarks.lowered` holds them against each other and against one process.
 
 One thing differs from programs: under ZeRO-1 and 2 FSDP holds a rank's shard of the parameters in addition to all of them.
 """

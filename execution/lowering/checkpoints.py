@@ -25,10 +25,12 @@ WHOLE = re.compile(r"step-(\d{8,})")
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Which checkpoints a run writes, and where it begins. folder: of its checkpoints (None: it writes none). every: steps from
-    one to the next; there is one after the last step, too. resume: the folder of the checkpoint that it begins with. done: the
-    steps of that. about: what each checkpoint records of the run. position: number of samples of the file of tokens that the
-    steps before took, where that is not `done` batches."""
+    """Where a run writes checkpoints, and the checkpoint from which it resumes. folder: the folder to which checkpoints are
+    written; None if the run writes none. every: number of steps between two checkpoints; one is also written after the last
+    step. resume: the folder of the checkpoint from which the run resumes; None if it begins anew. done: number of steps done
+    before that checkpoint, 0 without one. about: facts of the run that each checkpoint records (model, dtype, seed, data), so
+    that another run does not resume from it. position: number of samples of the token file that those steps have taken; None if
+    it is `done` times the samples per step."""
 
     folder: str | None = None
     every: int = 0
@@ -39,7 +41,7 @@ class Checkpoints:
 
 
 def step_folder(folder: str, step: int) -> Path:
-    """The folder of the whole checkpoint of a step."""
+    """The path of the checkpoint of a step in a folder of checkpoints: step 100 -> 'step-00000100'."""
     return Path(folder, f"step-{step:08d}")
 
 
@@ -53,15 +55,22 @@ def checkpoints_of(
     resume: Any,
     data: TokenFile | None = None,
 ) -> Checkpoints | None:
-    """The checkpoints that a run of a plan writes and begins with; None where there are none.
+    """Where a run of a plan writes checkpoints and from which one it resumes; None if neither is requested.
 
-    model: the model that runs. data: the file that it trains on; a resumed run goes on after the samples that were taken,
-    whatever its batch. folder: as `--checkpoint`. every: as `--checkpoint-every`. resume: as `--resume`, a folder of
-    checkpoints, of which the last one counts, or one of them. Raises InputError where they do not fit each other or the run.
+    model: the model that runs. seed, steps: the run's seed, and its number of steps, including those before a checkpoint. data:
+    the token file that it trains on, None for synthetic samples; a resumed run continues after the samples that were taken,
+    also with another batch size. folder: the value of `--checkpoint`, a folder to write to; None: no checkpoints are written.
+    every: of `--checkpoint-every`, steps between two of them; None: only after the last step. resume: of `--resume`, a
+    checkpoint or a folder of checkpoints, whose last one counts; None: the run begins anew. Raises InputError if these values
+    do not fit each other or the run.
     """
     about: dict[str, Any] = {"model_digest": model.digest, "dtype": model.dtype, "seed": seed}
     about |= {"samples": plan.batch.global_samples} if data is None else {"data": data.digest}
-    about |= {"master": plan.precision.of(model).master, "sequence": model.tokens, "hidden": model.units[-1].sublayer.hidden}
+    about |= {
+        "master": plan.precision.for_model(model).master,
+        "sequence": model.tokens,
+        "hidden": model.units[-1].sublayer.hidden,
+    }
     if every is not None and folder is None:
         raise InputError("command line", "--checkpoint-every", f"is {every}", "give --checkpoint with a folder, too")
     if every is not None and every < 1:
@@ -83,7 +92,7 @@ def checkpoints_of(
 
 
 def _writable_folder(folder: Path) -> str:
-    """The absolute path of a folder, created if needed. Raises InputError where it cannot be written to."""
+    """The absolute path of a folder, created if needed. Raises InputError if it cannot be created or written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -93,8 +102,9 @@ def _writable_folder(folder: Path) -> str:
 
 
 def _last(folder: Path) -> tuple[Path, int, dict[str, Any]]:
-    """The last whole checkpoint of a folder, or the folder itself if it is one: its path, its steps, and what it records of its
-    run."""
+    """The last whole checkpoint in a folder of checkpoints, or the folder itself if it is a checkpoint. Returns (the
+    checkpoint's path; number of training steps done before it; the facts of the run that it records, such as model_digest,
+    dtype and seed, as a dict). Raises InputError if there is no whole checkpoint."""
     candidates = [folder] if WHOLE.fullmatch(folder.name) else folder.glob("step-*")
     whole = {int(match[1]): path for path in candidates if (match := WHOLE.fullmatch(path.name)) and (path / ABOUT).exists()}
     if not whole:

@@ -28,8 +28,8 @@ from trainplan.profiling.models.model import Model
 
 
 class Shapes(FakeTensorMode):
-    """Mode in which operations work on shapes. A number that is read from a tensor without memory is 1: ids of samples, losses,
-    norms."""
+    """A mode of torch in which operations compute shapes only (FakeTensorMode), with one addition: a number that is read from
+    a tensor without memory (an id, loss or norm) is 1."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -42,21 +42,23 @@ class Shapes(FakeTensorMode):
 
 
 class Sent:
-    """A batch of messages under way. As with real ones, the tensors are held until it is waited for."""
+    """A stand-in for a batch of messages in flight, in a dry run; as with real messages, its tensors are kept alive until it
+    is waited for."""
 
     def __init__(self, messages: list[dist.P2POp]) -> None:
         self.held = [message.tensor for message in messages]
 
     def wait(self) -> None:
-        """Nothing moves, so nothing is waited for."""
+        """Does nothing: in a dry run no message moves."""
 
 
 def dry_peaks(plans: list[Plan], model: Model | None = None, by_gloo: bool = True) -> list[list[int]]:
-    """Peak memory in bytes, by plan and rank, of a training step by torch, without a step.
+    """Predict the peak memory of a training step by torch with a dry run on shapes: [plan][rank] -> bytes.
 
-    One rank of each stage is tried, the first, whose parts are the largest; the others count the same. plans: without refusals
-    (`execution.runtimes.torch.refusals`). model: to run instead of the plans' own. by_gloo: whether gloo sums gradients. Raises
-    WorkerError.
+    Only the first rank of each stage is simulated, whose parts are the largest; its peak is taken for the stage's other ranks,
+    too. plans: plans that torch's own parallel modules can run (`execution.runtimes.torch.refusals` is empty for them). model:
+    to run instead of the plans' own; None for the plans'. by_gloo: whether gloo sums gradients, which needs a copy. Raises
+    WorkerError if a process fails.
     """
     tried = [(number, stage) for number, plan in enumerate(plans) for stage in range(plan.depth)]
     models = [model or plan.planned_model() for plan in plans]
@@ -67,13 +69,15 @@ def dry_peaks(plans: list[Plan], model: Model | None = None, by_gloo: bool = Tru
 
 
 def _by_rank(plan: Plan, peaks: list[int]) -> list[int]:
-    """Peaks by rank from those by stage."""
+    """Peak bytes of every rank of a plan, in rank order. peaks: peak bytes of the first rank of each stage, in stage order."""
     of_rank = {rank: peak for stage, peak in zip(plan.stages[: plan.depth], peaks, strict=True) for rank in stage.ranks}
     return [of_rank[rank] for rank in range(plan.world)]
 
 
 def run_rank(number: int, count: int, jobs: list[tuple[Plan, Model, int, bool]], report: Report) -> int:
-    """Body of a process: the peak memory in bytes of one rank of one plan."""
+    """Body of a process of the dry run: the peak memory in bytes of one rank of one plan. number: the process's, which is the
+    index of its job. count, report: unused; part of the signature of such bodies. jobs: (plan, model, rank, whether gloo sums
+    gradients)."""
     plan, model, rank, by_gloo = jobs[number]
     dist.destroy_process_group()  # the one of these processes, which have nothing to say to each other
     dist.init_process_group("fake", rank=rank, world_size=plan.world, store=FakeStore())

@@ -33,7 +33,7 @@ from trainplan.profiling.models.sublayers import (
 
 
 class Table(nn.Module):
-    """A table that embedding and head share, for both its uses: a module of its own, which `fully_shard` gathers for each
+    """A tied table, used as embedding and as output matrix: a module of its own, so that `fully_shard` gathers it for each
     use."""
 
     def __init__(self, tokens: nn.Embedding) -> None:
@@ -42,17 +42,19 @@ class Table(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Let both uses read one parameter again, after each has got a new one."""
+        """Let the output matrix be the embedding's parameter again, after the modules have been given new parameters."""
         self.logits.weight = self.tokens.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rows of token ids, or the logits of hidden states."""
+        """The embeddings of x if it holds token ids (integers); the logits of x if it holds hidden states (floating point)."""
         result: Tensor = self.logits(x) if x.is_floating_point() else self.tokens(x)
         return result
 
 
 class EmbeddingUnit(Unit):
-    """Rows of the table of tokens, plus learned positions and token types. tied: whether the head uses the table, too."""
+    """The torch module of the embedding: rows of the table of tokens, plus learned positions and token types if the model has
+    them. tied: whether the head uses the table, too. Rows are samples; under sequence parallelism a rank keeps only its own
+    tokens of each."""
 
     def __init__(self, part: TokenEmbedding, strategy: Strategy, tied: bool) -> None:
         super().__init__(part, strategy)
@@ -67,7 +69,9 @@ class EmbeddingUnit(Unit):
             self.types = nn.Embedding(part.token_types, part.hidden)
 
     def computed(self, x: Tensor, draw: Draw | None, targets: Tensor | None) -> Tensor:
-        """Hidden states of the rank's own tokens, from x, the ids of all tokens, (rows, tokens)."""
+        """Embed token ids: x is (rows, all tokens of a sample); returns the hidden states (rows, own tokens, hidden size) of
+        the tokens that this rank holds under sequence parallelism (without it, all). draw: the random numbers for dropout;
+        None without dropout. targets: unused; part of the signature that all units share."""
         part, (number, parts) = self.part, self.rank_part.share
         own = slice(number * part.tokens // parts, (number + 1) * part.tokens // parts)
         y = self.table(x) if hasattr(self, "table") else self.tokens(x)
@@ -83,18 +87,19 @@ class EmbeddingUnit(Unit):
         return dropped(y, draw, part.dropout)
 
     def _of_all(self, rows: Tensor) -> Tensor:
-        """Rows of a table that every rank has whole, and uses for its own tokens: their gradients are summed over the ranks."""
+        """The looked-up rows of a table (`rows`), unchanged. Every rank has a whole copy of the table, but under sequence
+        parallelism looks up only its own tokens: so `rows` is given a backward pass that sums the gradients over
+        tensor-parallel ranks."""
         if self.rank_part.share == (0, 1):
             return rows
         return DTensor.from_local(rows, self.rank_part.tp, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
 
 
 class HeadUnit(Unit):
-    """Norm, BERT's transform where there is one, logits over the vocabulary, and the cross-entropy on them.
-
-    tokens_in_step: number of tokens in all samples of a step, by which the loss is divided, once, so that gradients are only
-    summed. tied: whether the matrix of the logits is the embedding's table, whose module is then set as `borrowed`.
-    """
+    """The torch module of the head: norm, BERT's transform if the model has one, logits over the vocabulary, and the
+    cross-entropy on them. tokens_in_step: number of tokens in all samples of a step, by which the loss is divided, once, so
+    that gradients are only summed. tied: whether the matrix of the logits is the embedding's table, whose module is then set
+    as `borrowed`."""
 
     def __init__(self, part: LanguageHead, strategy: Strategy, tokens_in_step: int, tied: bool) -> None:
         super().__init__(part, strategy)
@@ -107,7 +112,9 @@ class HeadUnit(Unit):
             self.bias = nn.Parameter(torch.empty(part.vocabulary))
 
     def computed(self, x: Tensor, draw: Draw | None, targets: Tensor | None) -> Tensor:
-        """The sum of the cross-entropies of the rank's rows, over the tokens of the step."""
+        """The loss of this rank's samples as a scalar: cross-entropies, summed and divided by the tokens of the whole step. x:
+        hidden states (rows, tokens, hidden). draw: unused; part of the signature that all units share. targets: ids of the
+        tokens to predict, (rows, all tokens); never None here."""
         part = self.part
 
         def entered(x: Tensor) -> Tensor:
@@ -138,8 +145,9 @@ class HeadUnit(Unit):
 
 
 def unit_of(part: Sublayer, strategy: Strategy, tokens_in_step: int, tied: bool) -> Unit:
-    """The module of a sub-layer; built under `torch.device("meta")`, it takes no memory yet. tied: whether embedding and head
-    share a table that is one parameter."""
+    """The torch module of a sub-layer; created under `torch.device("meta")`, it takes no memory yet. strategy: its parallel
+    layout and recomputation. tokens_in_step: number of tokens in all samples of a step, by which a head divides its loss.
+    tied: whether embedding and head share a table that is one parameter."""
     if isinstance(part, LanguageHead):
         return HeadUnit(part, strategy, tokens_in_step, tied)
     if isinstance(part, TokenEmbedding):

@@ -25,9 +25,9 @@ Resize = Callable[[torch.UntypedStorage, int], None]
 
 
 class StorageTracker(TorchDispatchMode):
-    """Context manager that sets `peak_bytes`: the most bytes of storages alive at one time, of those passed to `count` before
-    and of those allocated inside. copies: whether the input of a reduce-scatter is counted twice while that runs, as a dry run
-    needs for gloo, which does an all-reduce of a copy; in real runs the tracker sees the copy by itself."""
+    """Context manager that measures peak memory: `peak_bytes` is the most bytes of tensor storages alive at one time, of those
+    passed to `count` before and of those allocated inside. copies: whether the input of a reduce-scatter is counted twice
+    while that runs, as a dry run needs for gloo, which all-reduces a copy; in real runs the tracker sees the copy by itself."""
 
     def __init__(self, copies: bool = False) -> None:
         super().__init__()
@@ -38,14 +38,14 @@ class StorageTracker(TorchDispatchMode):
         self._resize: Resize = torch.UntypedStorage.resize_
 
     def count(self, tensors: Iterable[Tensor]) -> None:
-        """Count the storages of tensors from now on, each storage once."""
+        """Count the storages of these tensors from now on, each storage only once, until they are freed."""
         for tensor in tensors:
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             if not is_traceable_wrapper_subclass(local) and local.device.type != "meta":
                 self._see(local.untyped_storage())
 
     def _see(self, storage: torch.UntypedStorage) -> None:
-        """Count a storage with its current size, until it is gone."""
+        """Count a tensor storage with its current size, until it is freed; called again after its size has changed."""
         key = storage._cdata
         if key not in self._watched or self._watched[key]() is None:
             self._watched[key] = weakref.ref(storage, partial(self._forget, key))
@@ -55,7 +55,8 @@ class StorageTracker(TorchDispatchMode):
         self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
 
     def _forget(self, key: int, gone: weakref.ref[torch.UntypedStorage]) -> None:
-        """Stop counting a storage that is gone."""
+        """Stop counting a tensor storage that has been freed. key: its address. gone: the weak reference to it, which torch
+        passes."""
         if self._watched.get(key) is gone:
             del self._watched[key]
             self.alive_bytes -= self._sizes.pop(key)

@@ -13,50 +13,60 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import pairwise
+from math import prod
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.rank_grid import Digits, common_digits
-from trainplan.formulations.plan.strategy import DATA, Strategy
+from trainplan.formulations.plan.strategy import COPIES, DATA, Strategy
 
 Ranks = tuple[tuple[int, ...], ...]  # of each stage that has ranks of its own
-AXES = ("dp", "sdp", "tp")
+AXES: dict[str, tuple[str, ...]] = {"dp": COPIES, "sdp": ("sdp",), "tp": ("tp",)}  # dimensions of meshes, of these levels
 
 
 def stage_ranks(plan: Plan) -> Ranks:
-    """The ranks of each stage that has ranks of its own, ascending."""
+    """The ranks of each stage, ascending. Under interleaved schedules, where several stages have the same ranks, each set of
+    ranks comes once."""
     return tuple(tuple(stage.ranks) for stage in plan.stages[: plan.depth])
 
 
 @cache
 def pipeline_mesh(device: str, ranks: Ranks) -> DeviceMesh:
-    """The mesh (stages, indices in a stage): the ranks of one index are a pipeline."""
+    """The device mesh (stages, index in the stage) of all ranks: ranks with one index form a pipeline. device: 'cpu' or
+    'cuda'. ranks: the ranks of each stage. Cached."""
     return DeviceMesh(device, torch.tensor(ranks), mesh_dim_names=("stage", "place"))
 
 
 @cache
 def level_mesh(device: str, ranks: Ranks, levels: tuple[tuple[str, int], ...]) -> DeviceMesh:
-    """The mesh (stages, dp, sdp, tp) of all ranks, for a strategy with these levels."""
+    """The device mesh of all ranks, cached: always (stages, copies of states, ranks that shard states as ZeRO does, tensor
+    parallelism), whatever the order of the levels. device: 'cpu' or 'cuda'. ranks: the ranks of each stage. levels: a
+    strategy's levels, such as dp (copies), sdp (shards) and tp, with their degrees, outermost first, so that the ranks of the
+    last one are neighbours; a level that is missing has degree 1."""
     names, degrees = [axis for axis, _ in levels], dict(levels)
     grid = torch.tensor(ranks).view(len(ranks), *degrees.values())
-    order = [1 + names.index(axis) for axis in AXES if axis in degrees]
-    grid = grid.permute(0, *order).reshape(len(ranks), *(degrees.get(axis, 1) for axis in AXES))
+    order = [1 + names.index(axis) for of_axis in AXES.values() for axis in of_axis if axis in degrees]
+    sizes = [prod(degrees.get(axis, 1) for axis in of_axis) for of_axis in AXES.values()]
+    grid = grid.permute(0, *order).reshape(len(ranks), *sizes)
     return DeviceMesh(device, grid, mesh_dim_names=("stage", *AXES))
 
 
 @cache
 def relay_mesh(device: str, ranks: Ranks, digits: Digits) -> DeviceMesh:
-    """The mesh (stages, *degrees of the digits, the outermost first) of all ranks, which can express the unlike layouts of two
-    neighbouring units."""
+    """The device mesh (stages, one dimension per digit, outermost first) of all ranks, fine enough to express the different
+    layouts of two neighbouring sub-layers. device: 'cpu' or 'cuda'. ranks: the ranks of each stage. digits: the mixed-radix
+    numbering of a stage's ranks that both sub-layers have in common. Cached."""
     degrees = digits.degrees[::-1]
     names = tuple(f"d{index}" for index in range(len(degrees)))
     return DeviceMesh(device, torch.tensor(ranks).view(len(ranks), *degrees), mesh_dim_names=("stage", *names))
 
 
 def placements(strategy: Strategy, digits: Digits) -> tuple[Placement, ...]:
-    """How a unit's hidden states, (rows, tokens, hidden), are split along each dimension of a relay mesh."""
+    """How the hidden states of a sub-layer with this strategy, (rows, tokens, hidden), are split along each dimension of a
+    relay mesh: Shard(0) by rows, Shard(1) by tokens, Replicate() not at all. digits: the mixed-radix numbering of a stage's
+    ranks, one mesh dimension per digit."""
     strides, found = strategy.strides(), list[Placement]()
     for low in reversed(digits.strides):
         axis = next(axis for axis, degree in strategy.levels if strides[axis] <= low < strides[axis] * degree)
@@ -68,13 +78,15 @@ def placements(strategy: Strategy, digits: Digits) -> tuple[Placement, ...]:
 
 
 def local_shape(strategy: Strategy, rows: int, tokens: int, hidden: int) -> tuple[int, int, int]:
-    """The shape of one rank's part of the hidden states of a micro-batch of `rows` rows."""
+    """The shape (rows, tokens, hidden) of one rank's part of a micro-batch's hidden states. rows, tokens, hidden: the sizes of
+    the whole."""
     parts = strategy.degree("tp") if strategy.sequence_parallel else 1
     return rows // strategy.data_degree, tokens // parts, hidden
 
 
 def make_meshes(plan: Plan, device: str) -> None:
-    """Create every mesh of a plan, in one order on all ranks: creating one is a collective of all."""
+    """Create every device mesh that a plan needs, in the same order on all ranks, since creating one is a collective of all.
+    device: 'cpu' or 'cuda'. The meshes are cached by the functions that make them."""
     ranks, strategies = stage_ranks(plan), plan.strategies()
     pipeline_mesh(device, ranks)
     for strategy in strategies:
@@ -87,5 +99,6 @@ def make_meshes(plan: Plan, device: str) -> None:
 
 
 def relays(before: Strategy, after: Strategy) -> bool:
-    """Whether hidden states lie differently under two strategies of one group of ranks."""
+    """Whether hidden states have to be moved between the layouts of two neighbouring sub-layers' strategies on one group of
+    ranks. before, after: the two strategies."""
     return (before.layout, before.token_digit) != (after.layout, after.token_digit)

@@ -17,26 +17,29 @@ from trainplan.formulations.plan.strategy import Strategy
 
 
 def counts(parameter: nn.Parameter, strategy: Strategy, index_in_stage: int) -> bool:
-    """Whether the rank of this index in a stage adds its part of a gradient to the norm, so that every element counts once."""
+    """Whether a rank adds its part of this parameter's gradient to the global norm, such that over all ranks every element
+    counts exactly once. strategy: the parallel layout of the parameter's sub-layer. index_in_stage: the rank's index among its
+    stage's ranks."""
     split = set[str]()
     if isinstance(parameter, DTensor):
         names = parameter.device_mesh.mesh_dim_names or ()
         split = {name for name, placement in zip(names, parameter.placements, strict=True) if not placement.is_replicate()}
-    return all(axis in split or strategy.index(index_in_stage, axis) == 0 for axis in ("dp", "sdp", "tp"))
+    first = all(axis in split or strategy.index(index_in_stage, axis) == 0 for axis in ("sdp", "tp"))
+    return first and strategy.is_first_copy(index_in_stage)
 
 
 def local_of(gradient: Tensor) -> Tensor:
-    """This rank's part of a gradient."""
+    """This rank's part of a gradient, if it is a DTensor; else the gradient itself."""
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 @torch.no_grad()
 def global_square(units: Iterable[Unit], index_in_stage: int, second: nn.Parameter | None, device: torch.device) -> Tensor:
-    """The square of this rank's part of the global norm: a scalar in float64, on the device. Over all ranks these add up to the
-    square of the norm, to which every parameter contributes once.
+    """The square of this rank's part of the gradients' global norm: a scalar in float64 on `device`. Summed over all ranks it
+    is the square of the norm, in which every parameter counts once.
 
-    units: those of the rank, with gradients. index_in_stage: the rank's. second: the head's copy of the embedding's table,
-    which does not count.
+    units: the modules of the rank's sub-layers, with gradients. index_in_stage: the rank's index among its stage's ranks.
+    second: the head's copy of a tied table, which is left out; None if there is none.
     """
     total = torch.zeros((), dtype=torch.float64, device=device)
     for unit in units:
@@ -49,7 +52,7 @@ def global_square(units: Iterable[Unit], index_in_stage: int, second: nn.Paramet
 
 @torch.no_grad()
 def scale(parameters: Iterable[nn.Parameter], factor: float) -> None:
-    """Multiply the gradients of all parameters by a factor."""
+    """Multiply the gradients of all these parameters by a factor, in place."""
     for parameter in parameters:
         if parameter.grad is not None:
             local_of(parameter.grad).mul_(factor)

@@ -44,7 +44,8 @@ from trainplan.profiling.models.precision import Precision
 
 
 def parallelise(unit: Unit, ranks: Ranks, device: str) -> None:
-    """Split a unit's matrices over its tensor-parallel ranks."""
+    """Split a sub-layer's matrices over its tensor-parallel ranks, in place, and set its `rank_part`; nothing if it has no
+    tensor parallelism. ranks: the ranks of each stage. device: 'cpu' or 'cuda'."""
     strategy, tp = unit.strategy, unit.strategy.degree("tp")
     if tp == 1:
         return
@@ -60,13 +61,14 @@ def parallelise(unit: Unit, ranks: Ranks, device: str) -> None:
 
 
 def _has(unit: Unit, name: str) -> bool:
-    """Whether a unit has a submodule of this name."""
+    """Whether a sub-layer has a submodule of this name."""
     return any(name == other for other, _ in unit.named_modules())
 
 
 def _styles(strategy: Strategy) -> dict[str, ParallelStyle]:
-    """How submodules are split, by all names that they may have. Between the matrices a rank works on its own tokens with
-    sequence parallelism, and on all of them, on every rank alike, without."""
+    """How torch's `parallelize_module` splits the submodules of a unit (sub-layer) with this strategy: for every name that a
+    submodule of any unit may have, a style. Outside the matrices a rank works on its own tokens if there is sequence
+    parallelism, else on all tokens, as all ranks do."""
     outside: Any = Shard(1) if strategy.sequence_parallel else Replicate()
     styles: dict[str, ParallelStyle] = {
         "tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=outside),
@@ -87,13 +89,14 @@ def _styles(strategy: Strategy) -> dict[str, ParallelStyle]:
 
 
 def shards_data(strategy: Strategy, precision: Precision) -> bool:
-    """Whether a unit is under `fully_shard`: since its data-parallel ranks share states, or since parameters are in two
-    precisions."""
+    """Whether a sub-layer with this strategy is put under `fully_shard`: because its data-parallel ranks shard states, or
+    because parameters are kept in two precisions."""
     return strategy.degree("sdp") > 1 or precision.master is not None
 
 
 def policy_of(precision: Precision, dtype: torch.dtype) -> MixedPrecisionPolicy:
-    """The policy of `fully_shard`: parameters are kept in the master copy's dtype, and computed with in the model's."""
+    """The mixed-precision policy for `fully_shard`: parameters are kept in the master copy's dtype and computed with in
+    `dtype`, the model's; no conversion if there are no master copies."""
     if precision.master is None:
         return MixedPrecisionPolicy()
     reduce = dtype if precision.gradients == "model" else torch_units.DTYPES[precision.gradients]
@@ -101,12 +104,14 @@ def policy_of(precision: Precision, dtype: torch.dtype) -> MixedPrecisionPolicy:
 
 
 def data_mesh(strategy: Strategy, ranks: Ranks, device: str) -> DeviceMesh:
-    """The mesh (dp, sdp) of the ranks that share a unit's samples; either may be 1."""
+    """The device mesh (dp, sdp) of the ranks that split a sub-layer's samples; either dimension may be 1. ranks: the ranks of
+    each stage. device: 'cpu' or 'cuda'."""
     return level_mesh(device, ranks, strategy.levels)["dp", "sdp"]
 
 
 def shard(unit: Unit, ranks: Ranks, device: str, policy: MixedPrecisionPolicy, kept_whole: bool) -> None:
-    """Put a unit under `fully_shard`. kept_whole: whether gathered parameters stay until the step's last backward pass."""
+    """Put a unit (sub-layer) under `fully_shard`, in place. ranks: the ranks of each stage. device: 'cpu' or 'cuda'. policy:
+    dtypes of parameters and reductions. kept_whole: whether gathered parameters stay until the step's last backward pass."""
 
     def dimension(parameter: nn.Parameter) -> Shard | None:
         if isinstance(parameter, DTensor) and parameter.ndim > 1 and parameter.placements == (Shard(0),):
@@ -126,13 +131,15 @@ def shard(unit: Unit, ranks: Ranks, device: str, policy: MixedPrecisionPolicy, k
 
 
 def sharded_modules(unit: Unit) -> list[Any]:
-    """The modules of a unit to put under `fully_shard`: a table that the head reads, too, and then the unit."""
+    """The modules to put under `fully_shard` for a sub-layer, inner ones first: a tied table, if the sub-layer has one, and
+    the sub-layer."""
     return [unit.table, unit] if isinstance(unit, EmbeddingUnit) and hasattr(unit, "table") else [unit]
 
 
 class Copies:
-    """The gradients of a unit of which data-parallel ranks have copies. last: whether the next backward pass is the last one of
-    a step, in which each gradient is summed over these ranks as soon as it is complete, in parallel with the computation."""
+    """Sums the gradients of a unit whose parameters all data-parallel ranks hold as copies (plain data parallelism). last:
+    whether the next backward pass is the last one of a step; in it each gradient's all-reduce begins as soon as it is
+    complete, in parallel with the computation. group: the process group of these ranks."""
 
     def __init__(self, unit: Unit, group: dist.ProcessGroup) -> None:
         self.group, self.last = group, False
@@ -142,28 +149,30 @@ class Copies:
 
     @torch.no_grad()
     def _sum(self, parameter: Tensor) -> None:
-        """Begin the sum of a parameter's gradient; torch calls this after each accumulation."""
+        """Begin the all-reduce of a parameter's gradient, if this is the step's last backward pass; torch calls this after
+        each accumulation."""
         gradient = parameter.grad
         if self.last and gradient is not None:
             local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
             self._works.append(dist.all_reduce(local, group=self.group, async_op=True))
 
     def finish(self) -> None:
-        """Wait until all gradients are summed."""
+        """Wait until all all-reduces that have begun are done."""
         for work in self._works:
             work.wait()
         self._works.clear()
 
 
 def sums(module: Any) -> None:
-    """Have a module under `fully_shard` sum gradients, never average them."""
+    """Make a module under `fully_shard` sum gradients over ranks instead of averaging them."""
     module.set_gradient_divide_factor(1.0)
     module.set_force_sum_reduction_for_comms(True)
 
 
 def before_backward(unit: Unit, kept_whole: bool, last: bool) -> None:
-    """Set what `fully_shard` does with a unit's parameters and gradients after the backward pass of a micro-batch. last:
-    whether it is the last of the step."""
+    """Set what `fully_shard` does after a sub-layer's next backward pass: free gathered parameters, reduce gradients.
+    kept_whole: whether gathered parameters stay until the step's last backward pass. last: whether it is the step's last one.
+    """
     strategy = unit.strategy
     for module in sharded_modules(unit):
         module.set_reshard_after_backward(last or (strategy.shares_parameters and not kept_whole), recurse=False)

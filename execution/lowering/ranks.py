@@ -24,7 +24,9 @@ from trainplan.profiling.models import torch_units
 
 
 def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> list[dict[str, Any]]:
-    """Body of one rank's process: all plans of the job, one after the other; results as of `run.ranks.run_rank`."""
+    """Body of the process of rank `rank` of `world`: trains all plans of the job by torch, one after the other. job: the
+    settings that the starting process gives. report: sends progress to it. Returns one dict per plan: losses and seconds per
+    step, peak bytes, and differences from training on one process."""
     device = torch.device("cpu")
     if job["gpus"] is not None:
         device = torch.device("cuda", job["gpus"][rank])
@@ -59,7 +61,10 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> li
 
 
 def flat_values(trainer: Trainer, program: Program, gradients: bool) -> dict[int, Tensor]:
-    """Gradients or parameters of each unit as this rank's program has them, flat: the slice of its shard, or the whole."""
+    """Parameters (or gradients, if `gradients`) of each sub-layer, by its index, as a flat tensor on the CPU in the layout that
+    the plan's program has for this rank: its shard or, for parameters of which every rank keeps a full copy, all of them.
+    trainer: the rank's trainer, which holds them as torch's modules do. A collective of the ranks. A program is one rank's
+    instructions for a training step."""
     flat = {}
     for position, unit in sorted(trainer.units.items()):
         strategy = program.strategies[position]
@@ -78,15 +83,16 @@ def flat_values(trainer: Trainer, program: Program, gradients: bool) -> dict[int
 
 
 def load_weights(trainer: Trainer, folder: str) -> None:
-    """Load the parameters of the rank's units from a folder; one unit is whole at a time."""
+    """Fill the parameters of the rank's sub-layers from a folder of Hugging Face weights; only one sub-layer is whole in
+    memory at a time."""
     files = WeightFiles.of(folder)
     for position, unit in sorted(trainer.units.items()):
         write_unit(unit, dict(files.unit(trainer.model, position)))
 
 
 def save_weights(trainer: Trainer, folder: str) -> None:
-    """Write the parameters to a folder, in the model's dtype; called on all ranks. The first rank of each stage writes its
-    units' files."""
+    """Write all parameters to a folder in Hugging Face's format, in the model's dtype. Called on all ranks; the first rank of
+    each stage writes its sub-layers' files."""
     writer = WeightWriter(folder, trainer.model, torch_units.DTYPES[trainer.model.dtype])
     if dist.get_rank() == 0:
         writer.begin()

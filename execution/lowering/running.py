@@ -19,9 +19,10 @@ from trainplan.profiling.base.processes import Reporter
 
 
 class Run:
-    """The steps of a run after those that a checkpoint has done, up to the job's number of steps, or to the end of the step in
-    which some rank got SIGTERM. losses, seconds: of each step. evaluations: losses without dropout, by step. ended: whether
-    SIGTERM ended it."""
+    """The steps of a training run on one rank: those after the steps that a checkpoint has done, up to the job's number of
+    steps or, if a rank got SIGTERM, the end of the step then running. losses, seconds: one per step. evaluations: by step, the
+    loss on the evaluation data, without dropout. ended: whether SIGTERM ended the run. number: the index of the plan in the
+    job. everyone: the process group of all ranks."""
 
     def __init__(
         self, trainer: Trainer, job: dict[str, Any], number: int, everyone: Any, report: Reporter, kept: Checkpoints
@@ -35,12 +36,15 @@ class Run:
         self.metrics = Metrics(str(training.metrics), kept.done) if first else None
 
     def result(self) -> dict[str, Any]:
-        """The results, for the process that started the ranks."""
+        """The run's results as a dict, for the process that started the ranks: `losses` and `seconds` (lists, one number per
+        step), `evaluations` (a dict from the number of a step to the loss on evaluation data after it), `first_step` (its
+        number, from 1), and `ended` (whether SIGTERM ended the run before its last step)."""
         of_steps = {"losses": self.losses, "seconds": self.seconds, "evaluations": self.evaluations}
         return {**of_steps, "first_step": self.first + 1, "ended": self.ended}
 
     def steps(self) -> Iterator[None]:
-        """Run the steps one after the other; the caller may look at the results after each."""
+        """Run the steps one after the other; yields None after each, before evaluation and checkpoint, so that the caller can
+        look at gradients."""
         position, step = self.report.position, self.first
         with self._listening() as ending, StepWatch(self.trainer.rank, self.job.get("step_timeout")) as watch:
             for step in range(self.first + 1, self.last + 1):
@@ -57,17 +61,19 @@ class Run:
         position.set(self.number, AFTER, 1)
 
     def _listening(self) -> AbstractContextManager[Ending | None]:
-        """Note SIGTERM in the result's block; without checkpoints nothing would be kept, and SIGTERM ends the process."""
+        """A context manager for the steps. If the run writes checkpoints, it gives an `Ending`, which notes SIGTERM so that
+        the run can end after its step; else it gives None, and SIGTERM ends the process at once."""
         return nullcontext() if self.saver is None else Ending()
 
     def _end_requested(self, ending: Ending | None) -> bool:
-        """Whether any rank got SIGTERM. All ranks begin a step together, and decide alike."""
+        """Whether any rank got SIGTERM: a collective, with the same answer on all ranks. ending: notes whether this rank got
+        it; None if that is not noted."""
         requested = torch.tensor(int(ending is not None and ending.requested))
         dist.all_reduce(requested, group=self.everyone)
         return bool(requested)
 
     def _step(self, step: int) -> None:
-        """Run one step, and report its loss and seconds."""
+        """Run the step with this number, counted from 1, and record and report its loss and seconds."""
         trainer = self.trainer
         if trainer.device.type == "cuda":
             torch.cuda.synchronize()
@@ -79,7 +85,7 @@ class Run:
         self.report({"plan": self.number, "step": step, "steps": self.last, "loss": loss, "seconds": took})
 
     def _after(self, step: int) -> None:
-        """Evaluate, measure and save after a step, when gradients may be gone."""
+        """Evaluate, write metrics and begin a checkpoint after the step with this number, as far as they are due."""
         trainer, training = self.trainer, self.trainer.training
         if training.evaluation is not None and (step % training.evaluate_every == 0 or step == self.last):
             self.evaluations[step] = trainer.evaluate(*training.evaluated(trainer.plan, trainer.model))
@@ -89,7 +95,8 @@ class Run:
             self.saver.after(step, self.last)
 
     def _measure(self, step: int) -> None:
-        """Write the metrics of a step."""
+        """Write the line of metrics of the step with this number: seconds and memory of the slowest and the largest rank. A
+        collective."""
         trainer, loss = self.trainer, self.losses[-1]
         most = torch.tensor([self.seconds[-1], memory_bytes(trainer.device)], dtype=torch.float64)
         dist.all_reduce(most, dist.ReduceOp.MAX, group=self.everyone)

@@ -9,7 +9,6 @@ have two of it.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from concurrent.futures import Future
 from pathlib import Path
@@ -22,12 +21,13 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from trainplan.execution.lowering.checkpoints import ABOUT, Checkpoints, step_folder
 from trainplan.execution.lowering.trainer import Trainer
+from trainplan.profiling.base.files import to_disk
 from trainplan.profiling.base.processes import error_line
 
 
 def state_of(trainer: Trainer) -> dict[str, Tensor]:
-    """Parameters and AdamW's states of the rank's units, by names that do not depend on the plan; the tensors themselves, to
-    save or to load into. States that do not exist before the first step are created."""
+    """The tensors of the rank's sub-layers that live from step to step (parameters, AdamW's states), by names that do not
+    depend on the plan: to save, or to load into. Optimizer states that do not exist yet, before the first step, are created."""
     names = {
         parameter: f"{trainer.plan.units[position].name}.{name}"
         for position, unit in trainer.units.items()
@@ -51,13 +51,15 @@ def state_of(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def load(trainer: Trainer, checkpoints: Checkpoints) -> None:
-    """Restore the state of the checkpoint that a run begins with."""
+    """Restore, in place, the parameters, optimizer states and number of steps of the checkpoint that a run begins with. Called
+    on all ranks."""
     dcp.load(state_of(trainer), checkpoint_id=checkpoints.resume)
     trainer.done(checkpoints.done)
 
 
 class Saver:
-    """Writes checkpoints in parallel with the steps that follow, one at a time, over a group of its own."""
+    """Writes checkpoints of a training run in the background of the steps that follow, one at a time, over a process group of
+    its own. Its methods are called on all ranks. last: the latest step with a checkpoint."""
 
     def __init__(self, trainer: Trainer, checkpoints: Checkpoints) -> None:
         self.trainer, self.checkpoints, self.last = trainer, checkpoints, checkpoints.done
@@ -66,8 +68,8 @@ class Saver:
         self._writing: tuple[Future[Any], Path, Path, int] | None = None
 
     def after(self, step: int, last: int) -> None:
-        """Called on all ranks after each step: rename a checkpoint that has been written by then, and begin one where it is
-        due."""
+        """Called after each step: give a checkpoint that has been written by now its final name, and begin one if it is due
+        after this step. last: the run's last step, which always gets one."""
         if self._writing is not None:
             written = torch.tensor(int(self._writing[0].done()))
             dist.all_reduce(written, dist.ReduceOp.MIN, group=self.deciding)
@@ -77,13 +79,14 @@ class Saver:
             self.begin(step)
 
     def end(self, step: int) -> None:
-        """Called on all ranks where a run ends after a step: complete that step's checkpoint."""
+        """Called when the run ends after this step: write the step's checkpoint, if it is not begun yet, and wait until it is
+        complete."""
         if self.last != step:
             self.begin(step)
         self.finish()
 
     def begin(self, step: int) -> None:
-        """Begin the checkpoint of a step; called on all ranks."""
+        """Begin to write the checkpoint of a step, after waiting for the one before."""
         folder, self.last = self.checkpoints.folder, step
         assert folder is not None
         self.finish()
@@ -97,7 +100,8 @@ class Saver:
         self._writing = writing, aside, final, step
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is written, and give it its final name."""
+        """Wait until the checkpoint that is being written is complete, and give it its final name; nothing if there is none.
+        Raises RuntimeError if it cannot be written."""
         if self._writing is None:
             return
         writing, aside, final, step = self._writing
@@ -112,17 +116,8 @@ class Saver:
             about = {**(self.checkpoints.about or {}), "position": self.trainer.batches.drawn(step)}
             (aside / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
             for path in (*aside.iterdir(), aside):
-                _to_disk(path)
+                to_disk(path)
             shutil.rmtree(final, ignore_errors=True)
             aside.rename(final)
-            _to_disk(final.parent)
+            to_disk(final.parent)
         dist.barrier(self.group)
-
-
-def _to_disk(path: Path) -> None:
-    """Flush a file or folder to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed import pipelining
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 from torch.distributed.tensor import DTensor, Placement
 from trainplan.execution.lowering.embedding_and_head import HeadUnit, unit_of
@@ -42,14 +43,15 @@ from trainplan.formulations.costs.sequential.communication import shares_table
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.rank_grid import common_digits
 from trainplan.formulations.plan.strategy import Strategy, rows_of
-from trainplan.formulations.schedule.orders import orders
+from trainplan.formulations.schedule.orders import SCHEDULES, orders
 from trainplan.profiling.models import torch_units
 from trainplan.profiling.models.dropout import Draw
 from trainplan.profiling.models.model import Model
 
 
 class Relay(nn.Module):
-    """Changes the layout of hidden states from that of one unit to that of the next."""
+    """The torch module between two units (sub-layers) of a stage that moves hidden states from the layout of the first over
+    ranks to that of the second; it does nothing if the layouts are equal."""
 
     def __init__(self, before: Strategy, after: Strategy, plan: Plan, device: str) -> None:
         super().__init__()
@@ -62,7 +64,8 @@ class Relay(nn.Module):
             self.mesh, self.layouts = mesh[mesh.mesh_dim_names[1:]], (placements(before, digits), placements(after, digits))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x and the result are (rows, tokens, hidden) of this rank. A gradient goes back the same way, and gets x's layout."""
+        """Hidden states in the layout of the next unit. x and the result are this rank's (rows, tokens, hidden), before and
+        after the move. A gradient is moved back the same way."""
         if self.mesh is None:
             return x
         before, after = self.layouts
@@ -71,11 +74,12 @@ class Relay(nn.Module):
 
 
 class Chain(nn.Module):
-    """The units of one stage, on one rank.
+    """The torch module of one pipeline stage on one rank: its units (sub-layers) in order, with changes of layout between them.
 
-    shapes: a mode in which parameters get a shape and no values, for a dry run; None for values from the seed. step: number of
-    steps done, from which dropout masks follow; none are drawn while it is evaluated. The samples of a micro-batch are named by
-    ids, and a unit takes those of its own block.
+    stage: index of the stage. index_in_stage: the rank's index among the stage's ranks. seed: the seed of initial values and
+    dropout. shapes: a mode in which parameters get a shape and no values, for a dry run; None for values from the seed. step:
+    number of steps done, from which dropout masks follow; there is no dropout while it is evaluated. positions: indices of the
+    units. The samples of a micro-batch are named by ids, and a unit takes those of its data-parallel rank.
     """
 
     def __init__(
@@ -93,7 +97,7 @@ class Chain(nn.Module):
         self.positions, self.index_in_stage, self.seed, self.step = range(first, last + 1), index_in_stage, seed, 0
         ranks, strategies, kind = stage_ranks(plan), plan.strategies(), device.type
         self.kept_whole = [plan.units[position].states.kept_whole for position in self.positions]
-        precision, dtype = plan.precision.of(model), torch_units.DTYPES[model.dtype]
+        precision, dtype = plan.precision.for_model(model), torch_units.DTYPES[model.dtype]
         policy = policy_of(precision, dtype)
         total, kept = plan.batch.global_samples * model.tokens, torch_units.DTYPES[precision.master or model.dtype]
         tied = model.tied and shares_table(strategies, self.positions)
@@ -125,14 +129,16 @@ class Chain(nn.Module):
         self.copies = [
             Copies(unit, data_mesh(unit.strategy, ranks, kind).get_group("dp"))
             for unit in self.units
-            if unit.strategy.degree("dp") > 1 and not isinstance(unit, FSDPModule)
+            if unit.strategy.copies > 1 and not isinstance(unit, FSDPModule)
         ]
 
     def forward(self, x: Tensor, samples: Tensor, targets: Tensor | None = None) -> Tensor:
-        """The last unit's output on this rank: hidden states, or the loss of its rows.
+        """The stage's output on this rank for one micro-batch: hidden states (rows, tokens, hidden) or, if it has the head, the
+        loss of the rank's samples as a scalar.
 
-        x: token ids, or hidden states as the unit before produced them. samples: ids of the micro-batch's samples. targets: for
-        the stage with the head, ids of this rank's tokens.
+        x: token ids (rows, tokens), or hidden states in the layout of the unit that produced them. samples: ids of all samples
+        of the micro-batch. targets: for the stage with the head, ids of the tokens to predict of this rank's samples; None for
+        other stages.
         """
         ids = tuple(samples.tolist())
         for position, relay, unit in zip(self.positions, self.relays, self.units, strict=True):
@@ -144,7 +150,8 @@ class Chain(nn.Module):
         return x
 
     def before_backward(self, last: bool) -> None:
-        """Called before each micro-batch's backward pass. last: of the step."""
+        """Prepare all units for their backward pass of a micro-batch: what is freed and reduced after it. last: whether it is
+        the last one of the step."""
         for unit, whole in zip(self.units, self.kept_whole, strict=True):
             if isinstance(unit, FSDPModule):
                 before_backward(unit, whole, last)
@@ -153,30 +160,33 @@ class Chain(nn.Module):
 
 
 class StageModule(nn.Module):
-    """A chain as torch's pipeline sees it: no FSDP module itself, so that each micro-batch's gradients are reduced as the plan
-    says. A pipeline of torch reduces those of an FSDP module once, at the end of a step."""
+    """A stage's chain of units as torch's pipelining sees it: wrapped so that it is no FSDP module itself, since torch would
+    reduce an FSDP module's gradients only at the end of a step; so they are reduced per micro-batch, as the plan says."""
 
     def __init__(self, chain: Chain) -> None:
         super().__init__()
         self.chain = chain
 
     def forward(self, *inputs: Tensor, **others: Tensor) -> Tensor:
-        """As `Chain.forward`."""
+        """The output of the chain on this rank: hidden states, or the loss of its samples. inputs, others: the chain's
+        arguments, as torch's pipelining gives them."""
         result: Tensor = self.chain(*inputs, **others)
         return result
 
 
 class Stage(PipelineStage):
-    """A stage of torch's pipeline that passes on to its chain which backward pass is a step's last."""
+    """A stage of torch's pipelining that tells its chain of units which backward pass is a step's last."""
 
     def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False) -> Any:
-        """As PipelineStage's."""
+        """Run a backward pass as torch's PipelineStage does, after preparing the chain for it. backward_type, bwd_kwargs: as
+        in torch's method. last_backward: whether it is the step's last one."""
         self.submod.chain.before_backward(last_backward)
         return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward=last_backward)
 
 
 def make_stage(plan: Plan, model: Model, number: int, chain: Chain, device: torch.device) -> Stage:
-    """A stage with the shapes of what it receives and sends, so that torch need not find them out by a trial."""
+    """A stage for torch's pipelining, given the shapes of what it receives and sends, so that torch does not find them out by
+    a trial run. number: index of the stage. chain: its module on this rank."""
     strategies, rows = plan.strategies(), plan.batch.global_samples // plan.batch.micro_batches
     dtype = torch_units.DTYPES[model.dtype]
 
@@ -202,20 +212,18 @@ def make_stage(plan: Plan, model: Model, number: int, chain: Chain, device: torc
 
 
 def _loss_of(output: Tensor, target: Tensor) -> Tensor:
-    """The loss, which the head has computed already, so that its logits can be recomputed."""
+    """The loss function that torch's pipelining is given: it returns `output`, the last stage's, which is already the loss
+    (the head computes it, so that its logits can be recomputed). target: unused."""
     return output
 
 
 def make_schedule(plan: Plan, stages: list[Stage]) -> Any:
-    """The schedule of a plan, for torch's pipeline. Gradients are not divided by the number of micro-batches: the loss is,
-    once."""
+    """The pipeline schedule of a plan as an object of torch.distributed.pipelining, for this rank's stages. Gradients are not
+    divided by the number of micro-batches, since the loss already is divided by the tokens of the whole step."""
     parts, options = plan.batch.micro_batches, {"loss_fn": _loss_of, "scale_grads": False}
-    if plan.schedule == "interleaved-1f1b":
-        return ScheduleInterleaved1F1B(stages, parts, **options)
-    if plan.schedule == "gpipe":
-        return ScheduleGPipe(stages[0], parts, **options)
-    if parts >= len(plan.stages):
-        return Schedule1F1B(stages[0], parts, **options)
+    spec = SCHEDULES[plan.schedule]
+    if spec.torch and (plan.schedule != "1f1b" or parts >= len(plan.stages)):
+        return getattr(pipelining, spec.torch)(stages if spec.chunked else stages[0], parts, **options)
     # Schedule1F1B wants as many micro-batches as stages; the order itself does not.
     runtime = _PipelineScheduleRuntime(stages, parts, **options)
     kinds = {"forward": _ComputationType.FORWARD, "backward": _ComputationType.FULL_BACKWARD}

@@ -28,13 +28,13 @@ from trainplan.profiling.models.model import Model
 
 
 class Trainer:
-    """A rank of a plan that trains; without settings it trains as the executor of programs does, on the same samples, from the
-    same initial values.
+    """One rank that trains a plan by torch's own parallel modules. Created on all ranks together; with default settings it
+    trains on the same samples and from the same initial values as the executor of programs.
 
-    Created on all ranks together. model: to run instead of the plan's own. Every unit has optimizers of its own, one for each
-    mesh that its parameters lie on: fused ones take tensors of one. steps: number of steps done. gradient_norm: of the last
-    step, over all parameters of all ranks, before gradients were scaled; None where it is not needed. shapes: as of `Chain`,
-    for a dry run.
+    model: to run instead of the plan's own. Every unit (sub-layer) has optimizers of its own, one for each device mesh that
+    its parameters lie on, since fused optimizers take tensors of one mesh. steps: number of steps done. gradient_norm: the
+    global norm of the last step's gradients, before they were scaled down; None if it is not needed. shapes: a mode in which
+    parameters get a shape and no values, for a dry run; None in real runs.
     """
 
     def __init__(
@@ -63,11 +63,12 @@ class Trainer:
 
     @property
     def units(self) -> dict[int, Unit]:
-        """The rank's units by their positions in the model."""
+        """The torch modules of the rank's units (sub-layers), by their index in the model."""
         return dict(chain.from_iterable(zip(part.positions, part.units, strict=True) for part in self.chains))
 
     def _take(self, batches: Batches, step: int) -> None:
-        """Set this rank's part of a step's batch: micro-batch after micro-batch, its own rows of each."""
+        """Set this rank's inputs and targets from the batch of a step: micro-batch after micro-batch, in each the samples of
+        this rank."""
         plan, strategies = self.plan, self.plan.strategies()
         count = plan.batch.global_samples // plan.batch.micro_batches
 
@@ -86,7 +87,7 @@ class Trainer:
             self.others |= {"targets": tokens(len(strategies) - 1)[:, 1:].contiguous().to(self.device)}
 
     def step(self) -> float:
-        """One training step; returns the loss of the whole batch before it."""
+        """Run one training step; returns the loss of the whole batch before the update."""
         if self.training.data is not None:
             self._take(self.batches, self.steps)
         loss = self.gradients()
@@ -100,13 +101,14 @@ class Trainer:
         return loss
 
     def done(self, steps: int) -> None:
-        """Set the number of steps done: samples, masks and learning rates of the next one follow from it."""
+        """Set the number of steps done, from which the samples, dropout masks and learning rate of the next step follow."""
         self.steps = steps
         for part in self.chains:
             part.step = steps
 
     def gradients(self) -> float:
-        """The loss of the batch, with its gradients left in `.grad` of the parameters, each laid out as its parameter."""
+        """Run the forward and backward passes of a batch; returns its loss. The gradients are left in `.grad` of the
+        parameters, each laid out over ranks as its parameter is."""
         for unit in self.units.values():
             unit.zero_grad(set_to_none=True)
         losses: list[Tensor] = []
@@ -128,7 +130,8 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, batches: Batches, count: int) -> float:
-        """The mean loss of the first `count` batches, without dropout and without training on them."""
+        """The mean loss of the first `count` of these batches, without dropout and without training on them. A collective of
+        all ranks."""
         total = 0.0
         for part in self.chains:
             part.eval()
@@ -147,11 +150,14 @@ class Trainer:
         return total / count
 
     def _ending(self, losses: list[Tensor]) -> dict[str, Any]:
-        """The arguments with which the schedule of a rank with the head fills a list of losses; empty on other ranks."""
+        """The arguments `target` and `losses` with which torch's schedule fills the list `losses`, for ranks with the model's
+        head; empty on other ranks."""
         return {"target": self.others["samples"], "losses": losses} if self.ends else {}
 
     def _summed(self, losses: list[Tensor], square: Tensor | None) -> tuple[float, float]:
-        """The loss of all ranks' rows, and the sum over ranks of their squares (0 without one)."""
+        """Sum two numbers over all ranks. Returns (the batch's loss, the square of the gradients' global norm). losses: the
+        losses of this rank's micro-batches; empty on ranks without the model's head. square: this rank's part of the square of
+        the norm; None if it is not needed, and the second number is then 0."""
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
         last = self.plan.strategies()[-1]
         if self.ends and last.index(self.index_in_stage, "tp") == 0:
@@ -163,8 +169,8 @@ class Trainer:
         return loss, whole
 
     def states(self) -> Iterator[Tensor]:
-        """Tensors that live from step to step: parameters, the optimizers' states, the batch, and the buffers that messages
-        arrive in."""
+        """The rank's tensors that live from step to step: parameters, optimizer states, the batch, and the buffers that
+        messages arrive in."""
         yield from self.parameters()
         for optimizer in self.optimizers:
             yield from (value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
@@ -174,7 +180,8 @@ class Trainer:
             yield from (info.buffer for received in infos for info in received if info.buffer is not None)
 
     def peak_bytes(self, copies: bool = False) -> int:
-        """Peak memory in bytes of a training step, which it takes. copies: as of `memory.StorageTracker`."""
+        """Peak memory in bytes of one training step, which is run for it. copies: whether the input of a reduce-scatter is
+        counted twice, as a dry run needs for gloo."""
         for parameter in self.parameters():
             parameter.grad = None
         with StorageTracker(copies) as memory:
@@ -183,21 +190,23 @@ class Trainer:
         return memory.peak_bytes
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """All parameters of the rank."""
+        """The parameters of all units of this rank, in order."""
         for unit in self.units.values():
             yield from unit.parameters()
 
 
 @torch.no_grad()
 def match_parameter_layout(parameter: nn.Parameter) -> None:
-    """Lay a gradient out as its parameter is: ranks that worked on their own tokens or heads have parts of a sum."""
+    """Bring a parameter's gradient into the parameter's own layout over ranks, in place: ranks that worked on their own tokens
+    or heads have partial sums of it."""
     gradient = parameter.grad
     if isinstance(parameter, DTensor) and isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
         parameter.grad = gradient.redistribute(placements=parameter.placements)
 
 
 def optimizers_of(unit: Unit, settings: Optimizer) -> list[torch.optim.Optimizer]:
-    """AdamW for a unit's parameters, one for those of each mesh."""
+    """AdamW optimizers with these settings for a sub-layer's parameters: one for the parameters of each device mesh, as fused
+    kernels require."""
     by_mesh: dict[Any, list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in unit.named_parameters():
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
@@ -206,9 +215,10 @@ def optimizers_of(unit: Unit, settings: Optimizer) -> list[torch.optim.Optimizer
 
 
 class TiedTables:
-    """A table that embedding and head share. Where they are on unlike stages or have unlike layouts, both have one: these are
-    equal at first and get the sum of both gradients in every step, so that they stay equal. shared_table: whether it is one
-    parameter. second: the head's table, where the rank has it as a copy."""
+    """The tied table of embedding and head on one rank. If embedding and head are on different stages or have different
+    layouts, each has a copy; both copies begin equal and get the sum of both gradients in every step, so that they stay equal.
+    shared_table: whether the table is a single parameter instead. second: the head's copy, if the rank holds one. ends: the
+    copies of the table that this rank holds."""
 
     def __init__(self, plan: Plan, model: Model, trainer: Trainer) -> None:
         self.ends: list[nn.Parameter] = []
@@ -228,7 +238,8 @@ class TiedTables:
 
     @torch.no_grad()
     def sum(self) -> None:
-        """Sum both gradients: of each table, the first rank of its stage contributes the whole."""
+        """Sum the gradients of both copies of the table over the ranks that hold them, in place; nothing if there is one
+        parameter. A collective; for each copy, the first rank of its stage contributes."""
         if not self.ends:
             return
         total: Tensor | None = None

@@ -18,7 +18,8 @@ INTO = ("q", "k", "v", "up", "gate")
 
 
 def module_names(unit: Unit, name: str) -> list[str]:
-    """The names, in a unit's module, of the parameters that together hold a parameter of its sub-layer."""
+    """The names, in a unit's torch module, of the parameters that together hold one parameter of its sub-layer; a packed one
+    is several: 'qkv.weight' -> ['project.q.weight', 'project.k.weight', 'project.v.weight']."""
     first, dot, rest = name.partition(".")
     names = []
     for matrix in PACKED.get(first, (first,)):
@@ -30,17 +31,20 @@ def module_names(unit: Unit, name: str) -> list[str]:
 
 
 def borrows(unit: Unit, name: str) -> bool:
-    """Whether a parameter of a unit's sub-layer belongs to another unit: a head's table that is the embedding's."""
+    """Whether the parameter called `name` of a unit's sub-layer belongs to another unit: the output matrix of a head that uses
+    the embedding's table."""
     return name == "logits.weight" and not hasattr(unit, "logits")
 
 
 def fill(unit: Unit, position_seed: int) -> None:
-    """Give a unit with memory the initial values that its seed gives on every rank."""
+    """Set the parameters of a sub-layer, which has memory, to the initial values that `position_seed`, the seed of its index
+    in the model, gives on every rank."""
     write_unit(unit, torch_units.whole_parameters(unit.part, position_seed))
 
 
 def write_unit(unit: Unit, values: Mapping[str, Tensor]) -> None:
-    """Write whole values of all of a unit's parameters, by the sub-layer's names, into the rank's parts of them."""
+    """Write the rank's parts of whole values into a unit's parameters. values: by the sub-layer's names of parameters, all of
+    them except borrowed ones."""
     parameters = dict(unit.named_parameters())
     for name, value in values.items():
         if borrows(unit, name):
@@ -53,7 +57,7 @@ def write_unit(unit: Unit, values: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def write(parameter: nn.Parameter, value: Tensor) -> None:
-    """Write a whole value into the rank's part of a parameter."""
+    """Write the rank's part of a whole value into a parameter, in place."""
     if isinstance(parameter, DTensor):
         parameter.to_local().copy_(local_part(value, parameter))
     else:
@@ -61,8 +65,8 @@ def write(parameter: nn.Parameter, value: Tensor) -> None:
 
 
 def local_part(value: Tensor, like: DTensor) -> Tensor:
-    """This rank's part of a whole value, for a parameter like this one. The innermost dimension of a mesh is split first: it is
-    that of tensor parallelism, whose parts data-parallel ranks then share."""
+    """This rank's part of a whole value, for a parameter laid out as `like` is. The innermost mesh dimension (tensor
+    parallelism) is split first; each part is then sharded over data-parallel ranks."""
     coordinates = like.device_mesh.get_coordinate()
     assert coordinates is not None
     for axis in reversed(range(like.device_mesh.ndim)):
@@ -77,7 +81,8 @@ def local_part(value: Tensor, like: DTensor) -> Tensor:
 
 
 def gathered(unit: Unit, gradients: bool) -> Iterator[tuple[str, Tensor]]:
-    """The whole of each parameter of a unit, or of its gradient, by the sub-layer's names: a collective of the unit's ranks."""
+    """(name, whole value) of each parameter of a unit or, if `gradients`, of its gradient, by the sub-layer's names. A
+    collective of the unit's ranks."""
     parameters = dict(unit.named_parameters())
     for parameter in unit.part.parameters():
         if borrows(unit, parameter.name):

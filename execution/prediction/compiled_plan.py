@@ -34,9 +34,14 @@ Classes = Mapping[int, Sequence[int]]  # ranks that do the same, by the one that
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """The programs of a plan. classes: for each rank that is compiled, all that it stands for. programs: of these ranks.
-    walked: programs with the same peak memory, shorter where a program reaches a steady state. check: runs the checks, and
-    gives their faults as text; none for sound programs."""
+    """The compiled programs of a plan. A program is one rank's instructions for a training step. A class of ranks is a set of
+    ranks of one stage whose programs are equal up to samples and groups; for large plans one rank of each class is compiled. A
+    back-end is a way in which the executor runs a program: on one queue (`serial`), threads or CUDA streams.
+
+    classes: for each rank that is compiled, all ranks of its class. programs: the programs of the compiled ranks. walked: for
+    each of them a program with the same peak memory, which has fewer micro-batches if the program repeats itself. check: runs
+    the static checks, and gives their faults as text; empty for sound programs.
+    """
 
     plan: Plan
     classes: Classes
@@ -46,33 +51,35 @@ class Compiled:
 
     @cached_property
     def faults(self) -> Sequence[str]:
-        """The faults that the checks find, as lines of text. For large plans checks take longer than all else."""
+        """The faults that the static checks find in the programs, as lines of text, empty if there are none; computed once.
+        For large plans this takes longer than everything else."""
         return self.check()
 
     def assure(self) -> None:
-        """Raises AssertionError with the first fault of the programs, which would be an error of trainplan's own."""
+        """Raises AssertionError with the programs' first fault, if there is one: it would be an error of trainplan's own."""
         assert not self.faults, self.faults[0]
 
     @property
     def instructions(self) -> int:
-        """The number of instructions of all programs that were compiled, each in full length."""
+        """The number of instructions of all compiled programs together, with all their micro-batches."""
         return sum(len(program) if isinstance(program, Rounds) else len(program.instructions) for program in self.programs)
 
     def memory(self, backend: Backend) -> tuple[Walk, ...]:
-        """The memory of each program on a back-end or on the serial one, whichever needs more."""
+        """The memory analysis of each compiled program, on `backend` or on the serial back-end, whichever has the higher
+        peak."""
         backends: set[Backend] = {"serial", backend}
         return tuple(max((memory_walk(p, b) for b in backends), key=lambda walk: walk.peak_bytes) for p in self.walked)
 
 
 def default_backend(plan: Plan) -> Backend:
-    """The back-end whose lanes count for a plan: the one that it names; else `streams` for plans that copy to the host, whose
-    purpose is what lanes do in parallel, and `serial` for all others."""
+    """The executor's back-end whose lanes (parallel queues of instructions) decide a plan's time: the one that the plan names;
+    else `streams` for plans that copy to the host, whose point is to overlap copies, and `serial` for all others."""
     return plan.backend or ("streams" if plan.uses_host else "serial")
 
 
 def compiled(plan: Plan, backend: Backend, by_class: bool = False) -> Compiled:
-    """Compile a plan for a back-end. by_class: whether one rank of each class suffices where there is more than a little to
-    do."""
+    """Compile a plan for a back-end of the executor. by_class: whether to compile only one rank of each class of equal ranks,
+    unless the plan is small; plans with too many ranks for one machine are compiled that way in any case."""
     little = plan.world <= FEW_RANKS and plan.batch.micro_batches <= FEW_MICRO_BATCHES
     if not plan.regular or (little if by_class else plan.world <= MOST_PROCESSES):
         assure_compiled(plan, INSTRUCTIONS * len(plan.units) * plan.world // plan.depth, MOST_INSTRUCTIONS)
@@ -86,7 +93,9 @@ def compiled(plan: Plan, backend: Backend, by_class: bool = False) -> Compiled:
 
 
 def programs_of(plan: Plan, backend: Backend, model: Model | None = None) -> list[Program]:
-    """The programs of all ranks of a plan on a back-end. model: as of `compile_plan`."""
+    """Compile the programs (instructions for a training step) of all ranks of a plan for a back-end of the executor, such as
+    `serial` or `streams`. On back-ends with parallel queues they gather parameters and post receives ahead if that fits in
+    memory. model: a smaller model with the same units (sub-layers) to run; None for the plan's own."""
     if may_go_ahead(plan, backend):
         programs = compile_plan(plan, model, ahead=True)
         if _fits(plan, backend, programs):
@@ -95,7 +104,9 @@ def programs_of(plan: Plan, backend: Backend, model: Model | None = None) -> lis
 
 
 def classes_of(plan: Plan, backend: Backend) -> list[RankClass]:
-    """The classes of a plan's ranks, with their programs on a back-end."""
+    """The classes of equal ranks of a plan, with one program (a rank's instructions for a training step) each, compiled for a
+    back-end of the executor, such as `serial` or `streams`. On back-ends with parallel queues programs gather parameters and
+    post receives ahead if that fits in memory."""
     if may_go_ahead(plan, backend):
         classes = compile_classes(plan, ahead=True)
         if _fits(plan, backend, [rank_class.walked for rank_class in classes]):
@@ -104,12 +115,14 @@ def classes_of(plan: Plan, backend: Backend) -> list[RankClass]:
 
 
 def may_go_ahead(plan: Plan, backend: Backend) -> bool:
-    """Whether, on a back-end, some parameters of a plan could be gathered one unit ahead, or copied in from the host, or some
-    receives posted one pass ahead."""
+    """Whether programs (a rank's instructions for a training step) could overlap more, on this back-end of the executor, by
+    gathering parameters, or copying them from the host, one unit (sub-layer) ahead, or by posting receives one pass ahead:
+    False on the back-end `serial`, which runs one instruction at a time, and for plans without any of these."""
     sharded = any(strategy.shares_parameters for strategy in plan.strategies())
     return backend != "serial" and plan.switches() is None and (sharded or plan.uses_host or len(plan.stages) > 1)
 
 
 def _fits(plan: Plan, backend: Backend, programs: list[Program]) -> bool:
-    """Whether the peak memory of all programs is within the plan's."""
+    """Whether the peak memory of each of these programs is within the memory per device that the plan was made for. A program
+    is one rank's instructions for a training step."""
     return all(memory_walk(program, backend).peak_bytes <= plan.memory_bytes for program in programs)

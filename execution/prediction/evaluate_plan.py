@@ -24,11 +24,12 @@ from trainplan.profiling.profiles import Profile
 
 @dataclass(frozen=True, eq=False)
 class PlanPrediction:
-    """The step and the memory of a plan, as predicted from its programs.
+    """The step time and the memory of a plan, as predicted from its programs (each rank's instructions for a training step).
 
-    plan: the plan that was simulated. classes: by rank that is simulated, all ranks that it stands for. memory: of each of
-    these, on the back-end of the time simulation or on the serial one, whichever needs more. time: the simulation of the step.
-    durations: the costs of instructions, in ns. unchecked: the programs, where their checks are put off until `checked`.
+    plan: the plan that was simulated. classes: by simulated rank, all ranks that it stands for (ranks of one stage with equal
+    programs). memory: of each simulated rank, on the executor's back-end (way of running a program) of the time simulation or
+    on the serial one, whichever needs more. time: the simulation of the step. durations: gives the duration of an instruction
+    in ns. unchecked: the programs, if their checks are put off until `checked`; else None.
     """
 
     plan: Plan
@@ -46,12 +47,13 @@ class PlanPrediction:
         return html_table(self.summary())
 
     def summary(self) -> list[tuple[str, str]]:
-        """(label, text) of the step's time and of the peak memory of the fullest rank."""
+        """The step's time and the peak memory of the fullest rank, as (label, text) pairs for a screen."""
         peak = f"peak {format_bytes(max(self.peak_bytes))} of {format_bytes(self.plan.memory_bytes)} a device"
         return [("step", f"{format_time(self.step_ns)} a step"), ("memory", peak)]
 
     def checked(self) -> PlanPrediction:
-        """This prediction, after its programs have been checked. Raises AssertionError for a fault."""
+        """This prediction, after the static checks of its programs, if these were put off. Raises AssertionError for a
+        fault."""
         if self.unchecked is None:
             return self
         self.unchecked.assure()
@@ -59,52 +61,55 @@ class PlanPrediction:
 
     @property
     def step_ns(self) -> int:
-        """Time of the step: until the last instruction of any rank is done."""
+        """The predicted time of the step in ns: until the last instruction of any rank is done."""
         return self.time.step_ns
 
     @cached_property
     def peak_bytes(self) -> tuple[int, ...]:
-        """Peak memory in bytes of each rank's device, by rank."""
+        """Peak memory in bytes of each rank's device, in rank order."""
         return self._by_rank([walk.peak_bytes for walk in self.memory])
 
     @cached_property
     def host_bytes(self) -> tuple[int, ...]:
-        """Bytes that each rank sets aside on its host, by rank."""
+        """Bytes that each rank sets aside in its host's memory, in rank order."""
         return self._by_rank([walk.host_bytes for walk in self.memory])
 
     @cached_property
     def serial_bytes(self) -> int:
-        """Peak memory in bytes of the fullest rank's device on the serial back-end, which needs the least."""
+        """Peak memory in bytes of the fullest rank's device on the serial back-end, which needs the least of all."""
         pairs = zip(self.time.rounds, self.memory, strict=True)
         return max(memory_walk(rounds.few).peak_bytes + walk.outside_program_bytes for rounds, walk in pairs)
 
     def carried(self) -> Carried:
-        """The durations as a table that a plan can carry, from which `predict_from_saved_costs` simulates it again."""
+        """The durations of the instructions as a table that the plan's JSON file can carry; `predict_from_saved_costs`
+        predicts the plan from that table without profile and cluster."""
         table = carried([rounds.few for rounds in self.time.rounds], self.durations)
         table |= {"by_class": True} if len(self.classes) < self.plan.world else {}
         return table | ({"lanes": self.time.backend} if self.time.backend in OTHERS else {})
 
     def _by_rank(self, values: Sequence[int]) -> tuple[int, ...]:
-        """Values of the ranks that were simulated, as values of all ranks, by rank."""
+        """One value per rank of the plan, in rank order. values: one per simulated rank, which also holds for the ranks that
+        it stands for."""
         pairs = zip(self.classes.values(), values, strict=True)
         by_rank = {rank: value for ranks, value in pairs for rank in ranks}
         return tuple(by_rank[rank] for rank in range(self.plan.world))
 
 
 def judge(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None, backend: Backend | None = None) -> PlanPrediction:
-    """Predict a plan by the times of a profile, which has the costs of all its shapes.
+    """Predict a plan by the times of a profile.
 
-    kinds: the kind of every device, by number; None where no cluster is named. backend: the back-end whose lanes count
-    (default: the plan's; else `serial`, and `streams` for plans that copy to the host, whose purpose is what lanes do in
-    parallel). Raises InputError where the profile lacks a shape.
+    kinds: the kind of every device, by number; None if no cluster is named. backend: the executor's back-end whose lanes
+    (parallel queues of instructions) are simulated; None for the plan's own or, if it names none, `streams` for plans that
+    copy to the host and `serial` for others. Raises InputError if the profile lacks a shape that the plan has.
     """
     alike = plan.alike_on(profile.network) and len(set(kinds or ())) < 2
     return predict_from_costs(plan, lambda classes: ProfiledCosts(plan, profile, kinds, classes), backend, by_class=alike)
 
 
 def predict_from_saved_costs(plan: Plan, table: Carried, backend: Backend | None = None) -> PlanPrediction:
-    """Predict a plan by the durations that it carries (`table`, see `PlanPrediction.carried`). Raises InputError where they do
-    not suffice."""
+    """Predict a plan from `table`, the durations of instructions that it carries in its file. backend: the executor's back-end
+    whose lanes (parallel queues of instructions) are simulated; None for the plan's default. Raises InputError if the table
+    lacks an instruction."""
     lanes: Overlap | None = table.get("lanes") if backend is None else None
     walked = plan if lanes is None else surrogate_of(plan)
     backend = backend if lanes is None else backend_for_order(walked)
@@ -112,9 +117,9 @@ def predict_from_saved_costs(plan: Plan, table: Carried, backend: Backend | None
 
 
 def backend_for_order(plan: Plan) -> Backend:
-    """The back-end in whose order a plan's programs are simulated on the lanes of other frameworks, and whose memory they need:
-    the plan's; else `streams`, with what is gathered or copied in ahead, and, for pipelines, which wait for messages when they
-    need them, `serial`."""
+    """The back-end of the executor in whose issue order, and with whose memory, a plan is simulated if it runs in another
+    framework: the plan's own if it names one; else `serial` for pipelines, which wait for messages when they need them, and
+    `streams`, which gathers and copies ahead, for plans of one stage."""
     return plan.backend or ("streams" if plan.depth == 1 or plan.uses_host else "serial")
 
 
@@ -130,10 +135,12 @@ def predict_from_costs(
 ) -> PlanPrediction:
     """Compile, check and simulate a plan.
 
-    costs: gives the durations of instructions, for these classes of ranks. backend: as of `judge`. by_class: as of `compiled`.
-    lanes: those of other frameworks, on which its programs are simulated for time instead of those of the back-end.
-    outside_program_bytes: by rank, bytes that its device holds all the time in addition to the buffers of its program. checked:
-    whether to check the programs now; else their checks are put off.
+    costs: given the classes of equal ranks, returns the durations of instructions. backend: the executor's back-end whose
+    lanes (parallel queues of instructions) are simulated; None for the plan's default. by_class: whether one rank of each
+    class is enough, if the plan is not small. lanes: the lanes of other frameworks to simulate the time on instead of the
+    back-end's; None for the back-end's. outside_program_bytes: one number per rank, bytes that its device holds all the time
+    in addition to its program's buffers; empty for none. checked: whether to check the programs now; if not,
+    `PlanPrediction.checked` does it later.
     """
     backend = backend or default_backend(plan)
     programs = compiled(plan, backend, by_class)

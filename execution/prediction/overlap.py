@@ -11,21 +11,23 @@ from dataclasses import replace
 from typing import Any
 
 from trainplan.execution.analysis.timing.overlapped_costs import StreamsCosts
-from trainplan.execution.compile.pieces import ORDER
 from trainplan.execution.prediction.evaluate_plan import PlanPrediction, backend_for_order, predict_from_costs
 from trainplan.execution.prediction.surrogate import recipe_of, surrogate_of, weight_copies
 from trainplan.formulations.costs.overlapped.frameworks import planned_framework
 from trainplan.formulations.costs.overlapped.layout import RunLayout, recompute_of
 from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.strategy import ORDER
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster
-from trainplan.profiling.models.sublayers import LAYERED
+from trainplan.profiling.models.sublayers import LAYER_KINDS
 
 
 def predict_overlapped(plan: Plan, cluster: Cluster, checked: bool = True) -> PlanPrediction:
-    """Predict a plan on the lanes of frameworks. checked: as of `predict_from_costs`. Raises InputError where the units of the
-    plan do not have one layout, or the cluster has several kinds of devices, or one without a rate for the model's dtype."""
+    """Predict a plan by simulating its programs as other frameworks run them, with communication that overlaps computation.
+    checked: whether to check the programs now; if not, `PlanPrediction.checked` does it later. Raises InputError if the plan's
+    sub-layers do not all have one layout, if the cluster has several kinds of devices, or if its kind has no rate for the
+    model's dtype. A program is one rank's instructions for a training step."""
     layout, kinds = layout_of(plan), cluster.used_kinds
     if len(kinds) > 1:
         raise InputError("cluster", "kinds", f"are {len(kinds)}", "give devices of one kind, or leave --cost-model out")
@@ -45,9 +47,10 @@ def predict_overlapped(plan: Plan, cluster: Cluster, checked: bool = True) -> Pl
 
 
 def layout_of(plan: Plan) -> RunLayout:
-    """The one layout that all units of a plan have. Raises InputError naming the first unit that has another one."""
+    """The one parallel layout that all units (sub-layers) of a plan have. Raises InputError about the first unit with another
+    one."""
     model, first = plan.planned_model(), plan.units[0].strategy
-    layered = [planned for unit, planned in zip(model.units, plan.units, strict=True) if unit.kind in LAYERED]
+    layered = [planned for unit, planned in zip(model.units, plan.units, strict=True) if unit.kind in LAYER_KINDS]
     for index, unit in enumerate(plan.units):
         strategy, field = unit.strategy, f"units[{index}].{unit.field}"
         if replace(strategy, ckpt=False, modules=()) != replace(first, ckpt=False, modules=()):
@@ -56,10 +59,9 @@ def layout_of(plan: Plan) -> RunLayout:
             )
         if any(paradigm == "tp" for paradigm, _ in strategy.levels[:-1]):
             raise InputError("plan", field, f"is {str(strategy)!r}", "give tp as the last level, on the fastest links")
-        axes = [paradigm for paradigm, _ in strategy.levels]
-        if axes != [paradigm for paradigm in ORDER if paradigm in axes]:
+        if not strategy.in_rank_order:
             raise InputError("plan", field, f"is {str(strategy)!r}", f"give levels in the order {', '.join(ORDER)}")
-        if model.units[index].kind in LAYERED and unit.precision != layered[0].precision:
+        if model.units[index].kind in LAYER_KINDS and unit.precision != layered[0].precision:
             fix = f"give {layered[0].precision!r}, as {layered[0].name} has"
             raise InputError("plan", f"units[{index}].precision", f"is {unit.precision!r}", fix)
     if (on_host := any(unit.states.on_host for unit in plan.units)) or plan.batch.shares is not None:

@@ -2,10 +2,10 @@
 
 Programs have no products in 8 or 4 bits: in the surrogate all numbers are as wide as the model's, so that operands are kept in
 no fewer bytes; in addition there are the copies of weights that a recipe has (`weight_copies`). And there are sub-layers whose
-samples no program can cut (`sublayers.why_not_cut`: parallel blocks, windows). But for attention's cores, whose keys and values
-go around, a context-parallel rank does what a data-parallel one does with samples of its share of the tokens, and adds up
-gradients with the same ranks. So for such a model each sample of a plan with context parallelism of degree c becomes c samples
-of one c-th of the tokens in its surrogate, whose data-parallel groups are as many times larger.
+samples no program can cut (`sublayers.why_not_cut`: parallel blocks, windows). Except in attention's cores, whose keys and
+values go around, a context-parallel rank does what a data-parallel one does with samples of its share of the tokens, and adds
+up gradients with the same ranks. So for such a model each sample of a plan with context parallelism of degree c becomes c
+samples of one c-th of the tokens in its surrogate, whose data-parallel groups are as many times larger.
 
 Plans with Muon in ZeRO's stage 1 are simulated by their own programs, which the executor refuses: to deal whole matrices to
 ranks, as Megatron-Core does, it would need collectives of unlike parts. In the programs each rank has an equal shard of the
@@ -27,7 +27,9 @@ from trainplan.profiling.models.sublayers import why_not_cut
 
 
 def surrogate_of(plan: Plan) -> Plan:
-    """The plan whose programs are simulated for a plan: itself where programs carry it out."""
+    """The plan whose programs are simulated in place of this one, if it has features that no program carries out
+    (low-precision matrix multiplications, some context parallelism): a plan with the same time and memory without them. The
+    plan itself if programs carry it out. A program is one rank's instructions for a training step."""
     model, degree = plan.planned_model(), plan.units[0].strategy.degree("cp")
     if not stood_in_for(plan):
         return plan
@@ -40,21 +42,26 @@ def surrogate_of(plan: Plan) -> Plan:
 
 
 def stood_in_for(plan: Plan) -> tuple[str, ...]:
-    """The features of a plan that no program carries out, in words, for which it has a surrogate; empty for most plans."""
+    """Descriptions of the features of a plan that no program carries out, so that a surrogate (a plan with the same time and
+    memory without them) is simulated in its place; empty for most plans. A program is one rank's instructions for a training
+    step."""
     recipe = recipe_of(plan)
     named = () if recipe is None else (f"matrix multiplications in {recipe.name}",)
     return (*named, "context parallelism of layers whose samples programs cannot cut") if _uncut(plan) else named
 
 
 def _uncut(plan: Plan) -> bool:
-    """Whether a plan has context parallelism of a unit whose samples no program can cut."""
+    """Whether a plan has context parallelism in a unit (sub-layer) whose samples programs cannot cut into pieces. A program is
+    one rank's instructions for a training step."""
     degree = plan.units[0].strategy.degree("cp")
     return degree > 1 and any(why_not_cut(unit.sublayer, degree) for unit in plan.planned_model().units)
 
 
 def memory_of(plan: Plan) -> tuple[Compiled, tuple[Walk, ...]]:
-    """The programs of a plan, or of its surrogate, compiled for the back-end that it runs on and checked; and the memory of
-    each, copies of weights included. No memory for programs with faults."""
+    """Compile and check the programs of a plan and analyse their memory. Returns (the compiled programs; for each of them its
+    memory analysis, or an empty tuple if the programs have faults). Memory is that of the executor's back-end on which the plan
+    runs, copies of low-precision weights included. If the plan has features that no program carries out, it is replaced by its
+    surrogate: a plan with the same time and memory without them. A program is one rank's instructions for a training step."""
     walked, copies = surrogate_of(plan), weight_copies(plan)
     programs = compiled(walked, default_backend(walked), by_class=True)
     if programs.faults:
@@ -64,14 +71,14 @@ def memory_of(plan: Plan) -> tuple[Compiled, tuple[Walk, ...]]:
 
 
 def recipe_of(plan: Plan) -> Recipe | None:
-    """The recipe by which a plan computes products of transformer layers, that of the first unit that has one; None if none
-    has."""
+    """The low-precision recipe (such as FP8) by which a plan computes the matrix multiplications of its transformer layers,
+    taken from the first sub-layer that has a recipe; None if no sub-layer has one."""
     return next((RECIPES[unit.precision] for unit in plan.units if unit.precision != "model"), None)
 
 
 def weight_copies(plan: Plan) -> list[int]:
-    """Bytes of weights in few bits that each rank holds in addition to the buffers of the programs of a plan's surrogate, by
-    rank."""
+    """Bytes of low-precision copies of weights that each rank holds in addition to the buffers of the simulated programs, in
+    rank order; 0 for plans without a low-precision recipe. A program is one rank's instructions for a training step."""
     held = [0] * plan.world
     if recipe_of(plan) is None:
         return held

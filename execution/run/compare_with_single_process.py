@@ -18,9 +18,10 @@ from trainplan.profiling.models import torch_units
 
 
 class Outcome(NamedTuple):
-    """A rank's results after its steps. gradients: by unit, the flat shard of the first step's gradient. parameters: by unit,
-    flat, after the last step: the shard where parameters are gathered for each pass, else the whole. losses: of the whole
-    batch, per step."""
+    """The results of one rank of a run, for the comparison with a single process. A unit is a sub-layer of the model, known by
+    its index. gradients: by unit, the rank's flat shard of the first step's gradient. parameters: by unit, the flat parameters
+    after the last step: the rank's shard if parameters are gathered for each pass (ZeRO stage 3), else all of them. losses: the
+    loss of the whole batch, one per step."""
 
     gradients: dict[int, Tensor]
     parameters: dict[int, Tensor]
@@ -28,7 +29,9 @@ class Outcome(NamedTuple):
 
 
 class Differences(NamedTuple):
-    """Largest differences from one process (see `RunReport`)."""
+    """The largest differences between a run and the training of the whole model on one process. gradient_difference: over all
+    gradients of the first step, relative to the largest gradient of the same unit (sub-layer). parameter_difference: absolute,
+    over all parameters after the last step. loss_difference: absolute, over the losses of all steps."""
 
     gradient_difference: float
     parameter_difference: float
@@ -45,11 +48,14 @@ def compare(
     settings: Optimizer = PLAIN,
     weights: str | None = None,
 ) -> Differences | None:
-    """Called on all ranks of a group: rank 0 runs the model alone and compares every rank's shards, one at a time.
+    """Compare a run with training of the whole model on one process. Called on all ranks of the process group `group`: rank 0
+    trains the model alone and receives every rank's values, one rank at a time. A program is one rank's instructions for a
+    training step.
 
-    programs: of all ranks. outcome: of this rank. seed: of the initial parameters. done: number of steps before those of the
-    outcome. batches: samples of each step (None: made up from the seed). settings: of AdamW. weights: a folder with the initial
-    values. The result is None on all ranks but 0.
+    programs: the programs of all ranks. outcome: this rank's results. seed: the seed of the initial parameters. done: number of
+    steps before the first step of the outcome, if the run resumed from a checkpoint. batches: the samples of each step; None:
+    synthetic samples from the seed. settings: the settings of the optimizer. weights: a folder with the initial values; None:
+    from the seed. Returns None on all ranks but 0.
     """
     rank = dist.get_rank(group)
     if rank:
@@ -83,8 +89,10 @@ def compare(
 def _apart(
     program: Program, unit: int, whole: dict[str, Tensor], flat_values: dict[int, Tensor], group: Any, shards: bool
 ) -> float:
-    """Largest difference between a rank's flat values, received unless they are rank 0's own, and the unit's whole values.
-    shards: whether the rank has only its slice of them."""
+    """The largest absolute difference between a rank's flat values of a unit (sub-layer) and the reference's. Runs on rank 0,
+    which receives the values over `group` unless they are its own. program: the program of the rank whose values are compared.
+    whole: the reference's values (those of the single process), by name of the parameter. flat_values: rank 0's own values, by
+    unit. shards: whether the rank holds only its shard of them. A program is one rank's instructions for a training step."""
     strategy, sublayer = program.strategies[unit], program.model.units[unit].sublayer
     shard = torch_units.Shard(strategy.degree("tp"), strategy.index(program.index_in_stage, "tp"))
     specification = {parameter.name: parameter for parameter in sublayer.parameters()}

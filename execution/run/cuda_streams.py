@@ -25,7 +25,9 @@ HOST, ISSUED = "host", "issued"
 
 
 class CudaStreams:
-    """Runs a program on the streams of a device, step after step."""
+    """Runs a rank's program on a GPU, step after step, with one CUDA stream for each lane (queue of instructions) of the
+    program. The calling thread issues the instructions in order; a stream waits for the events of instructions that its next
+    one depends on."""
 
     def __init__(self, program: Program, device: torch.device) -> None:
         self._instructions = program.instructions
@@ -39,8 +41,8 @@ class CudaStreams:
         self._lanes = Lanes(self._waits, lanes, here=ISSUED)
 
     def step(self, run: Callable[[Instruction], None], free: Callable[[str], None]) -> None:
-        """Run every instruction with `run`, and give buffers back by name with `free`; all is done on return. The step comes
-        after the work that the current stream already has."""
+        """Run every instruction of the program: `run` executes one, `free` gives a buffer back to the allocator by its name.
+        Everything is done on return. The step begins after the work that is already on the current stream."""
         current = cuda.current_stream(self._device)
         for stream in self._streams.values():
             stream.wait_stream(current)
@@ -51,7 +53,8 @@ class CudaStreams:
             free(name)
 
     def _instruction(self, index: int, run: Callable[[Instruction], None], free: Callable[[str], None]) -> None:
-        """Issue the instruction of this index, after its waits; on the host lane, run it."""
+        """Issue instruction number `index` on its stream, which is made to wait for the instructions that it depends on; an
+        instruction of the host lane is run at once. run: executes it. free: gives buffers back by name, before and after it."""
         instruction = self._instructions[index]
         stream = self._streams.get(instruction.stream)
         if stream is None:
@@ -80,5 +83,7 @@ class CudaStreams:
 
 @cache
 def lane_stream(device: torch.device, lane: str) -> cuda.Stream:
-    """The stream of a lane, one for all programs: the memory that one program leaves to the allocator on it serves the next."""
+    """The CUDA stream of the lane with this name on a device. All programs share it, so that memory which one program leaves
+    to the allocator on this stream serves the next. A program is one rank's instructions for a training step. A lane is a
+    queue of instructions that run in order."""
     return cuda.Stream(device)

@@ -25,20 +25,21 @@ from trainplan.execution.instructions import Op
 from trainplan.execution.program import Instruction, Program
 from trainplan.execution.run.cuda_streams import CudaStreams
 from trainplan.execution.run.head_sharing import HeadSharing
-from trainplan.execution.run.host_copies import Copying
 from trainplan.execution.run.rank_state import Groups
 from trainplan.execution.run.sharding import Sharding
 from trainplan.execution.run.threads import Lanes, PausingLanes, fused_lanes
 from trainplan.execution.run.token_sharing import TokenSharing
 from trainplan.execution.run.transport import Message
+from trainplan.execution.run.unit_state import fill_storage
 from trainplan.profiling.models import torch_units
 
 
 def make_groups(programs: list[Program], device: torch.device) -> Groups:
-    """The process group of every set of ranks that the programs use, created and then warmed up in the same order on all ranks.
+    """Create and warm up the process group of every set of ranks that communicate in the programs: ranks -> group. Called on
+    all ranks, which do it in the same order. A program is one rank's instructions for a training step.
 
-    A group's first collective sets up its connections. Here members come to the groups that they share in one order, so none
-    waits for another in two groups crosswise, and no step pays for it.
+    A group's first collective sets up its connections, which no step should pay for; the common order makes sure that two
+    ranks cannot deadlock by setting up two groups in opposite order. device: where the warm-up tensors are.
     """
     wanted = {
         program.within(message) if message.op.spec.kind == "message" else message.group
@@ -55,13 +56,15 @@ def make_groups(programs: list[Program], device: torch.device) -> Groups:
 
 
 def _nobody(index: int) -> None:
-    """Ignores that an instruction begins."""
+    """The report of progress of an executor that nobody watches: ignores that instruction number `index` begins."""
 
 
 @dataclass
-class Executor(Sharding, Copying, HeadSharing, TokenSharing):
-    """Runs a rank's program, step after step. Each operation has a method of its own name, which takes its instruction, reads
-    the tensors in `values` by the names of buffers, and stores there what it writes."""
+class Executor(Sharding, HeadSharing, TokenSharing):
+    """Runs a rank's program with torch.distributed, step after step. Each operation has a method of its own name, which takes
+    its instruction, reads the tensors in `values` by the names of buffers, and stores in `values` the tensors of the buffers
+    that it writes. A unit is a sub-layer of the model; rows are samples; a rank's partial output is its summand of a
+    tensor-parallel sum."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,8 +77,9 @@ class Executor(Sharding, Copying, HeadSharing, TokenSharing):
         self.posted: dict[str, list[Any]] = {}  # torch's handles of receives that have begun, by buffer
 
     def step(self, backend: Backend = "serial", spans: list[Span] | None = None) -> float:
-        """Run the program's step; returns the loss of the whole batch. spans: with `serial`, gets (begin, end) in ns of each
-        instruction."""
+        """Run one training step; returns the loss of the whole batch. backend: how the program's lanes run: one instruction
+        after the other (`serial`), on threads (`fused`, `threads`) or on CUDA streams (`streams`). spans: a list to which, on
+        `serial`, (begin, end) in ns of each instruction is appended; None to leave times unrecorded."""
         self.loss.zero_()
         if backend == "serial":
             for instruction in self.program.instructions:
@@ -97,19 +101,21 @@ class Executor(Sharding, Copying, HeadSharing, TokenSharing):
         return float(self.loss)
 
     def _make_lanes(self, backend: Backend) -> Lanes:
-        """The lanes of a back-end with threads."""
+        """The threads that run the program's lanes (queues of instructions) on a back-end. backend: `fused` (two lanes) or
+        `threads` (all lanes, with random pauses)."""
         if backend == "fused":
             return fused_lanes(self.program.instructions)
         return PausingLanes(self.program.instructions, random.Random(self.seed * 1009 + self.rank))
 
     def run(self, instruction: Instruction) -> None:
-        """Run an instruction, and free what it frees."""
+        """Run an instruction, and release the buffers that it frees."""
         self.execute(instruction)
         for name in instruction.frees:
             self.free(name)
 
     def execute(self, instruction: Instruction) -> None:
-        """Run an instruction without freeing anything, which is left to whoever runs the program."""
+        """Run an instruction without releasing the buffers that it frees, which is left to the caller. The progress that is
+        reported on an error is that of the failed instruction."""
         index = self.indices[id(instruction)]
         self.begins(index)
         try:
@@ -120,7 +126,8 @@ class Executor(Sharding, Copying, HeadSharing, TokenSharing):
             raise
 
     def _point_to_point(self, instruction: Instruction) -> None:
-        """Begin all sends and receives at once, then wait for all of them: grouped messages never wait for each other."""
+        """Run a send, a receive, or several of both: begin all at once, then wait for all, so that two ranks cannot deadlock
+        on each other's messages."""
         messages, works = list[Message](), list[Any]()
         for message in instruction.messages:
             name = (*message.writes, *message.reads)[0]
@@ -136,7 +143,7 @@ class Executor(Sharding, Copying, HeadSharing, TokenSharing):
         self.finish([*(self.transport.exchange(messages) if messages else ()), *works])
 
     def _post_receive(self, instruction: Instruction) -> None:
-        """Begin to receive a message before its receive, where the transport can."""
+        """Begin to receive a message ahead of its receive instruction, if the transport can; allocates the buffer."""
         (name,) = instruction.writes
         message = self.receives[name]
         self.values[name] = self._arriving(message)
@@ -144,12 +151,12 @@ class Executor(Sharding, Copying, HeadSharing, TokenSharing):
             self.posted[name] = works
 
     def _message(self, message: Instruction, tensor: Tensor) -> Message:
-        """The message of a send or receive, with the tensor that travels."""
+        """A send or receive as the transport takes it: with the other rank, the process group, and the tensor that travels."""
         (peer,) = set(message.group) - {self.rank}
         return Message(message.op is Op.SEND, tensor, peer, self.groups[self.program.within(message)])
 
     def _arriving(self, message: Instruction) -> Tensor:
-        """Uninitialised memory for what a receive gets: (rows, tokens, hidden)."""
+        """Uninitialised memory for the hidden states that a receive gets: (rows, tokens, hidden)."""
         rows, tokens, hidden = self.sublayer(message).input_shape(len(message.args["rows"]))
         first, end = message.args.get("tokens", (0, tokens))
         return torch.empty((rows, end - first, hidden), dtype=torch_units.DTYPES[self.model.dtype], device=self.device)
@@ -157,16 +164,16 @@ class Executor(Sharding, Copying, HeadSharing, TokenSharing):
     _send = _receive = _send_receive = _point_to_point
 
     def _input(self, instruction: Instruction) -> None:
-        """Copy the ids of the rank's input tokens, by its rows."""
+        """Store the ids of the rank's input tokens, (rows, tokens), for the samples that the instruction names."""
         self.values[instruction.writes[0]] = self.rows.of(instruction, self.by_piece(self.tokens[:, :-1]))
 
     def _targets(self, instruction: Instruction) -> None:
-        """Copy the ids of the tokens to predict, by its rows."""
+        """Store the ids of the tokens to predict, (rows, tokens), for the samples that the instruction names."""
         self.values[instruction.writes[0]] = self.rows.of(instruction, self.by_piece(self.tokens[:, 1:]))
 
     def _compute(self, instruction: Instruction) -> tuple[Tensor, Tensor, Tensor | None]:
-        """A unit's partial output, its input as a leaf of the graph, and keys and values of cut samples, also as a leaf (None
-        without)."""
+        """Compute a unit's partial output. Returns (output, input, keys): the input, and the keys and values under context
+        parallelism (else None), are leaves of the autograd graph, so that the backward pass ends there."""
         assert instruction.unit is not None
         unit = self.units[instruction.unit]
         x = self.values[instruction.reads[0]]
@@ -180,24 +187,25 @@ class Executor(Sharding, Copying, HeadSharing, TokenSharing):
         return torch_units.forward(part, unit.views, x, unit.shard, keys=keys, **options), x, keys
 
     def _forward(self, instruction: Instruction) -> None:
-        """Compute a unit's partial output, and keep its graph."""
+        """Compute a unit's partial output, and keep its autograd graph."""
         y, *leaves = self._compute(instruction)
         result, graph = instruction.writes
         self.values[graph] = (get_gradient_edge(y), *leaves)
         self.values[result] = y.detach()
 
     def _forward_without_graph(self, instruction: Instruction) -> None:
-        """Compute a unit's partial output without a graph."""
+        """Compute a unit's partial output without keeping an autograd graph, for units that are recomputed."""
         with torch.no_grad():
             self.values[instruction.writes[0]] = self._compute(instruction)[0]
 
     def _recompute(self, instruction: Instruction) -> None:
-        """Compute a unit again for its graph alone."""
+        """Compute a unit's forward pass again, for its autograd graph alone."""
         y, *leaves = self._compute(instruction)
         self.values[instruction.writes[0]] = (get_gradient_edge(y), *leaves)
 
     def _backward(self, instruction: Instruction) -> None:
-        """Gradients of a unit's input and parameters, from its graph and the gradient of its output."""
+        """Compute the gradients of a unit's input and parameters, from the autograd graph of its forward pass and the gradient
+        of its output. The parameters' gradients are added to those of earlier micro-batches, if the instruction reads them."""
         graph, _, incoming = instruction.reads[:3]
         edge: GradientEdge
         edge, x, keys = self.values.pop(graph)
@@ -221,8 +229,8 @@ class Executor(Sharding, Copying, HeadSharing, TokenSharing):
                 self.values[name] = _apart(leaf, gradient_of_output)
 
     def _gradient_of_logits(self, instruction: Instruction, x: Tensor) -> Tensor:
-        """The gradient of logits that are recomputed from x: a head's input or, with sequence parallelism, what its matrix
-        reads."""
+        """The gradient of the logits, which are recomputed from x: the head's input or, under sequence parallelism, the input
+        of its matrix. The result has the shape of this rank's logits."""
         part, unit = self.sublayer(instruction), self.unit(instruction)
         function = torch_units.matrices if self.program.shares_tokens(self.program.units[-1]) else torch_units.forward
         with torch.no_grad():
@@ -237,20 +245,22 @@ class Executor(Sharding, Copying, HeadSharing, TokenSharing):
         return logits
 
     def _loss_statistics(self, instruction: Instruction) -> None:
-        """Per token: largest logit, sum of exponentials and the target's logit, of the rank's shard of the vocabulary."""
+        """Compute, for each token, the loss's statistics over the rank's shard of the vocabulary: largest logit, sum of
+        exponentials and, if it is in the shard, the target's logit."""
         logits, targets = (self.values[name] for name in instruction.reads)
         shard = self.unit(instruction).shard
         self.values[instruction.writes[1]] = torch_units.loss_statistics(logits, targets, self.model.vocabulary, shard)
 
     def _gather_statistics(self, instruction: Instruction) -> None:
-        """Gather the statistics of all shards of the vocabulary."""
+        """Gather the loss's statistics of all vocabulary shards over tensor-parallel ranks."""
         part = self.values[instruction.reads[0]]
         everyone = part.new_empty((len(instruction.group), *part.shape))
         self.collective(dist.all_gather_into_tensor, instruction, everyone.view(-1), part.view(-1))
         self.values[instruction.writes[0]] = everyone
 
     def _loss(self, instruction: Instruction) -> None:
-        """Add the rank's loss, and replace its logits by their gradient, unless the backward pass recomputes them."""
+        """Add the loss of the rank's samples to `loss`, and replace their logits by the logits' gradient, in place (unless the
+        backward pass recomputes them)."""
         names, scale = instruction.reads, instruction.args["scale"]
         logits, targets, statistics = (self.values[name] for name in names[:3])
         everyone = self.values[names[3]] if len(names) > 4 else statistics.unsqueeze(0)
@@ -263,45 +273,74 @@ class Executor(Sharding, Copying, HeadSharing, TokenSharing):
             self.loss += loss
 
     def _optimizer_step(self, instruction: Instruction) -> None:
-        """Step a unit's parameters, on the device or the host."""
+        """Run the optimizer's step on a unit's parameters, on the device or the host."""
         self.unit(instruction).step()
 
     _host_optimizer_step = _optimizer_step
+
+    # Copies between device and host: on a GPU they are only issued here, and waits of the program hold back what reads them.
+
+    def _prefetch_shard(self, instruction: Instruction) -> None:
+        """Copy a unit's shard of the parameters from the host to the device; on a GPU the copy is only issued."""
+        unit = self.unit(instruction)
+        fill_storage(unit.flat_shard)
+        unit.flat_shard.data.copy_(unit.master.detach(), non_blocking=True)  # as a gathered buffer is filled
+
+    def _offload_hidden(self, instruction: Instruction) -> None:
+        """Copy a unit's input from the device to the host memory that is set aside for it; on a GPU the copy is only issued."""
+        (name,), (copy,) = instruction.reads, instruction.writes
+        hidden = self.values[name]
+        kept = self.host[copy].view(hidden.dtype).view(hidden.shape)
+        kept.copy_(hidden, non_blocking=True)
+        self.values[copy] = kept
+
+    def _prefetch_hidden(self, instruction: Instruction) -> None:
+        """Copy a unit's input from the host to new memory of the device; on a GPU the copy is only issued."""
+        kept = self.values[instruction.reads[0]]
+        hidden = torch.empty(kept.shape, dtype=kept.dtype, device=self.device)
+        hidden.copy_(kept, non_blocking=True)
+        self.values[instruction.writes[0]] = hidden
+
+    def _offload_gradient(self, instruction: Instruction) -> None:
+        """Copy a unit's gradient from the device to the host; on a GPU the copy is only issued."""
+        self.unit(instruction).gradient.copy_(self.values[instruction.reads[0]], non_blocking=True)
+
+    # Sums and changes of layout
 
     def _all_reduce(self, instruction: Instruction) -> None:
         """Sum partial results over tensor-parallel ranks, in place."""
         self.collective(dist.all_reduce, instruction, self.values[instruction.writes[0]])
 
     def _slice(self, instruction: Instruction) -> None:
-        """Select the rows of another layout from a buffer of the rank."""
+        """Copy the samples that the rank has in another unit's layout out of a buffer of its own."""
         self.values[instruction.writes[0]] = self.rows.of(instruction, self.values[instruction.reads[0]])
 
     def _gather_slice(self, instruction: Instruction) -> None:
-        """Gather the blocks of all ranks of the group, and select the rows of another layout."""
+        """Gather the samples of all ranks of the group, and keep those that the rank has in another unit's layout."""
         block = self.values[instruction.reads[0]].contiguous()
         everyone = block.new_empty((len(instruction.group) * block.shape[0], *block.shape[1:]))
         self.collective(dist.all_gather_into_tensor, instruction, everyone, block)
         self.values[instruction.writes[0]] = self.rows.of(instruction, everyone)
 
     def _join(self, instruction: Instruction) -> None:
-        """Concatenate several buffers, and bring their rows into order."""
+        """Concatenate several buffers of samples, and bring the samples into the order that the instruction states."""
         joined = torch.cat([self.values[name] for name in instruction.reads])
         self.values[instruction.writes[0]] = self.rows.of(instruction, joined) if "rows" in instruction.args else joined
 
     def _reduce_loss(self, instruction: Instruction) -> None:
-        """Sum the loss over all ranks."""
+        """All-reduce the step's loss over all ranks, in place."""
         if len(instruction.group) > 1:
             self.collective(dist.all_reduce, instruction, self.loss)
 
     def _nothing(self, instruction: Instruction) -> None:
-        """Instructions for order alone, or for what they free."""
+        """Do nothing: for instructions that only fix an order or only free buffers."""
 
     _reshard = _drop_hidden = _synchronise = _mark = _nothing
 
 
 def _apart(leaf: Tensor, other: Tensor) -> Tensor:
-    """The gradient of a leaf, in memory of its own: where the leaf is merely added, torch gives it the output's gradient
-    itself; a leaf without gradient has zeros."""
+    """The gradient of a leaf tensor, in memory of its own; zeros if it has none. other: the output's gradient, whose memory
+    torch shares with the leaf's gradient if the leaf is merely added to the output; it is copied then."""
     if leaf.grad is None:
         return torch.zeros_like(leaf)
     shared = leaf.grad.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

@@ -16,7 +16,8 @@ BLOCK = 2**18  # elements that are widened at a time on the CPU, which copies th
 
 
 class FlatGradients:
-    """The gradients of some parameters in a flat buffer. layout: of the buffer. views: the parameters, by name."""
+    """Keeps the gradients of a unit's parameters in one flat buffer. layout: (name, start, end, shape) of each parameter in
+    the buffer. views: the parameters, by name, as views of a flat buffer of parameters."""
 
     def __init__(self, layout: Layout, views: dict[str, Tensor]) -> None:
         self._layout, self._views = layout, views
@@ -26,7 +27,8 @@ class FlatGradients:
             views[name].register_post_accumulate_grad_hook(partial(self._keep, name))
 
     def write(self, flat: Tensor) -> None:
-        """From now on gradients go to this buffer, whose content the first gradient of each parameter overwrites."""
+        """From now on collect gradients in `flat`: the first gradient of each parameter overwrites its part, later ones are
+        added."""
         flat[self._layout[-1][2] :].zero_()
         for name, start, end, shape in self._layout:
             self._views[name].grad = None
@@ -34,19 +36,20 @@ class FlatGradients:
             self._awaited.add(name)
 
     def complete(self) -> None:
-        """Zero the gradients of parameters that have got none since `write`."""
+        """Zero the parts of the flat buffer of parameters that have got no gradient since `write`."""
         for name in self._awaited:
             self._set(name, self._targets[name].zero_())
         self._awaited.clear()
 
     def drop(self) -> None:
-        """Release the buffer."""
+        """Release the flat buffer, and the parameters' gradients, which are views of it."""
         self._targets.clear()
         for name, *_ in self._layout:
             self._views[name].grad = None
 
     def _keep(self, name: str, parameter: Tensor) -> None:
-        """Move a parameter's new gradient to the buffer; torch calls this after each accumulation."""
+        """Move the new gradient of the parameter called `name` to the flat buffer, or add it there; torch calls this after
+        each accumulation."""
         target, produced = self._targets[name], parameter.grad
         if produced is None or produced is target:
             return
@@ -58,13 +61,16 @@ class FlatGradients:
         self._set(name, target)
 
     def _set(self, name: str, target: Tensor) -> None:
-        """Have later gradients added to this view of the buffer: by torch, where parameters have the buffer's dtype."""
+        """Let torch add later gradients of the parameter called `name` to `target`, its part of the flat buffer, if both have
+        the same dtype. Otherwise the parameter is left without a gradient, and a hook that torch calls after each accumulation
+        adds later gradients to `target`."""
         view = self._views[name]
         view.grad = target if target.dtype is view.dtype else None
 
 
 def _add(wide: Tensor, narrow: Tensor) -> None:
-    """Add a tensor to one of a wider dtype."""
+    """Add `narrow` to `wide`, a tensor of a wider dtype, in place and, on the CPU, block by block, since torch copies what it
+    widens."""
     if wide.is_cuda:
         wide += narrow
         return

@@ -18,9 +18,9 @@ Groups = dict[tuple[int, ...], Any]
 
 
 class RowSelections:
-    """The rows that each instruction of a program takes: a slice where they are consecutive, else an index tensor; prepared
-    before the first step. An index tensor that is built from numbers within a step would be copied to a GPU from memory that is
-    not pinned, which halts the thread that issues the step until all earlier work is done."""
+    """The rows (samples) that each instruction of a program takes from a buffer: a slice if they are consecutive, else an
+    index tensor. They are prepared before the first step: an index tensor that is built within a step would be copied to a GPU
+    from memory that is not pinned, which halts the thread that issues the step until all earlier work is done."""
 
     def __init__(self, program: Program, device: torch.device) -> None:
         self._instructions = program.instructions  # kept alive, so that their ids stay theirs
@@ -29,7 +29,7 @@ class RowSelections:
         self._rows = {id(i): _as_index(_row_indices(i), device) for i in selecting}
 
     def of(self, instruction: Instruction, source: Tensor) -> Tensor:
-        """A copy of the rows that an instruction of the program takes of its source."""
+        """A copy of those rows of `source` that an instruction of the program takes."""
         rows = self._rows[id(instruction)]
         if isinstance(rows, slice):
             return source[rows].clone(memory_format=torch.contiguous_format)
@@ -37,8 +37,8 @@ class RowSelections:
 
 
 def _row_indices(instruction: Instruction) -> list[int]:
-    """Indices of the rows that an instruction takes: in the whole batch, or in the blocks that it reads, one after the
-    other."""
+    """The indices of the rows (samples) that an instruction takes: in the whole batch or, if it reads blocks of samples, in
+    these blocks one after the other."""
     wanted = instruction.args["rows"]
     if "blocks" not in instruction.args:
         return list(wanted)
@@ -47,7 +47,7 @@ def _row_indices(instruction: Instruction) -> list[int]:
 
 
 def _as_index(indices: Sequence[int], device: torch.device) -> slice | Tensor:
-    """Indices as a slice, where they are consecutive, else as an index tensor."""
+    """Indices of rows as a slice, if they are consecutive, else as an index tensor on `device`."""
     first = indices[0]
     if list(indices) == list(range(first, first + len(indices))):
         return slice(first, first + len(indices))
@@ -56,15 +56,16 @@ def _as_index(indices: Sequence[int], device: torch.device) -> slice | Tensor:
 
 @dataclass
 class RankState:
-    """One rank's state from step to step.
+    """The tensors that one rank holds from step to step. A unit is a sub-layer of the model; a buffer is a piece of memory that
+    the program knows by name.
 
-    program: of the rank. groups: torch's process group of each set of ranks. seed: of initial parameters and dropout. device:
-    that the rank works on. tokens: the whole batch, (samples, sequence + 1). release_s: seconds for which a collective's handle
-    is still held after it is done, so that gloo's thread releases it first (torch's profiler does not see memory go that this
-    thread is the last to release). transport: moves tensors between ranks.
+    program: the rank's instructions for a step. groups: torch's process group by set of ranks. seed: the seed of initial
+    parameters and dropout. device: where the rank computes. tokens: the whole batch, (samples, sequence + 1). release_s:
+    seconds for which a collective's handle is still held after it is done, so that gloo's thread releases it first (torch's
+    profiler does not see memory go that this thread is the last to release). transport: moves tensors between ranks.
 
-    Derived: units: the state of each of the rank's units. host: memory of host buffers by name. values: what buffers hold, by
-    name. rows: which rows instructions select. loss: the rank's loss so far.
+    Derived: units: by index, the state of each of the rank's units. host: memory of host buffers by name. values: the contents
+    of buffers, by name. rows: which samples instructions select. loss: the rank's loss so far.
     """
 
     program: Program
@@ -91,12 +92,12 @@ class RankState:
         self.loss = torch.zeros(1, dtype=torch.float64, device=self.device)
 
     def unit(self, instruction: Instruction) -> UnitState:
-        """The state of an instruction's unit."""
+        """The state of the unit that an instruction is about."""
         assert instruction.unit is not None
         return self.units[instruction.unit]
 
     def free(self, name: str) -> None:
-        """Release a buffer's memory."""
+        """Release the memory of the buffer called `name`."""
         kind, number = name.split(".")[:2]
         if kind == "gathered":
             empty_storage(self.units[int(number)].whole)
@@ -109,11 +110,12 @@ class RankState:
         self.values.pop(name, None)
 
     def collective(self, function: Callable[..., Any], instruction: Instruction, *tensors: Tensor | list[Tensor]) -> None:
-        """Run a collective of torch.distributed over the instruction's group, and wait until it is done."""
+        """Run `function`, a collective of torch.distributed, over the instruction's group of ranks, and wait until it is done.
+        tensors: the result first (written to), the input last."""
         self.finish(self.transport.collective(function, self.groups[instruction.group], tensors))
 
     def finish(self, works: list[Any]) -> None:
-        """Wait for operations that torch.distributed has begun, by their handles."""
+        """Wait for operations that torch.distributed has begun. works: their handles."""
         for work in works:
             work.wait()
         if self.release_s:

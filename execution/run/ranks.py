@@ -19,8 +19,9 @@ RELEASE_S = 0.004  # gloo's thread releases a collective's tensors well within i
 
 
 def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> list[dict[str, Any]]:
-    """Body of one rank's process: all plans of the job, one after the other. Returns, by plan, losses and seconds per step,
-    peak bytes, spans of instructions and differences from one process."""
+    """Body of the process of rank `rank` of `world`: runs all plans of the job by their programs, one after the other. job:
+    the settings that the starting process gives. report: sends progress to it. Returns one dict per plan: losses and seconds
+    per step, peak bytes, times of instructions, and differences from training on one process."""
     from trainplan.execution.run.compare_with_single_process import Differences, Outcome, compare
 
     device, groups, everyone = start_rank(rank, world, job)
@@ -49,8 +50,8 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> li
 
 
 def start_rank(rank: int, world: int, job: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """The torch device on which this process works from now on, the process groups of all programs of the job, and that of all
-    ranks."""
+    """Prepare this process for a job. Returns (torch device on which it works from now on, process groups of all programs of
+    the job by ranks, process group of all ranks). A program is one rank's instructions for a training step."""
     import torch
     import torch.distributed as dist
     from trainplan.execution.run.executor import make_groups
@@ -66,7 +67,9 @@ def start_rank(rank: int, world: int, job: dict[str, Any]) -> tuple[Any, Any, An
 
 
 def make_executor(program: Program, groups: Any, seed: int, device: Any, transport: TransportName = "direct") -> Any:
-    """An executor that is ready for its first step."""
+    """An executor of a rank's program that is ready for its first step, with synthetic samples. groups: process groups by
+    ranks. device: the torch device. transport: how tensors travel between ranks. A program is one rank's instructions for a
+    training step."""
     from trainplan.execution.run.executor import Executor
     from trainplan.execution.run.transport import TRANSPORTS
     from trainplan.execution.training.single_process import batch_tokens
@@ -79,11 +82,12 @@ def make_executor(program: Program, groups: Any, seed: int, device: Any, transpo
 def steps(
     executor: Any, job: dict[str, Any], number: int, everyone: Any, report: Reporter, recorded: list[list[Span]] | None = None
 ) -> Iterator[tuple[float, float]]:
-    """Run the steps of a plan of the job, which all ranks begin together; yields loss and seconds of each. (The loss is read
-    off a GPU last, when all is done.) number: the plan's. recorded: gets, for each step, (begin, end) in ns of each
-    instruction.
+    """Run the steps of one plan of the job, which all ranks begin together; yields (loss, seconds) of each step. executor: runs
+    the rank's part of the plan. number: the plan's index in the job. everyone: the process group of all ranks. report: sends
+    each step to the starting process. recorded: a list to which, for each step, the (begin, end) in ns of every instruction are
+    appended; None: not recorded.
 
-    The rank's position is the plan's number, the step, from 1, and its latest instruction, from 1: see `position_in_step`.
+    While it runs, `report.position` is (index of the plan, step from 1, latest instruction from 1).
     """
     import torch
     import torch.distributed as dist
@@ -106,12 +110,14 @@ def steps(
 
 
 def _begins(position: Position, number: int, step: int, index: int) -> None:
-    """Report that the instruction of this index begins."""
+    """Report that this rank begins an instruction, by writing to `position`, which the watching process reads. number: the
+    plan's index. step: counted from 1. index: the instruction's, from 0."""
     position.set(number, step, index + 1)
 
 
 def _allocated(executor: Any, backend: Backend) -> int:
-    """Bytes that a step allocates at most at one time, in addition to those that live from step to step."""
+    """Measure the most bytes that a training step allocates at one time, in addition to those that live from step to step. The
+    step is run for it. executor: runs the rank's program. backend: how it runs the program's lanes (queues of instructions)."""
     import torch
     from trainplan.profiling.measure.allocations import PeakMemory
 

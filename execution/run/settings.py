@@ -44,7 +44,7 @@ class RunSettings:
 
             They are written while the steps that follow run. With it, a SIGTERM ends the run after its step with one (`ended`
             in the report).
-        checkpoint_every: With `checkpoint`: a checkpoint every so many steps (default: after the last).
+        checkpoint_every: With `checkpoint`: a checkpoint at each multiple of this many steps (default: after the last).
 
             There is one after the last step, too.
         resume: Begin with the last checkpoint of this folder, under any plan; `steps` are all.
@@ -64,8 +64,8 @@ class RunSettings:
         device: cpu (gloo) or cuda (NCCL), a GPU for each process.
         transport: direct; or staged: copied to the host's memory, sent there with gloo and copied back, so that ranks may share
             a GPU.
-        stall_timeout: End the run once a rank has been stopped (SIGSTOP) for so many seconds, or once all have neither got on
-            nor used a processor for as long; a slow step does not count.
+        stall_timeout: End the run after a rank has been stopped (SIGSTOP) for this many seconds, or after all ranks have
+            made no progress and used no processor for as long; a slow step does not count.
 
             Waiting for a disk does not count, either.
         force: Start even where this machine has less memory than is predicted of all ranks.
@@ -94,7 +94,8 @@ class RunSettings:
 
 
 def check_seconds(flag: str, seconds: float, usual: float) -> None:
-    """Raises InputError where a time limit is below a second. flag: its name. usual: a value that would do."""
+    """Raises InputError if a time limit is below a second, or not a number. flag: its name on the command line. usual: a value
+    that would do."""
     if not seconds >= 1:
         raise InputError("command line", flag, f"is {seconds:g}", f"give 1 second or more, such as {usual:g}")
 
@@ -108,8 +109,8 @@ def check_settings(
     stall_timeout: float,
     transport: str = "direct",
 ) -> None:
-    """Check what every run of plans needs: steps, back-end, device, seed, limits and the number of processes. Raises
-    InputError."""
+    """Raises InputError if plans cannot be run with these settings: number of steps, back-end, device, seed, time limit in
+    seconds, transport, and the number of processes and GPUs that the plans need here."""
     world = plans[0].world
     assert all(plan.world == world for plan in plans)
     for plan in plans:
@@ -142,7 +143,8 @@ def check_settings(
 
 
 def _check_norms(plan: Plan) -> None:
-    """Raises InputError for tensor parallelism of units whose sum over the ranks is normed: programs have no such step."""
+    """Raises InputError for tensor parallelism of units (sub-layers) that apply a norm after the tensor-parallel sum of their
+    output, which programs cannot."""
     for unit, strategy, planned in zip(plan.planned_model().units, plan.strategies(), plan.units, strict=True):
         if unit.sublayer.sandwich and strategy.degree("tp") > 1:
             problem = f"is {str(strategy)!r}, and {unit.name} has a norm after its matrices, which is planned, but does not run"
@@ -150,7 +152,7 @@ def _check_norms(plan: Plan) -> None:
 
 
 def _check_gpus(needed: int, world: int) -> None:
-    """Raises InputError where torch finds fewer GPUs than needed for `world` processes."""
+    """Raises InputError if torch finds fewer than `needed` GPUs. world: number of processes, for the message."""
     import torch
 
     if (count := torch.cuda.device_count()) < needed:
@@ -160,8 +162,9 @@ def _check_gpus(needed: int, world: int) -> None:
 
 
 def gpus(plan: Plan, device: str, transport: str = "direct") -> tuple[int, ...] | None:
-    """The index of the GPU of each rank, where plans run on GPUs; None on CPUs. For a rank that torchrun has started, it is the
-    process's index on its machine, and a plan's placement is left to whoever orders the machines."""
+    """The index of each rank's GPU, in rank order; None if device is 'cpu'. In a process that torchrun has started, every
+    entry is this process's index on its machine, and the plan's placement is left to whoever orders the machines. With the
+    transport 'staged', ranks share GPUs."""
     if device == "cpu":
         return None
     if (launch := launched()) is not None:
@@ -175,5 +178,5 @@ def gpus(plan: Plan, device: str, transport: str = "direct") -> tuple[int, ...] 
 
 
 def communication(device: Device, transport: TransportName) -> str:
-    """The back-end of torch.distributed for tensors on a device."""
+    """The name of torch.distributed's back-end, 'gloo' or 'nccl', for tensors on a device under a transport."""
     return COMMUNICATION["cpu" if transport == "staged" else device]

@@ -24,12 +24,10 @@ GRACE_S = 5.0  # that a lane may take to end its current instruction after anoth
 
 
 class Lanes:
-    """Runs instructions on parallel lanes, step after step.
-
-    waits: indices that each instruction waits for. lanes: the lane of each instruction. The lane `here` runs on the thread that
-    calls `step`, every other on a thread of its own, which ends when this object is gone (an abandoned one, when its current
-    instruction ends).
-    """
+    """Runs instructions on parallel lanes, step after step; a lane is a queue of instructions that one thread runs in order.
+    waits: for each instruction, indices of earlier instructions that must be done first. lanes: the lane of each instruction.
+    The lane `here` runs on the thread that calls `step`, every other on a thread of its own, which ends when this object is
+    gone (an abandoned one, when its current instruction ends)."""
 
     def __init__(self, waits: Sequence[Sequence[int]], lanes: Sequence[str], here: str) -> None:
         assert all(index < position for position, before in enumerate(waits) for index in before)
@@ -40,10 +38,10 @@ class Lanes:
         self._threads = {lane: ThreadPoolExecutor(1, lane) for lane in self._indices if lane != here}
 
     def step(self, run: Callable[[int], None]) -> None:
-        """Call `run` with the index of every instruction, each lane in issue order.
+        """Call `run` with the index of every instruction, each lane in order, and return when all are done.
 
-        The first error of any lane is raised. From then on no lane begins anything; one that is still inside an instruction
-        after GRACE_S seconds, in a collective whose other ranks are gone, say, is abandoned.
+        The first error of any lane is raised. From then on no lane begins anything; a lane that is still inside an instruction
+        after GRACE_S seconds (in a collective whose other ranks are gone, for instance) is abandoned.
         """
         progress = _Progress(len(self._waits))
         others: list[Future[None]] = [
@@ -56,7 +54,8 @@ class Lanes:
             raise progress.error
 
     def _work(self, indices: Sequence[int], run: Callable[[int], None], progress: _Progress) -> None:
-        """Run the instructions of a lane, until one of any lane fails."""
+        """The body of a lane's thread: call `run` with these indices of instructions, in order, each after the instructions
+        that it waits for; stop when any lane has failed. progress: shared by all lanes."""
         try:
             for index in indices:
                 if not progress.reaches(self._waits[index]):
@@ -68,8 +67,8 @@ class Lanes:
 
 
 class PausingLanes(Lanes):
-    """A thread for each lane of a program, which pauses at random before instructions that may begin, up to `longest_pause_s`
-    seconds, drawn from `rng`."""
+    """A thread for each lane (queue of instructions) of a program, which pauses at random before instructions, up to
+    `longest_pause_s` seconds, drawn from `rng`: to show that results do not depend on timing."""
 
     def __init__(
         self, instructions: Sequence[Instruction], rng: random.Random, longest_pause_s: float = LONGEST_PAUSE_S
@@ -78,7 +77,8 @@ class PausingLanes(Lanes):
         self._rng, self._longest_pause_s = rng, longest_pause_s
 
     def step(self, run: Callable[[int], None]) -> None:
-        """As of `Lanes`, with pauses that differ from step to step."""
+        """Call `run` with the index of every instruction, each lane in order, with pauses that differ from step to step, and
+        return when all are done. The first error of any lane is raised."""
         rng, longest = self._rng, self._longest_pause_s
         pauses = [rng.uniform(0, longest) if rng.random() < PAUSED else 0.0 for _ in self._waits]
 
@@ -91,14 +91,14 @@ class PausingLanes(Lanes):
 
 
 def fused_lanes(instructions: Sequence[Instruction]) -> Lanes:
-    """Lanes of the back-end `fused`: compute on the calling thread, everything else as one FIFO in issue order on a second
-    (NCCL's order)."""
+    """Threads for the back-end `fused`: one lane (queue of instructions), on the calling thread, for computations, and a
+    second one for everything else, in issue order, as NCCL runs communication."""
     lanes = ["compute" if instruction.stream == "compute" else "rest" for instruction in instructions]
     return Lanes([instruction.waits for instruction in instructions], lanes, here="compute")
 
 
 class _Progress:
-    """Which instructions of a step are done, and the first error of any lane."""
+    """The progress of a step on several lanes (threads): which instructions are done, and the first error of any lane."""
 
     def __init__(self, instructions: int) -> None:
         self.error: BaseException | None = None
@@ -106,19 +106,20 @@ class _Progress:
         self._changed = threading.Condition()
 
     def reaches(self, indices: Sequence[int]) -> bool:
-        """Wait until the instructions of all these indices are done (True) or a lane has failed (False)."""
+        """Wait until the instructions with these indices are done, and return True; or until a lane has failed, and return
+        False."""
         with self._changed:
             self._changed.wait_for(lambda: self.error is not None or all(self._done[index] for index in indices))
             return self.error is None
 
     def done(self, index: int) -> None:
-        """Record that an instruction is done."""
+        """Record that instruction number `index` is done."""
         with self._changed:
             self._done[index] = True
             self._changed.notify_all()
 
     def failed(self, error: BaseException) -> None:
-        """Record that a lane has failed; the first error counts."""
+        """Record that a lane has failed with this error, and wake the others; only the first error is kept."""
         with self._changed:
             self.error = self.error or error
             self._changed.notify_all()

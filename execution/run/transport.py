@@ -16,7 +16,8 @@ from torch import Tensor
 
 
 class Message(NamedTuple):
-    """A tensor to send to, or receive from, the rank `peer`. group: the process group in which it travels."""
+    """A tensor to send to the rank `peer` (sends is True), or to receive from it. group: the process group in which it
+    travels."""
 
     sends: bool
     tensor: Tensor
@@ -25,29 +26,32 @@ class Message(NamedTuple):
 
 
 class Transport(Protocol):
-    """Carries out operations between ranks; each method returns the handles that are still to be waited for."""
+    """Moves tensors between ranks. Each method returns handles, whose `wait()` must be called before the results are used; an
+    empty list if nothing is left to wait for."""
 
     def collective(self, function: Callable[..., Any], group: Any, tensors: Sequence[Tensor | list[Tensor]]) -> list[Any]:
-        """Run a function of torch.distributed on its tensors, of which the first gets the result and the last is the input;
-        either may be a list of parts. Afterwards the content of a reduction's input is undefined."""
+        """Begin `function`, a collective of torch.distributed, over `group`. tensors: the result first, the input last; either
+        may be a list of parts. Afterwards the content of a reduction's input is undefined."""
         ...
 
     def exchange(self, messages: Sequence[Message]) -> list[Any]:
-        """Send and receive messages, all at the same time."""
+        """Begin to send and receive these messages, all at the same time."""
         ...
 
     def post(self, message: Message) -> list[Any] | None:
-        """Begin to receive a message in such a way that nothing else has to wait for its arrival; None where that is not
+        """Begin to receive a message in such a way that no other operation has to wait for its arrival; None if that is not
         possible."""
         ...
 
 
 class Direct:
-    """torch.distributed on the tensors themselves."""
+    """A transport by torch.distributed on the tensors themselves, on CPU (gloo) or GPU (NCCL). Each method returns handles to
+    wait for."""
 
     def collective(self, function: Callable[..., Any], group: Any, tensors: Sequence[Tensor | list[Tensor]]) -> list[Any]:
-        """As of `Transport`. For a reduce-scatter gloo would all-reduce a copy of the input: here it all-reduces the input
-        itself."""
+        """Begin `function`, a collective of torch.distributed, over `group`; returns the handles to wait for. tensors: the
+        result first, the input last; either may be a list of parts. A reduce-scatter on the CPU is done as an all-reduce of
+        the input itself, where gloo would use a copy."""
         result, source = tensors[0], tensors[-1]
         if function is dist.reduce_scatter_tensor and isinstance(source, Tensor) and source.device.type == "cpu":
             assert isinstance(result, Tensor)
@@ -56,7 +60,7 @@ class Direct:
         return [function(*tensors, group=group, async_op=True)]
 
     def exchange(self, messages: Sequence[Message]) -> list[Any]:
-        """As of `Transport`."""
+        """Begin to send and receive these messages, all at the same time; returns the handles to wait for."""
         works, functions = list[Any](), {True: dist.isend, False: dist.irecv}
         for group in dict.fromkeys(message.group for message in messages):  # NCCL makes one operation of each group's
             those = [message for message in messages if message.group == group]
@@ -64,18 +68,21 @@ class Direct:
         return works
 
     def post(self, message: Message) -> list[Any] | None:
-        """As of `Transport`. NCCL has operations of one group wait for each other, so only groups of one sender and one
-        receiver post: for them to proceed in parallel with all other groups, the device needs room for both."""
+        """Begin to receive a message so that no other operation has to wait for its arrival; returns the handles to wait for,
+        None if that is not possible: on GPUs for groups of more than two ranks, since NCCL has operations of one group wait
+        for each other."""
         if message.tensor.device.type == "cuda" and dist.get_world_size(message.group) > 2:
             return None
         return self.exchange([message])
 
 
 class Staged:
-    """Operations on copies in the host's memory; done when they return."""
+    """A transport by copies in the host's memory, which gloo sends, so that several ranks can share a GPU. Operations are done
+    when they return, or when the returned handle is waited for."""
 
     def collective(self, function: Callable[..., Any], group: Any, tensors: Sequence[Tensor | list[Tensor]]) -> list[Any]:
-        """As of `Transport`."""
+        """Run `function`, a collective of torch.distributed, over `group` on copies in the host's memory; returns no handles,
+        since it is done. tensors: the result first, the input last; either may be a list of parts."""
         result, given = tensors[0], tensors[-1]
         source = [_staged(part, copied=True) for part in _parts(given)]
         target = source if result is given else [_staged(part, copied=False) for part in _parts(result)]
@@ -87,7 +94,8 @@ class Staged:
         return []
 
     def exchange(self, messages: Sequence[Message]) -> list[Any]:
-        """As of `Transport`."""
+        """Send and receive these messages by copies in the host's memory, all at the same time; returns no handles, since they
+        are done."""
         staged = [message._replace(tensor=_staged(message.tensor, copied=message.sends)) for message in messages]
         _issued(messages[0].tensor)
         for work in Direct().exchange(staged):
@@ -98,20 +106,21 @@ class Staged:
         return []
 
     def post(self, message: Message) -> list[Any] | None:
-        """As of `Transport`."""
+        """Begin to receive a message into a copy in the host's memory; returns the handle to wait for, never None."""
         staged = _staged(message.tensor, copied=False)
         return [_Arriving(message.tensor, staged, Direct().exchange([message._replace(tensor=staged)]))]
 
 
 class _Arriving(NamedTuple):
-    """A result that arrives in a buffer of its own, to be copied to a tensor. works: handles to wait for first."""
+    """A handle of a result that arrives in `buffer`, to be copied to `tensor` by `wait`. works: torch's handles to wait for
+    first."""
 
     tensor: Tensor
     buffer: Tensor
     works: list[Any]
 
     def wait(self) -> None:
-        """Wait until it has arrived, and copy it to the tensor where that has other memory."""
+        """Wait until the result has arrived, and copy it to the tensor, unless both have the same memory."""
         for work in self.works:
             work.wait()
         if self.buffer.data_ptr() != self.tensor.data_ptr():
@@ -119,18 +128,20 @@ class _Arriving(NamedTuple):
 
 
 def _staged(tensor: Tensor, copied: bool) -> Tensor:
-    """A tensor of the host's memory like another one, with its contents or without."""
+    """A new tensor in the host's memory (pinned, for a tensor on a GPU) of the shape and dtype of `tensor`. copied: whether to
+    begin to copy its contents."""
     buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
     return buffer.copy_(tensor, non_blocking=True) if copied else buffer
 
 
 def _parts(tensors: Tensor | list[Tensor]) -> list[Tensor]:
-    """One tensor or a list of tensors, as a list."""
+    """The list of tensors itself, or a single tensor as a list of one."""
     return tensors if isinstance(tensors, list) else [tensors]
 
 
 def _issued(tensor: Tensor) -> None:
-    """Wait for the copies that the current stream of a tensor's device has been given."""
+    """Wait until the copies that have been issued on the current CUDA stream of this tensor's device are done; nothing on the
+    CPU."""
     if tensor.device.type == "cuda":
         torch.cuda.current_stream(tensor.device).synchronize()
 

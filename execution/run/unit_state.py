@@ -28,24 +28,26 @@ from torch import Tensor
 from trainplan.execution.analysis.verify.buffer_sizes import zero_stage
 from trainplan.execution.program import Program
 from trainplan.execution.run.flat_gradients import FlatGradients, Layout
-from trainplan.execution.training.muon import MuonWithAdamW, Piece
-from trainplan.execution.training.optimizer import PLAIN
-from trainplan.execution.training.single_process import LEARNING_RATE
+from trainplan.execution.training.muon import MatricesWithAdamW, Piece
+from trainplan.execution.training.optimizer import PLAIN, torch_optimizer
 from trainplan.profiling.models import torch_units
-from trainplan.profiling.models.optimizers import is_stepped_by_muon
+from trainplan.profiling.models.optimizers import OPTIMIZERS, is_stepped_by_muon
 from trainplan.profiling.models.sublayers import Sublayer
 
 
 @dataclass
 class UnitState:
-    """A unit's parameters, gradients and optimizer on this rank.
+    """The parameters, gradients and optimizer of one unit (sub-layer) on one rank. The rank's tensor-parallel part of all
+    parameters is one flat tensor, of which sharded data parallelism cuts a shard (slice) for each rank.
 
-    shard: the rank's tensor-parallel part. layout: of the flat buffer. flat_shard: the shard on the device, from which the
-    whole is gathered. master: the shard that the optimizer works on; the same tensor, unless it is on the host or of a wider
-    dtype. gradient: the sum for it. summed: the gradient that all micro-batches add to: the shard's, or the whole, of which the
-    shard's is a slice. optimizer: steps `master`. whole: the flat buffer. views: its parameters, by name. gradients: where
-    backward passes leave the gradients of the views. partitioned: whether the whole exists only while it is gathered.
-    replicated_start: index in the flat buffer at which replicated parameters begin.
+    shard: degree and index of the rank's tensor-parallel part. layout: (name, start, end, shape) of each parameter in the flat
+    tensor. flat_shard: the rank's shard on the device, from which whole parameters are gathered. master: the shard that the
+    optimizer updates: flat_shard itself or, if the optimizer works on the host or in a wider dtype, a copy of it. gradient: the
+    summed gradient of `master`. summed: the flat gradient to which the backward passes of all micro-batches add: `gradient`
+    itself, or the gradient of the whole flat tensor, of which `gradient` is a slice. optimizer: torch's optimizer of `master`.
+    whole: the flat tensor. views: the parameters by name, as views of `whole`. gradients: collects the gradients of these
+    views. partitioned: whether `whole` has memory only while it is gathered (ZeRO stage 3). replicated_start: index in the flat
+    tensor at which the parameters begin that all tensor-parallel ranks hold alike.
     """
 
     shard: torch_units.Shard
@@ -54,7 +56,7 @@ class UnitState:
     master: Tensor
     gradient: Tensor
     summed: Tensor
-    optimizer: torch.optim.Optimizer | MuonWithAdamW
+    optimizer: torch.optim.Optimizer | MatricesWithAdamW
     whole: Tensor
     views: dict[str, Tensor]
     gradients: FlatGradients
@@ -63,14 +65,14 @@ class UnitState:
 
     @property
     def kept(self) -> Tensor:
-        """The parameters, in the model's dtype, that the rank has between steps: a shard, or the whole; on the host, where the
-        optimizer works there."""
+        """The flat parameters that the rank keeps between steps: the whole or, under ZeRO stage 3, its shard; on the host if
+        the optimizer works there. Never the wider master copy."""
         if self.master.dtype is not self.flat_shard.dtype:
             return self.flat_shard if self.partitioned else self.whole
         return self.master if self.partitioned or self.master.numel() == self.whole.numel() else self.whole
 
     def step(self) -> None:
-        """The optimizer's step."""
+        """Run the optimizer's step on the rank's shard, and update the parameters from the master copy if there is one."""
         master, gradient = self.master, self.gradient
         master.grad = gradient if gradient.dtype is master.dtype else gradient.to(master.dtype)
         self.optimizer.step()
@@ -80,12 +82,12 @@ class UnitState:
 
 
 def host_tensor(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros in the host's memory, pinned where there is a GPU to copy to."""
+    """A flat tensor of this number of elements and this dtype, all zeros, in the host's memory, pinned if `device` is a GPU."""
     return torch.zeros(elements, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 def fill_storage(tensor: Tensor) -> None:
-    """Give a flat tensor whose storage was emptied its memory back, uninitialised."""
+    """Allocate the memory of a flat tensor whose storage was emptied again, uninitialised; nothing if it has its memory."""
     storage, size = tensor.untyped_storage(), tensor.numel() * tensor.element_size()
     if storage.nbytes() != size:
         storage.resize_(size)
@@ -97,14 +99,14 @@ def empty_storage(tensor: Tensor) -> None:
 
 
 def gradient_dtype(program: Program) -> torch.dtype:
-    """The dtype in which gradients are added up, and summed over ranks."""
+    """The dtype in which gradients are accumulated, and summed over ranks."""
     gradients = program.precision.gradients
     return torch_units.DTYPES[program.model.dtype if gradients == "model" else gradients]
 
 
 def flat_layout(program: Program, position: int) -> Layout:
-    """(name, start, end, shape) of each parameter in a rank's flat buffer of a unit; a head that uses the embedding's table has
-    no entry for it."""
+    """The layout of a rank's flat tensor of a sub-layer's parameters: (name, start, end, shape) of each, in order. A head that
+    uses the embedding's table has no entry for it. position: the sub-layer's index."""
     strategy, last = program.strategies[position], len(program.strategies) - 1
     shard = torch_units.Shard(strategy.degree("tp"), strategy.index(program.index_in_stage, "tp"))
     layout = torch_units.flat_layout(program.model.units[position].sublayer, shard)
@@ -115,7 +117,8 @@ def flat_layout(program: Program, position: int) -> Layout:
 
 
 def pieces_of(flat: Tensor, layout: Layout, part: Sublayer) -> Iterator[Piece]:
-    """The parts of a unit's flat buffer that Muon with AdamW steps separately: each matrix, and each other parameter."""
+    """The parts of a unit's flat tensor that the optimizer steps separately if it is Muon with AdamW: each matrix, and each
+    other parameter. layout: (name, start, end, shape) of each parameter. part: the sub-layer."""
     specification = {parameter.name: parameter for parameter in part.parameters()}
     for name, start, end, shape in layout:
         if not is_stepped_by_muon(part, specification[name]):
@@ -127,12 +130,13 @@ def pieces_of(flat: Tensor, layout: Layout, part: Sublayer) -> Iterator[Piece]:
 
 
 def _between(start: int, end: int, tensor: Tensor, shape: tuple[int, ...] = (-1,)) -> Tensor:
-    """A slice of a flat tensor, in a shape."""
+    """The elements `start` to `end` (exclusive) of a flat tensor, viewed in this shape."""
     return tensor[start:end].view(shape)
 
 
 def make_unit(program: Program, position: int, seed: int, device: torch.device) -> UnitState:
-    """The initial state of a unit on this rank: its part of the values that the seed gives."""
+    """The initial state of a unit (sub-layer) on this rank: its part of the values that the seed gives. position: the unit's
+    index."""
     model, strategy = program.model, program.strategies[position]
     part = model.units[position].sublayer
     piece = strategy.data_index(program.index_in_stage) % model.pieces
@@ -162,11 +166,11 @@ def make_unit(program: Program, position: int, seed: int, device: torch.device) 
         master = flat_shard.to(torch_units.DTYPES[program.precision.master])
     gradients = FlatGradients(layout, views)
     master.requires_grad_()
-    optimizer: torch.optim.Optimizer | MuonWithAdamW
-    if program.optimizer == "muon":
-        optimizer = MuonWithAdamW(pieces_of(master, layout, part), PLAIN)
+    optimizer: torch.optim.Optimizer | MatricesWithAdamW
+    if OPTIMIZERS[program.optimizer].whole_matrices:
+        optimizer = MatricesWithAdamW(pieces_of(master, layout, part), PLAIN, torch_optimizer(program.optimizer))
     else:
-        optimizer = torch.optim.AdamW([master], lr=LEARNING_RATE, fused=True)
+        optimizer = torch_optimizer(program.optimizer)(PLAIN, [("parameters", master)])
     replicated = [start for name, start, _, _ in layout if specification[name].split is None]
     start = replicated[0] if replicated else size
     return UnitState(shard, layout, flat_shard, master, gradient, summed, optimizer, whole, views, gradients, zero == 3, start)

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.execution.prediction.surrogate import memory_of, recipe_of
-from trainplan.execution.support import refuse_others
+from trainplan.execution.support import refuse_others, supported
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import Module, Strategy
-from trainplan.formulations.runtimes import Runtime
-from trainplan.formulations.schedule.orders import orders
+from trainplan.formulations.runtimes import Runtime, title
+from trainplan.formulations.schedule.orders import SIMULATED, orders
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import check_writable, unwritable, write_whole
@@ -51,12 +51,10 @@ UNSAID = Training()
 
 @dataclass(frozen=True)
 class Export:
-    """The files that run a plan in another runtime.
-
-    target: the runtime's name. settings: what the files say, as data. files: texts by file name. left_out: features of the plan
-    that the files do not have, one line per feature; they cost time or memory and do not change what is computed. plan: the
-    plan as the runtime runs it, without those features.
-    """
+    """The files that run a plan in another runtime. target: the runtime's name. settings: the settings that the files contain,
+    as a JSON-ready dict. files: texts by file name. left_out: features of the plan that the files do not have, one line per
+    feature; they cost time or memory and do not change what is computed. plan: the plan as the runtime runs it, without those
+    features."""
 
     target: str
     settings: dict[str, Any]
@@ -68,7 +66,8 @@ class Export:
         return f"<Export to {self.target}: {', '.join(self.files)}; left out: {len(self.left_out)}>"
 
     def to_dict(self) -> dict[str, Any]:
-        """The export as plain values that can be written as JSON; without the plan."""
+        """The export as a JSON-ready dict: `target` (the runtime's name), `settings`, `files` (texts by file name) and
+        `left_out` (lines on features of the plan that the files do not have); without the plan."""
         return {
             "target": self.target,
             "settings": self.settings,
@@ -82,11 +81,14 @@ def check_pipeline(
     capabilities: Runtime,
     runtime: str,
     where: str,
+    optimizers: Collection[str] = ("adamw",),
 ) -> None:
-    """Refuses plans whose pipeline a runtime cannot run. Raises InputError where the plan is not a pipeline of equal replicas
-    of a model that the runtime has, or needs a feature outside `capabilities`.
+    """Check that a runtime can run the pipeline of a plan. Raises InputError if the plan is not a pipeline of equal replicas of
+    a model that the runtime has, or needs a feature outside `capabilities` or another optimizer.
 
-    runtime: the runtime's name in messages. where: the plan's file, for errors.
+    runtime: the runtime's name in messages. where: the plan's file, for errors. capabilities: the features, schedules and
+    optimizers that the runtime supports. optimizers: names of the plans' optimizers that the export can write, such as 'adamw'
+    and 'muon'.
     """
     family, families = plan.planned_model().family, capabilities.families
     if families is not None and family not in families:
@@ -95,6 +97,9 @@ def check_pipeline(
     if plan.chunks > 1 and not (capabilities.one_stage or "interleaved" in capabilities.schedules):
         fix = f"give 1f1b or gpipe: interleaved stages are not exported to {runtime}"
         raise InputError(where, "schedule", f"is {plan.schedule!r}", fix)
+    if plan.depth > 1 and plan.chunks == 1 and plan.schedule in SIMULATED and plan.schedule not in capabilities.schedules:
+        others = " or ".join(name for name in capabilities.schedules if name in SIMULATED)
+        raise InputError(where, "schedule", f"is {plan.schedule!r}", f"plan with --schedule {others}: {runtime} runs no other")
     ranks = [rank for stage in plan.stages[: plan.depth] for rank in stage.ranks]
     if len(set(plan.stage_sizes)) > 1 or ranks != list(range(plan.world)):
         fix = f"give stages of equal size on ranks in order, as {runtime} has them"
@@ -102,18 +107,38 @@ def check_pipeline(
     if plan.batch.shares is not None:
         fix = f"plan without uneven shares: all replicas run the same number of micro-batches in {runtime}"
         raise InputError(where, "batch.shares", f"is {shown(plan.batch.shares)}", fix)
-    refuse_others(plan, capabilities.features, f"the export to {runtime}", where)
+    refuse_others(plan, supported(capabilities), f"the export to {runtime}", where)
+    _check_optimizer(plan, capabilities, runtime, where, optimizers)
+
+
+def _check_optimizer(plan: Plan, capabilities: Runtime, runtime: str, where: str, optimizers: Collection[str]) -> None:
+    """Raises InputError if a plan has an optimizer that the export to a runtime cannot write, or a ZeRO stage that the runtime
+    does not support with it. optimizers: the names of the optimizers that the export can write. runtime, where: the runtime's
+    name and the plan's file, for messages."""
+    if plan.optimizer not in optimizers:
+        fix = f"give {' or '.join(map(repr, optimizers))}: the export to {runtime} has no word for others"
+        raise InputError(where, "optimizer", f"is {plan.optimizer!r}", fix)
+    if plan.optimizer == "adamw":
+        return
+    stages = capabilities.optimizers[plan.optimizer]
+    for position, unit in enumerate(plan.units):
+        if unit.strategy.zero_stage not in stages:
+            problem = f"is {unit.strategy.zero_stage}, with the optimizer {plan.optimizer!r}"
+            fix = f"give {' or '.join(map(str, stages))}, or 'adamw' as optimizer: {runtime} runs no other"
+            raise InputError(where, f"units[{position}].states.zero", problem, fix)
 
 
 def as_exported(
     plan: Plan, strategy: Strategy, modules: Collection[Module] = (), first: int | None = None, **fields: Any
 ) -> Plan:
-    """The plan as a runtime runs it: one strategy for all units, whole forward passes, and recomputation of all layers if the
-    plan recomputes any (never of embedding and head), else of `modules` alone.
+    """A copy of the plan as a runtime runs it: with one strategy for all units, no micro-batches that run in two halves
+    (sliced), and recomputation of all layers if the plan recomputes any (never of embedding and head), otherwise of some
+    modules.
 
-    first: the runtime recomputes this number of layers at the start of every stage and no others. fields: further fields of the
-    plan to replace.
-    """
+    strategy: the levels of parallelism of all units (embedding, sub-layers and head). modules: the modules, such as
+    "attention", that each layer recomputes without the rest of the layer, if no layer is recomputed as a whole. first: if
+    given, the runtime recomputes this number of layers at the start of every stage and no others. fields: further fields of the
+    plan to replace."""
     recomputes, _ = recomputation(plan)
     units = []
     for unit, described, index in zip(plan.units, plan.planned_model().units, _layers_in_stages(plan), strict=True):
@@ -125,11 +150,12 @@ def as_exported(
 
 
 def fitting_bytes(plan: Plan, exported: Plan, where: str, runtime: str, extra_bytes: int = 0) -> int:
-    """Peak memory in bytes of the fullest device when a plan runs as exported. Raises InputError where that is more than the
-    plan's memory limit.
+    """Peak memory in bytes of the fullest device when a plan runs as a runtime runs it. where: the plan's file, for errors.
+    Raises InputError if it is more than the plan's memory limit.
 
-    It is the plan's own prediction if that was made for this runtime and nothing was left out, else the peak of simulated
-    memory over all ranks plus `extra_bytes`, which the runtime keeps in addition to what the plan's programs hold.
+    plan: the plan. exported: the plan as the runtime runs it. The result is the plan's own prediction if it was made for this
+    runtime and nothing was left out; otherwise the peak of simulated memory over all ranks plus `extra_bytes`, which the
+    runtime keeps in addition to what the plan's programs hold.
     """
     if predicted_for(plan, runtime) and plan.predicted is not None and _same(plan, exported):
         peak_bytes = plan.predicted.most_bytes
@@ -143,26 +169,28 @@ def fitting_bytes(plan: Plan, exported: Plan, where: str, runtime: str, extra_by
 
 
 def predicted_for(plan: Plan, runtime: str) -> bool:
-    """Whether a plan carries a prediction made for the runtime of this name."""
+    """Whether a plan carries a prediction made for a runtime, given its title as in its capabilities."""
     by, predicted = plan.runs_by, plan.predicted
-    name = "megatron" if runtime == "Megatron-LM" else runtime.lower()
-    return by is not None and by.name == name and predicted is not None and bool(predicted.software)
+    return by is not None and title(by.name) == runtime and predicted is not None and bool(predicted.software)
 
 
 def _same(plan: Plan, exported: Plan) -> bool:
-    """Whether two plans are equal apart from their predictions and claims."""
+    """Whether a plan and its exported form are equal apart from their predictions and claims (what a solver states about
+    them)."""
     return plan.changed(predicted=None, claim=None).content == exported.changed(predicted=None, claim=None).content
 
 
 def letters(plan: Plan) -> list[str]:
-    """The sub-layers of each stage as a string with one letter per sub-layer (see LETTERS), such as `['Eafa', 'fafL']`."""
+    """The sub-layers of each stage as a string with one letter per sub-layer, such as `['Eafa', 'fafL']`: E for the
+    embedding, a for attention, f for a feed-forward network, L for the head."""
     chain = "".join(LETTERS[unit.name.rpartition(".")[2]] for unit in plan.units)
     return [chain[stage.first_unit : stage.last_unit + 1] for stage in plan.stages]
 
 
 def layers_of(plan: Plan) -> list[str]:
-    """The layers of each stage as a string, such as `['Et', 'ttL']`: as `letters`, with `t` for a whole layer (an `a` or `f`
-    remains where a cut is within a layer)."""
+    """The layers of each stage as a string with one letter per layer, such as `['Et', 'ttL']`: `E` for the embedding, `L`
+    for the head, `t` for a whole layer. If a stage begins within a layer, the layer's sub-layers are `a` (attention) and `f`
+    (feed-forward network)."""
     return [stage.replace("af", "t") for stage in letters(plan)]
 
 
@@ -172,7 +200,8 @@ def half_cut(plan: Plan) -> int | None:
 
 
 def refuse_half_cut(plan: Plan, runtime: str, other: str, where: str) -> None:
-    """Raises InputError if a stage begins within a layer. other: another way to run such a plan, for the message."""
+    """Check that every stage begins with a whole layer. runtime: the runtime's name, for the message. other: advice on
+    another way to run such a plan. where: the plan's file. Raises InputError if a stage begins within a layer."""
     if (index := half_cut(plan)) is not None:
         unit = plan.stages[index].first_unit
         problem = f"is {unit} ({plan.units[unit].name}), within a layer"
@@ -181,7 +210,8 @@ def refuse_half_cut(plan: Plan, runtime: str, other: str, where: str) -> None:
 
 
 def common_strategy(plan: Plan, runtime: str, where: str) -> Strategy:
-    """The strategy that all units have, recomputation aside. Raises InputError if units differ."""
+    """The strategy (levels of parallelism) that all units of the plan have, without recomputation. runtime: the runtime's
+    name, for messages. where: the plan's file. Raises InputError if units differ."""
     first, *others = [replace(strategy, ckpt=False, modules=()) for strategy in plan.strategies()]
     for position, strategy in enumerate(others, 1):
         if strategy != first:
@@ -192,8 +222,9 @@ def common_strategy(plan: Plan, runtime: str, where: str) -> Strategy:
 
 
 def common_recipe(plan: Plan, runtime: str, where: str) -> Recipe | None:
-    """The low-precision recipe of the matrix multiplications of all layers; None if they are in the model's dtype. Raises
-    InputError if layers differ, or if the embedding or the head has a recipe."""
+    """The low-precision recipe of the matrix multiplications of all layers; None if they are in the model's dtype. runtime:
+    the runtime's name, for messages. where: the plan's file. Raises InputError if layers differ, or if the embedding or the
+    head has a recipe."""
     recipe = recipe_of(plan)
     for position, unit in enumerate(plan.units):
         wanted = "model" if recipe is None or unit.name in ENDS else recipe.name
@@ -204,13 +235,14 @@ def common_recipe(plan: Plan, runtime: str, where: str) -> Recipe | None:
 
 
 def micro_batch_samples(plan: Plan, data_degree: int) -> int:
-    """Samples of one micro-batch on one rank."""
+    """Samples per micro-batch on one rank. data_degree: number of data-parallel ranks, which share the samples of a
+    micro-batch."""
     return plan.batch.global_samples // plan.batch.micro_batches // data_degree
 
 
 def recomputation(plan: Plan) -> tuple[bool, list[str]]:
-    """Whether layers are recomputed, which other runtimes do for all layers or for none; and lines for the README where the
-    plan recomputes some layers only, or embedding and head, which no other runtime recomputes."""
+    """Whether the plan recomputes layers, which other runtimes do for all layers or for none; and lines for the exported
+    README if the plan recomputes only some layers, or embedding and head, which no other runtime recomputes."""
     ends = [s.ckpt for unit, s in zip(plan.units, plan.strategies(), strict=True) if unit.name in ENDS]
     kept = "recomputation of embedding and head: here what they compute is kept; less time"
     inner = [s.ckpt for unit, s in zip(plan.units, plan.strategies(), strict=True) if unit.name not in ENDS]
@@ -219,8 +251,9 @@ def recomputation(plan: Plan) -> tuple[bool, list[str]]:
 
 
 def first_recomputed(plan: Plan) -> int | None:
-    """The number n such that every stage recomputes exactly its first n layers, as whole layers, and some stage has further
-    layers that are not recomputed. None if the plan recomputes nothing, everything, or another set."""
+    """The number n such that every stage of the plan recomputes exactly its first n layers, as whole layers, while some
+    stage has further layers that are not recomputed. None if the plan recomputes nothing, everything, or another set of
+    layers."""
     inner = [
         (index, strategy.ckpt)
         for unit, strategy, index in zip(plan.units, plan.strategies(), _layers_in_stages(plan), strict=True)
@@ -232,7 +265,8 @@ def first_recomputed(plan: Plan) -> int | None:
 
 
 def _layers_in_stages(plan: Plan) -> list[int]:
-    """For every unit, the number of layers of its stage before the layer of the unit; 0 for the embedding."""
+    """For every unit (embedding, sub-layers, head) in order, the number of layers of its stage that come before the unit's
+    own layer; 0 for the embedding."""
     layer_indices = []
     for stage in plan.stages:
         layers: dict[str, int] = {}
@@ -243,8 +277,9 @@ def _layers_in_stages(plan: Plan) -> list[int]:
 
 
 def recomputed_modules(plan: Plan, names: Mapping[str, str], runtime: str) -> tuple[list[str], list[str]]:
-    """A runtime's names of the modules that any layer recomputes by themselves, and lines for the README on the modules that
-    the runtime cannot recompute or that only some layers recompute. names: the runtime's name by module."""
+    """The modules, such as attention, that layers of the plan recompute without the rest of the layer, sorted and under the
+    runtime's names; and lines for the exported README on modules that the runtime cannot recompute, or that only some layers
+    recompute. names: the runtime's name by module. runtime: its name, for the lines."""
     by_unit = {strategy.modules for unit, strategy in zip(plan.units, plan.strategies(), strict=True) if unit.name not in ENDS}
     modules = sorted({module for names in by_unit for module in names})
     lines = modules_kept((module for module in modules if module not in names), runtime)
@@ -254,13 +289,14 @@ def recomputed_modules(plan: Plan, names: Mapping[str, str], runtime: str) -> tu
 
 
 def modules_kept(modules: Iterable[Module], runtime: str) -> list[str]:
-    """README lines for modules that the plan recomputes by themselves and the runtime keeps instead."""
+    """Lines for the exported README on modules, such as attention, that the plan recomputes without the rest of their layer
+    while the runtime keeps their results. modules: their names. runtime: the runtime's name."""
     return [f"recomputation of {module}: {runtime} keeps it; more memory" for module in sorted(set(modules))]
 
 
 def left_out_of_all(plan: Plan, runtime: str) -> list[str]:
-    """README lines for features of a plan that no other runtime has: sliced forward passes and a placement of ranks on
-    devices."""
+    """Lines for the exported README on features of a plan that no other runtime has: sliced forward passes, and a placement
+    of ranks on devices. runtime: the runtime's name, for the lines."""
     lines = []
     if plan.sliced:
         lines.append(f"sliced: {runtime} runs all forward passes whole, so that its start-up takes longer")
@@ -270,8 +306,8 @@ def left_out_of_all(plan: Plan, runtime: str) -> list[str]:
 
 
 def left_out_order(strategy: Strategy) -> list[str]:
-    """README lines where tensor parallelism is not the innermost level of the strategy: torchtitan and Megatron-LM always put
-    tensor-parallel ranks next to each other."""
+    """Lines for the exported README if tensor parallelism is not the innermost level of the strategy, because torchtitan and
+    Megatron-LM always put tensor-parallel ranks next to each other. Empty otherwise."""
     names = [name for name, _ in strategy.levels]
     if "tp" in names[:-1]:
         return [f"order of {strategy}: ranks of tp are neighbours here, so that other links carry the traffic"]
@@ -279,8 +315,8 @@ def left_out_order(strategy: Strategy) -> list[str]:
 
 
 def pass_names(plan: Plan) -> list[list[str]]:
-    """The order of passes of each stage as torch.distributed.pipelining writes it: `["0F0", "0F1", "0B0", "0B1"]`, with the
-    stage, the kind of pass (F or B) and the micro-batch."""
+    """The order of passes of each stage as torch.distributed.pipelining writes it: a list such as `["0F0", "0F1", "0B0",
+    "0B1"]` per stage, where each text has the stage, the kind of pass (F or B) and the micro-batch."""
     return [
         [f"{one.stage}{'F' if one.kind == 'forward' else 'B'}{one.micro_batch}" for one in order]
         for order in orders(plan.schedule, len(plan.stages), plan.batch.micro_batches)
@@ -288,16 +324,17 @@ def pass_names(plan: Plan) -> list[list[str]]:
 
 
 def export_targets(export: Export, output: Path) -> dict[Path, str]:
-    """The text to write by path: into the folder `output`, or to `output` itself if the export is one file and `output` is no
-    folder."""
+    """The text to write by path. output: a folder into which the files go, or the path of the file itself if the export is
+    only one file and `output` is no folder."""
     if len(export.files) == 1 and not output.is_dir():
         return dict(zip([output], export.files.values(), strict=True))
     return {output / name: text for name, text in export.files.items()}
 
 
 def write_export(export: Export, output: Path) -> list[Path]:
-    """Writes the files of an export, each completely or not at all, and returns their paths. Raises InputError if a file cannot
-    be written."""
+    """Write the files of an export, each completely or not at all, and return their paths. output: a folder, which is
+    created if needed, or the path of the file itself if the export is only one file. Raises InputError if a file cannot be
+    written."""
     targets = export_targets(export, output)
     if output not in targets:
         try:

@@ -7,6 +7,7 @@ tensor parallelism; all layers are recomputed, or none.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,13 @@ from trainplan.profiling.base.errors import InputError
 DTYPES = ("bfloat16", "float16", "float32")
 
 
-def one_stage(plan: Plan, capabilities: Runtime, runtime: str, where: str) -> Strategy:
-    """The strategy of all units. Raises InputError if the plan has several stages, tensor parallelism, a dtype that the runtime
-    lacks, or units with different strategies."""
-    check_pipeline(plan, capabilities, runtime, where)
+def one_stage(
+    plan: Plan, capabilities: Runtime, runtime: str, where: str, optimizers: Collection[str] = ("adamw",)
+) -> Strategy:
+    """The strategy (levels of parallelism) that all units of a plan have, for exports to DeepSpeed and Accelerate, which run a
+    single stage. Raises InputError if the plan has several stages, tensor parallelism, a dtype or an optimizer that the runtime
+    lacks, or units with different strategies. optimizers: names of the plans' optimizers that the export can write."""
+    check_pipeline(plan, capabilities, runtime, where, optimizers)
     if len(plan.stages) > 1:
         fix = f"plan with --for {runtime.lower()}, which says what one stage costs"
         raise InputError(where, "stages", f"has {len(plan.stages)} items", fix)
@@ -44,15 +48,17 @@ def one_stage(plan: Plan, capabilities: Runtime, runtime: str, where: str) -> St
 
 
 def left_out(plan: Plan, runtime: str) -> list[str]:
-    """README lines for features of the plan that neither DeepSpeed's nor Accelerate's configuration can express."""
+    """Lines for the exported README on features of the plan that neither DeepSpeed's nor Accelerate's configuration can
+    express. runtime: the runtime's name, for the lines."""
     _, partly = recomputation(plan)
     modules = (module for strategy in plan.strategies() for module in strategy.modules)
     return [*left_out_of_all(plan, runtime), *partly, *modules_kept(modules, runtime)]
 
 
 def run_file(plan: Plan, strategy: Strategy) -> str:
-    """The text of run.json, which the training script reads: the model's configuration, tokens and samples of a micro-batch,
-    micro-batches of a step, and whether layers are recomputed."""
+    """The text of run.json, which the training script of an export reads: the model's configuration, tokens per sample,
+    samples per micro-batch on one rank, micro-batches per step, and whether layers are recomputed. strategy: the levels of
+    parallelism of all units."""
     model = plan.planned_model()
     recomputes, _ = recomputation(plan)
     run: dict[str, Any] = {
@@ -67,8 +73,8 @@ def run_file(plan: Plan, strategy: Strategy) -> str:
 
 
 def script(module: str) -> str:
-    """The text of a training script that is a module of trainplan, given its dotted name. The module is read and not imported,
-    since the runtime that it trains with need not be installed here."""
+    """The text of a training script that an export copies. module: the dotted name of the module of trainplan that is the
+    script. It is read and not imported, since the runtime that it trains with need not be installed here."""
     spec = find_spec(module)
     assert spec is not None and spec.origin is not None, f"{module} is in no file"
     return Path(spec.origin).read_text()

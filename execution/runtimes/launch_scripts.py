@@ -19,8 +19,8 @@ PER_NODE = 8  # devices of a node where there are as many
 
 
 def torchrun(world: int, command: str, before: Sequence[str] = ()) -> str:
-    """A bash script that starts all ranks with torchrun, on one node or its part of several. world: number of ranks. command:
-    what every rank runs. before: lines of bash that come first."""
+    """A bash script that starts all ranks with torchrun: on one node, or this node's part of several. world: number of
+    ranks. command: what every rank runs. before: lines of bash that come first."""
     launcher = [
         "torchrun \\",
         '    --nproc-per-node "$GPUS_PER_NODE" --nnodes "$NODES" --node-rank "${NODE_RANK:-${SLURM_NODEID:-0}}" \\',
@@ -30,13 +30,14 @@ def torchrun(world: int, command: str, before: Sequence[str] = ()) -> str:
 
 
 def here(name: str) -> str:
-    """The path of a file of the export as bash writes it in a launch script, whichever folder the script is started from."""
+    """Bash code for the path of a file of the export, which works from whichever folder the launch script is started. name:
+    the file's name."""
     return f'"$HERE/{name}"'
 
 
 def accelerate_launch(world: int, file: str, command: str) -> str:
-    """A bash script that starts all ranks with `accelerate launch`. world: number of ranks. file: Accelerate's configuration
-    file. command: what every rank runs."""
+    """A bash script that starts all ranks with `accelerate launch`. world: number of ranks. file: the name of Accelerate's
+    configuration file in the export. command: what every rank runs."""
     launcher = [
         f"accelerate launch --config_file {here(file)} \\",
         f'    --num_processes {world} --num_machines "$NODES" --machine_rank "${{NODE_RANK:-${{SLURM_NODEID:-0}}}}" \\',
@@ -46,7 +47,8 @@ def accelerate_launch(world: int, file: str, command: str) -> str:
 
 
 def _script(world: int, rest: Sequence[str]) -> str:
-    """A bash script with the lines that all launch scripts begin with, followed by `rest`."""
+    """A bash script that begins with the lines that all launch scripts have. world: number of ranks. rest: the lines that
+    follow."""
     lines = [
         "#!/usr/bin/env bash",
         f"# Starts {world} ranks. On several nodes, on each: NODE_RANK=<0, 1, ..> MASTER_ADDR=<the first node> ./launch.sh",
@@ -81,8 +83,9 @@ def slurm(world: int) -> str:
 
 
 def page(plan: Plan, runtime: str, version: str, peak_bytes: int, left_out: Sequence[str], decides: Sequence[str]) -> str:
-    """The text of README.md: what was exported, its predicted step and memory, what was left out, and what the runtime decides
-    by itself. peak_bytes: peak memory of a device when the plan runs as exported. decides: lines on decisions of the
+    """The text of README.md in an export: what was exported, its predicted step time and memory, what was left out, and what
+    the runtime decides by itself. runtime, version: the runtime's name and version. peak_bytes: peak memory of a device when
+    the plan runs as exported. left_out: lines on features of the plan that were left out. decides: lines on decisions of the
     runtime."""
     model, predicted = plan.planned_model(), plan.predicted
     lines = [

@@ -8,32 +8,41 @@ the runtime cannot run. Modules are imported when their runtime is requested.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 
+from trainplan.execution.launch_files.run_configuration import RunConfiguration, UserSettings
 from trainplan.execution.runtimes.export_common import Export
 from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.runtimes import FOLDERS, folder
 from trainplan.profiling.base.errors import InputError, named, one_of
-from trainplan.profiling.base.plugins import load_named, names
+from trainplan.profiling.base.plugins import attribute, load_named, names
 
 GROUP = "trainplan.exports"
-BUILT_IN = {
-    "torch": "trainplan.execution.runtimes.torch.export:export",
-    "torchtitan": "trainplan.execution.runtimes.torchtitan.export:export",
-    "megatron": "trainplan.execution.runtimes.megatron.export:export",
-    "megatron-bridge": "trainplan.execution.runtimes.megatron_bridge.export:export",
-    "deepspeed": "trainplan.execution.runtimes.deepspeed.export:export",
-    "accelerate": "trainplan.execution.runtimes.accelerate.export:export",
-}
+BUILT_IN = {name: f"{folder(name)}.export:export" for name in FOLDERS if find_spec(f"{folder(name)}.export")}
 Exporter = Callable[[Plan, str], Export]
+Reader = Callable[[Path, UserSettings], RunConfiguration]
 
 
 def export_names() -> list[str]:
-    """The names of all runtimes that plans can be exported to, those of plug-ins last."""
+    """The names of all runtimes that plans can be exported to; runtimes that plug-ins add come last."""
     return names(BUILT_IN, GROUP)
 
 
 def exporter(name: str) -> Exporter:
-    """The function that exports a plan to the runtime of this name. Raises InputError for an unknown name."""
+    """The function that exports a plan to a runtime: it takes the plan and the plan's file name, and returns the files.
+    name: the runtime, as `--to` takes it. Raises InputError for an unknown name."""
     function: Exporter | None = load_named(named(name, export_names()) or name, BUILT_IN, GROUP)
     if function is None:
         raise InputError("command line", "--to", f"is {name!r}", one_of(name, export_names()))
     return function
+
+
+def runtime_reader(name: str) -> Reader | None:
+    """The function `read` of a runtime's module `reader`, which makes a run configuration from a file and the user's settings;
+    None for a runtime whose files are not read."""
+    module = f"{folder(name)}.reader"
+    if find_spec(module) is None:
+        return None
+    read: Reader = attribute(f"{module}:read")
+    return read

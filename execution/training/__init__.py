@@ -1,2 +1,2 @@
-"""What training needs in addition to a plan: tokens, an optimizer's settings, evaluation, metrics, weights, and an orderly
+"""All that training needs in addition to a plan: tokens, an optimizer's settings, evaluation, metrics, weights, and an orderly
 end."""

@@ -27,7 +27,8 @@ FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def permuted(numbers: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:
-    """The images of some numbers under a permutation of 0 .. count - 1, which differs for each seed and epoch."""
+    """The images of some numbers under a pseudo-random permutation of 0 .. count - 1, which differs for each seed and epoch:
+    an array of their shape, computed without storing the permutation."""
     half = max(1, ((count - 1).bit_length() + 1) // 2)
     assert half <= MOST_BITS
     low, shift = np.uint64((1 << half) - 1), np.uint64(half)
@@ -51,9 +52,9 @@ def permuted(numbers: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarr
 
 @dataclass(frozen=True)
 class Batches:
-    """The samples of a run's steps. samples: number per step. file: whose windows they are (None: made up from the seed).
-    first: the sample, counted over the run, that step 0 would begin with: 0, unless the run was resumed with batches of another
-    size."""
+    """The samples of a run's steps. samples: number per step. file: the token file whose windows they are; None: synthetic
+    samples from the seed, the same in every step. first: the sample, counted over the run, with which step 0 would begin: 0,
+    unless the run was resumed with batches of another size."""
 
     model: Model
     samples: int
@@ -62,12 +63,12 @@ class Batches:
     first: int = 0
 
     def drawn(self, steps: int) -> int:
-        """Number of samples that the first `steps` steps have taken."""
+        """Number of samples of the file that the first `steps` steps have taken."""
         return self.first + steps * self.samples
 
     def rows(self, step: int, rows: Sequence[int]) -> Tensor:
-        """Token ids, (rows, sequence + 1), int64, of some of the samples of a step, counted from 0. Inputs are all but the last
-        token, targets all but the first."""
+        """Token ids, (len(rows), sequence + 1), int64, of some samples of a step (counted from 0). rows: indices of samples
+        within the step's batch. Inputs are all but the last token, targets all but the first."""
         import torch
         from trainplan.execution.training.single_process import batch_tokens
 
@@ -82,16 +83,17 @@ class Batches:
         return torch.from_numpy(self.file.read(windows))
 
     def whole(self, step: int) -> Tensor:
-        """Token ids of all samples of a step."""
+        """Token ids of all samples of a step (counted from 0), (samples, sequence + 1), int64."""
         return self.rows(step, range(self.samples))
 
 
 @dataclass(frozen=True)
 class InOrder(Batches):
-    """The windows of a file from its beginning, batch after batch: those on which a model is evaluated."""
+    """The samples of evaluation: the windows of a token file from its beginning, batch after batch, unshuffled."""
 
     def rows(self, step: int, rows: Sequence[int]) -> Tensor:
-        """As of Batches; steps are batches of the file."""
+        """Token ids, (len(rows), sequence + 1), int64, of some samples of a batch of the file. step: the index of the batch.
+        rows: indices of samples within it."""
         import torch
 
         assert self.file is not None

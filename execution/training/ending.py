@@ -16,14 +16,14 @@ LOOK_S = 0.2
 
 
 class Ending:
-    """Context manager, in whose block SIGTERM does not end the process but sets `requested`."""
+    """Context manager in whose block SIGTERM does not end the process but sets `requested` to True."""
 
     def __init__(self) -> None:
         self.requested = False
         self._before: Any = None
 
     def _request(self, number: int, frame: FrameType | None) -> None:
-        """Handle SIGTERM."""
+        """The handler of SIGTERM: note that the end is requested. number, frame: unused; part of a handler's signature."""
         self.requested = True
 
     def __enter__(self) -> Ending:
@@ -35,9 +35,9 @@ class Ending:
 
 
 class StepWatch:
-    """Context manager that ends the process, with a line on standard error, where a step takes longer than `limit_s` seconds
-    (None: never): other ranks may have gone, and nobody else may notice. Evaluation and checkpoints count with the step that
-    they follow."""
+    """Context manager that ends the process, with a line on standard error, if a training step takes longer than `limit_s`
+    seconds (None: never): other ranks may be gone, and nobody else may notice. Evaluation and checkpoints count with the step
+    that they follow. rank: for the message."""
 
     def __init__(self, rank: int, limit_s: float | None) -> None:
         self.rank, self.limit_s = rank, limit_s
@@ -45,11 +45,11 @@ class StepWatch:
         self._done = threading.Event()
 
     def begins(self, step: int) -> None:
-        """A step begins now."""
+        """Note that the step with this number begins now."""
         self._step, self._begun = step, time.monotonic()
 
     def _watch(self, limit_s: float) -> None:
-        """Body of the thread that watches the time."""
+        """The body of the watching thread: end the process if the current step takes longer than `limit_s` seconds."""
         while not self._done.wait(LOOK_S):
             if time.monotonic() - self._begun > limit_s:
                 text = f"rank {self.rank}: step {self._step} took longer than {limit_s:g} s (--step-timeout)"

@@ -23,9 +23,10 @@ TURNED = ("c_attn", "c_proj", "c_fc")  # GPT-2's matrices, (inputs, outputs)
 
 
 class Match(NamedTuple):
-    """Parameters of a unit and the tensors that hold them in files of Hugging Face. ours: one parameter, or several that are
-    joined. theirs: one tensor, or one per part of a stack; of each the names that it may have, the usual one first. turned:
-    whether theirs is stored as (inputs, outputs)."""
+    """Parameters of a unit (sub-layer) and the tensors that hold them in Hugging Face's weight files. ours: names of one
+    parameter, or of several that are joined in one tensor. theirs: one tensor, or one for each part of a stack (such as
+    queries, keys, values); for each the names that it may have, the usual one first. turned: whether theirs is stored
+    transposed, as (inputs, outputs)."""
 
     ours: tuple[str, ...]
     theirs: tuple[tuple[str, ...], ...]
@@ -33,7 +34,8 @@ class Match(NamedTuple):
 
 
 def matches(model: Model, position: int) -> Iterator[Match]:
-    """All parameters of a unit, with their tensors in files of Hugging Face."""
+    """All parameters of the unit (sub-layer) with index `position`, with the tensors that hold them in Hugging Face's weight
+    files."""
     unit = model.units[position]
     shapes = {parameter.name: parameter.shape for parameter in unit.sublayer.parameters()}
     number = re.search(r"\d+", unit.name)
@@ -53,8 +55,9 @@ def matches(model: Model, position: int) -> Iterator[Match]:
 
 
 def _usual(model: Model, names: list[str]) -> list[str]:
-    """Alternative names of a module, that of the model's own code first: Falcon names its norms differently where a block has
-    two."""
+    """The names that a module (a norm) may have in Hugging Face's weight files, in the order in which they are tried: the name
+    of the model's own code first. names: the names, first the one that Falcon uses in blocks with two norms; the order is
+    reversed for Falcon models whose blocks have only one."""
     new = model.family == "falcon" and model.config["new_decoder_architecture"]
     two = new and model.config.get("num_ln_in_parallel_attn") != 1
     return names if two or model.family != "falcon" else names[::-1]
@@ -63,8 +66,9 @@ def _usual(model: Model, names: list[str]) -> list[str]:
 def to_theirs(
     model: Model, position: int, values: Mapping[str, Tensor], as_kept: bool = True
 ) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """A unit's parameters as a file has them: the names that each may have, and its value. as_kept: whether to subtract 1 from
-    weights of norms, in families whose files have them so."""
+    """The parameters of the unit (sub-layer) with index `position` as Hugging Face's weight files have them: (names that the
+    tensor may have, value). values: by trainplan's names of parameters. as_kept: whether to subtract 1 from weights of norms,
+    in families whose files store them so."""
     for match in matches(model, position):
         pieces = [values[name] for name in match.ours if name in values]
         if not pieces:
@@ -77,7 +81,8 @@ def to_theirs(
 
 
 def to_ours(model: Model, position: int, read: Callable[[tuple[str, ...]], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """A unit's parameters from a file. read: gives the tensor that has one of these names."""
+    """(trainplan's name, value) of each parameter of the unit (sub-layer) with index `position`, from a weight file of Hugging
+    Face. read: returns the tensor that has one of the given names."""
     shapes = {parameter.name: parameter.shape for parameter in model.units[position].sublayer.parameters()}
     for match in matches(model, position):
         tensors = [_less(model, names[0], read(names), -1) for names in match.theirs]
@@ -90,23 +95,26 @@ def to_ours(model: Model, position: int, read: Callable[[tuple[str, ...]], Tenso
 
 
 def _flat(piece: Tensor, name: str) -> Tensor:
-    """A stack of matrices, or of biases, as a single one."""
+    """A stack of matrices, (n, out, in), as one matrix (n x out, in); a stack of biases as one bias. name: the parameter's
+    name."""
     return piece.flatten() if name.endswith("bias") or piece.dim() == 1 else piece.flatten(0, -2)
 
 
 def _less(model: Model, name: str, value: Tensor, one: int) -> Tensor:
-    """The weight of a norm less `one`, in families whose files have it so; any other value as it is."""
+    """The value less `one` if it is a norm's weight of a family whose files store norms' weights less 1; any other value
+    unchanged. name: the parameter's name."""
     return value - one if model.family in FROM_ZERO and NORM.search(name) else value
 
 
 def _groups(model: Model) -> int:
-    """Number of groups of heads, each with its queries, keys and values, in one matrix."""
+    """Number of groups of attention heads in a family that stores queries, keys and values group by group in one matrix."""
     one = model.config.get("multi_query") and not model.config["new_decoder_architecture"]
     return 1 if one else int(model.config.get("num_kv_heads", model.config["num_attention_heads"]))
 
 
 def _joined(model: Model, pieces: list[Tensor]) -> Tensor:
-    """Our queries, keys and values, or gate and up-projection, as one matrix: one after the other, or group by group."""
+    """Several of the unit's parameters (queries with stacked keys and values, or gate and up-projection) as the one matrix that
+    the family's files have: one after the other or, for queries, keys and values of some families, group by group."""
     if model.family in INTERLEAVED:
         q, (k, v) = pieces
         return torch.cat([part.unflatten(0, (_groups(model), -1)) for part in (q, k, v)], 1).flatten(0, 1)
@@ -115,7 +123,8 @@ def _joined(model: Model, pieces: list[Tensor]) -> Tensor:
 
 
 def _parted(model: Model, value: Tensor, shapes: list[tuple[int, ...]]) -> list[Tensor]:
-    """The inverse of `_joined`: one matrix as several of these shapes."""
+    """One matrix of a Hugging Face file as the unit's parameters of these shapes (queries with stacked keys and values, or gate
+    and up-projection): the inverse of joining the unit's parameters into the file's matrix."""
     if model.family in INTERLEAVED:
         groups, (q, kv) = _groups(model), shapes
         by_group = value.unflatten(0, (groups, -1))
@@ -127,7 +136,8 @@ def _parted(model: Model, value: Tensor, shapes: list[tuple[int, ...]]) -> list[
 
 
 def _stage(model: Model, i: int) -> dict[str, int]:
-    """Indices of the stage, and within it, of a model's i-th block, where blocks come in stages; else empty."""
+    """For models whose blocks come in stages: {'stage': index of the stage of the i-th block, 'stage_before': one less,
+    'block': index of the block in it}. Empty for other models."""
     for stage, depth in enumerate(model.config.get("depths", ())):
         if i < depth:
             return {"stage": stage, "stage_before": stage - 1, "block": i}

@@ -69,7 +69,8 @@ LLAMA_FFN = {"norm": "post_attention_layernorm", "up": "mlp.up_proj", "gate": "m
 
 
 def _like_llama(attention: dict[str, str], ffn: dict[str, str]) -> dict[str, tuple[str, dict[str, str]]]:
-    """Names of a family whose modules are arranged as Llama's, with these names within attention and feed-forward network."""
+    """The table of names of a family whose modules are arranged as Llama's: unit (block numbers as #) -> (prefix, trainplan's
+    name -> Hugging Face's name). attention, ffn: the names within attention and feed-forward network."""
     return {
         "embedding": ("model.", {"tokens": "embed_tokens"}),
         "block#.attention": ("model.layers.{i}.", attention),
@@ -79,13 +80,15 @@ def _like_llama(attention: dict[str, str], ffn: dict[str, str]) -> dict[str, tup
 
 
 def _without(names: dict[str, str], *omitted: str) -> dict[str, str]:
-    """Names without some of ours."""
+    """The mapping from trainplan's names of parameters to Hugging Face's without some entries. omitted: trainplan's names to
+    leave out."""
     return {ours: theirs for ours, theirs in names.items() if ours not in omitted}
 
 
 def _in_parallel(layer: str, attention: str, first: str, second: str) -> dict[str, tuple[str, dict[str, str]]]:
-    """Names of GPT-NeoX and Falcon, whose blocks are one unit or two. layer: the path of a block. attention: its attention's
-    name. first, second: names of its norms."""
+    """The table of names of GPT-NeoX and Falcon, whose blocks are one unit (sub-layer) or two: unit -> (prefix, trainplan's
+    name -> Hugging Face's name). layer: the prefix of a block. attention: the name of its attention. first, second: the names
+    of its norms."""
     attending = {"norm": first, "q+kv": f"{attention}.query_key_value", "out": f"{attention}.dense"}
     ffn = {"up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h"}
     return {

@@ -13,12 +13,12 @@ from trainplan.profiling.base.files import write_whole
 
 
 class Metrics:
-    """Appends a line for each step: `step`, `loss`, `grad_norm` (before gradients were clipped), `learning_rate`, `seconds` and
-    `memory_bytes` (of the slowest and the largest rank), `tokens_per_second`, and, for steps after which the model was
-    evaluated, `evaluation_loss`.
+    """Writes the file of a run's metrics, one JSON line per step: `step`, `loss`, `grad_norm` (before gradients were clipped),
+    `learning_rate`, `seconds` and `memory_bytes` (of the slowest and the largest rank), `tokens_per_second`, and, for steps
+    after which the model was evaluated, `evaluation_loss`.
 
-    done: steps of the checkpoint that the run goes on from. Lines of later steps, left by a run that was killed after its last
-    checkpoint, are dropped.
+    done: number of steps before the checkpoint from which the run resumes; 0 without one. Lines of later steps, left by a run
+    that was killed after its last checkpoint, are dropped.
     """
 
     def __init__(self, path: str, done: int) -> None:
@@ -29,13 +29,14 @@ class Metrics:
         self._file = open(path, "a")  # noqa: SIM115
 
     def add(self, **values: Any) -> None:
-        """Write a step's line, so that it can be read at once."""
+        """Write a step's line, flushed so that it can be read at once. values: the line's fields."""
         self._file.write(json.dumps(values) + "\n")
         self._file.flush()
 
 
 def _step(path: str, line: str) -> float:
-    """The step of a line; infinity for a line that a killed run has left incomplete. Raises InputError for other lines."""
+    """The step of a line of a metrics file; infinity for a line that a killed run has left incomplete. path: the file, for
+    messages. Raises InputError for a line that is no metrics."""
     try:
         return int(json.loads(line)["step"])
     except json.JSONDecodeError:
@@ -45,7 +46,8 @@ def _step(path: str, line: str) -> float:
 
 
 def memory_bytes(device: Any) -> int:
-    """The most memory that this process has had: on a GPU what torch allocated there, else what was resident."""
+    """The most memory in bytes that this process has had: on a GPU what torch allocated there, on the CPU its resident memory.
+    device: the torch device."""
     if device.type == "cuda":
         import torch
 

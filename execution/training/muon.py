@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from trainplan.execution.training.optimizer import Optimizer
+from trainplan.execution.training.optimizer import Optimizer, TorchOptimizer, adamw
 
 MOMENTUM = 0.95
 
 
 class Piece(NamedTuple):
-    """A part of a tensor that is stepped separately. name: of its parameter in its unit. owner: the tensor. part: gives the
-    part's view of a tensor of the owner's shape. by_muon: whether it is a matrix that Muon steps."""
+    """A part of a tensor that the optimizer steps separately. name: the name of its parameter in its unit (sub-layer). owner:
+    the tensor. part: takes a tensor of the owner's shape (the owner, its gradient) to the view of this part. by_muon: whether
+    it is a matrix that Muon steps."""
 
     name: str
     owner: Tensor
@@ -26,30 +27,32 @@ class Piece(NamedTuple):
     by_muon: bool
 
 
-class MuonWithAdamW:
-    """Steps pieces by the gradients of their tensors. Muon is scaled to AdamW's learning rate, by which both step (Liu et al.,
-    2025), with Nesterov's momentum and AdamW's weight decay."""
+class MatricesWithAdamW:
+    """An optimizer that steps pieces of tensors by the tensors' gradients: matrices by an optimizer of whole matrices, such as
+    Muon, the rest by AdamW. pieces: every parameter exactly once. of_matrices: makes torch's optimizer, from the settings and
+    (name, matrix) pairs."""
 
-    def __init__(self, pieces: Iterable[Piece], settings: Optimizer) -> None:
+    def __init__(self, pieces: Iterable[Piece], settings: Optimizer, of_matrices: TorchOptimizer) -> None:
         self._pieces = [(piece, piece.part(piece.owner.detach()).requires_grad_()) for piece in pieces]
         self.optimizers: list[torch.optim.Optimizer] = []
-        for by_muon, create in ((True, _muon), (False, Optimizer.adamw)):
+        for by_muon, create in ((True, of_matrices), (False, adamw)):
             if some := [(piece.name, view) for piece, view in self._pieces if piece.by_muon == by_muon]:
                 self.optimizers.append(create(settings, some))
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of both optimizers."""
+        """The parameter groups of both optimizers (of matrices, and AdamW), in torch's format."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     @property
     def states(self) -> list[Tensor]:
-        """All tensors that both optimizers keep from step to step."""
+        """All state tensors that both optimizers keep from step to step, such as moments."""
         kept = (value for optimizer in self.optimizers for state in optimizer.state.values() for value in state.values())
         return [value for value in kept if isinstance(value, Tensor)]
 
     def step(self) -> None:
-        """Step by the gradients of the owners; a tensor without one stays as it is."""
+        """Step all pieces by the gradients of the tensors that they are parts of; pieces of a tensor without a gradient stay
+        as they are."""
         for piece, view in self._pieces:
             view.grad = None if piece.owner.grad is None else piece.part(piece.owner.grad)
         for optimizer in self.optimizers:
@@ -58,7 +61,8 @@ class MuonWithAdamW:
             view.grad = None
 
 
-def _muon(settings: Optimizer, parameters: Iterable[tuple[str, Tensor]]) -> torch.optim.Optimizer:
-    """torch's Muon for matrices, by their names in their units."""
+def muon(settings: Optimizer, parameters: Iterable[tuple[str, Tensor]]) -> torch.optim.Optimizer:
+    """torch's Muon optimizer for (name, matrix) pairs, with steps scaled to AdamW's so that both use one learning rate (Liu et
+    al., 2025), with Nesterov's momentum and AdamW's weight decay."""
     groups = settings.by_decay(parameters)
     return torch.optim.Muon(groups, lr=settings.rate, momentum=MOMENTUM, nesterov=True, adjust_lr_fn="match_rms_adamw")

@@ -1,4 +1,4 @@
-"""What a run trains with apart from its plan: as users request it, and checked."""
+"""Settings of training apart from the plan, such as data and optimizer: as users give them, and checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVALUATED_BATCHES = 10
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """What a run by torch trains with, as users ask for it; `Training` is the same, checked.
+    """Settings of training for a run by torch, as users give them; `Training` has the checked values.
 
     Attributes:
         data: A file of tokens, as `trainplan data` writes it (default: made-up samples).
@@ -72,10 +72,11 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class Training:
-    """What a run trains with, checked. data: the file that samples come from (None: made up, the same in every step).
-    evaluation: a file whose first `evaluation_batches` batches give a loss without dropout, every `evaluate_every` steps and
-    after the last. metrics: a file of JSON lines, one for each step. weights, saved: folders of Hugging Face's that the first
-    values come from, and that the last ones go to. first: as of Batches."""
+    """Checked settings of training. data: the token file that samples come from; None: synthetic samples, the same in every
+    step. optimizer: the settings of the optimizer. evaluation: a token file whose first `evaluation_batches` batches give a
+    loss without dropout, every `evaluate_every` steps and after the last step; None: no evaluation. metrics: the path of a file
+    of JSON lines, one per step. weights, saved: folders in Hugging Face's format that the weights are read from before the
+    first step, and written to after the last. first: the index of the first sample of step 0."""
 
     data: TokenFile | None = None
     optimizer: Optimizer = PLAIN
@@ -89,21 +90,24 @@ class Training:
 
     @property
     def normed(self) -> bool:
-        """Whether the global norm of gradients is needed."""
+        """Whether the global norm of gradients has to be computed: for metrics or for clipping."""
         return self.metrics is not None or self.optimizer.clip is not None
 
     def batches(self, plan: Plan, model: Model, seed: int) -> Batches:
-        """The samples of each step of a plan."""
+        """The samples of each step of a run of this plan. model: the model that runs. seed: the seed of the order of the file's
+        samples, or of synthetic samples."""
         return Batches(model, plan.batch.global_samples, seed, self.data, self.first)
 
     def evaluated(self, plan: Plan, model: Model) -> tuple[Batches, int]:
-        """The batches on which a plan is evaluated, and their number."""
+        """(samples of the evaluation, number of batches) for a plan; the evaluation file must be given. model: the model that
+        runs."""
         assert self.evaluation is not None
         whole = self.evaluation.windows // plan.batch.global_samples
         return InOrder(model, plan.batch.global_samples, 0, self.evaluation), min(whole, self.evaluation_batches)
 
     def continued_at(self, position: int | None, done: int, samples: int) -> Training:
-        """The settings for a run that goes on after `done` steps, which took the samples before `position`."""
+        """These settings for a run that resumes from a checkpoint after `done` steps. position: number of samples that these
+        steps have taken; None if it is done x samples. samples: number of samples per step from now on."""
         return self if position is None else replace(self, first=position - done * samples)
 
 
@@ -114,10 +118,10 @@ def training_of(plan: Plan, model: Model, steps: int, requested: TrainingSetting
     """The checked settings with which a run of a plan trains.
 
     Args:
-        plan: the plan, whose batch is that of a step.
+        plan: the plan, which has the samples per step.
         model: the model that runs, which may be smaller than the plan's.
-        steps: of the run, those before a checkpoint that it goes on from included.
-        requested: what users request; its `step_timeout` is the run's.
+        steps: number of steps of the run, including those before a checkpoint that it goes on from.
+        requested: the settings as users give them.
         resumed: whether the run goes on from a checkpoint.
 
     Raises:
@@ -159,7 +163,8 @@ def training_of(plan: Plan, model: Model, steps: int, requested: TrainingSetting
 
 
 def _optimizer(steps: int, requested: TrainingSettings) -> Optimizer:
-    """The optimizer of a run of `steps` steps. Raises InputError."""
+    """The optimizer's settings for a run of `steps` steps, with defaults filled in. Raises InputError for values that cannot
+    be."""
     for name, least, fix in (
         ("learning_rate", 0.0, "0 or more, such as 3e-4"),
         ("least_rate", 0.0, "0 or more, such as 3e-5"),
@@ -191,5 +196,5 @@ def _optimizer(steps: int, requested: TrainingSettings) -> Optimizer:
 
 
 def _or(value: Any, default: Any) -> Any:
-    """The value, or the default where it is None."""
+    """`value`, or `default` if value is None."""
     return default if value is None else value

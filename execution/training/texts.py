@@ -58,7 +58,8 @@ def tokenize(
 
 
 def _files(texts: Sequence[str | os.PathLike[str]]) -> Iterator[Path]:
-    """The files of texts, those of folders in order of their names. Raises InputError."""
+    """The files to read texts from: the given files and, for given folders, the text files in them in order of their paths.
+    Raises InputError if one does not exist."""
     for source in map(Path, texts):
         if source.is_dir():
             yield from sorted(path for pattern in PATTERNS for path in source.rglob(pattern) if path.is_file())
@@ -71,13 +72,15 @@ def _files(texts: Sequence[str | os.PathLike[str]]) -> Iterator[Path]:
 
 
 def _bytes(path: Path) -> np.ndarray:
-    """A text's bytes as ids, with an end of text."""
+    """The bytes of a text file as token ids, followed by the id of an end of text: an array of uint16."""
     content = np.frombuffer(path.read_bytes(), np.uint8).astype(np.uint16)
     return np.append(content, np.uint16(END))
 
 
 def _encoded(name: str, files: Sequence[Path]) -> tuple[int, Iterator[Any]]:
-    """The number of ids of a Hugging Face tokenizer, holes included, and the ids of each text, a part at a time."""
+    """Encode texts with a Hugging Face tokenizer: (number of its ids, unused ones included; lists of token ids, text after
+    text, each text in several parts). name: a tokenizer.json or a folder with one. Raises InputError, or MissingExtra if
+    `tokenizers` is not installed."""
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -89,11 +92,11 @@ def _encoded(name: str, files: Sequence[Path]) -> tuple[int, Iterator[Any]]:
         fix = "give `byte`, a tokenizer.json, or a folder with one"
         raise InputError("command line", "--tokenizer", f"is {name!r}: {error}", fix) from None
     ends = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
-    end = next((each for token in ends if (each := encoder.token_to_id(token)) is not None), None)
+    end = next((number for token in ends if (number := encoder.token_to_id(token)) is not None), None)
 
     def ids() -> Iterator[Any]:
-        for each in files:
-            with each.open(encoding="utf-8", errors="replace") as file:
+        for path in files:
+            with path.open(encoding="utf-8", errors="replace") as file:
                 while lines := file.readlines(AT_ONCE):
                     yield encoder.encode("".join(lines), add_special_tokens=False).ids
             if end is not None:

@@ -37,10 +37,9 @@ class AboutTokens(Record):
 
 @dataclass(frozen=True)
 class TokenFile:
-    """A file of `tokens` tokens, cut into windows of `sequence` inputs, each of which begins with the last target before it.
-
-    vocabulary: number of ids that the model has; a larger id is refused when it is read. digest: of the file's length and ends.
-    """
+    """A file of `tokens` tokens, cut into windows, each of which is one training sample: `sequence` inputs and the token after
+    them; a window's first input is the last target of the window before. vocabulary: number of ids that the model has; a larger
+    id is refused when it is read. digest: a hash, in hexadecimal digits, of the file's length, its beginning and its end."""
 
     path: str
     dtype: Width
@@ -51,11 +50,12 @@ class TokenFile:
 
     @property
     def windows(self) -> int:
-        """Number of samples that the file has without reading any token twice as an input."""
+        """Number of samples (windows) that the file has without reading any token twice as an input."""
         return (self.tokens - 1) // self.sequence
 
     def read(self, windows: np.ndarray) -> np.ndarray:
-        """Tokens of some windows, (windows, sequence + 1), int64. Raises InputError for ids that the model does not have."""
+        """Token ids of windows of the file, (windows, sequence + 1), int64. windows: their indices. Raises InputError for ids
+        that the model does not have."""
         indices = windows.astype(np.int64)[:, None] * self.sequence + np.arange(self.sequence + 1)
         tokens = _mapped(self.path, self.dtype)[indices].astype(np.int64)
         if tokens.size and (most := int(tokens.max())) >= self.vocabulary:
@@ -67,22 +67,24 @@ class TokenFile:
 
 @cache
 def _mapped(path: str, dtype: Width) -> Any:
-    """The numbers of a file, mapped into memory."""
+    """The numbers of a file of little-endian integers, mapped into memory as a flat array. Cached."""
     return np.memmap(path, np.dtype(dtype).newbyteorder("<"), "r")
 
 
 def least_width(vocabulary: int) -> Width:
-    """The narrowest numbers that can hold all ids of a vocabulary."""
+    """The narrower of 'uint16' and 'uint32' that can hold all ids of a vocabulary of this size."""
     return "uint16" if vocabulary <= 2**16 else "uint32"
 
 
 def about_path(path: str | os.PathLike[str]) -> Path:
-    """The path of a token file's description."""
+    """The path of a token file's description, which is next to it: 'tokens.bin' -> 'tokens.bin.json'."""
     return Path(f"{os.fspath(path)}.json")
 
 
 def token_file(path: str | os.PathLike[str], option: str, sequence: int, vocabulary: int) -> TokenFile:
-    """A file of tokens for a model of these sizes. option: the flag that named it, for messages. Raises InputError."""
+    """Open and check a file of tokens for a model. sequence: tokens per sample. vocabulary: number of ids that the model has.
+    option: the flag that named the file, for messages. Raises InputError if it cannot be read, is too short, or has ids that
+    the model has not."""
     where, dtype = os.fspath(path), least_width(vocabulary)
     try:
         size = os.stat(path).st_size

@@ -22,7 +22,7 @@ BASES = ("transformer.", "model.decoder.", "model.", "bert.", "gpt_neox.")  # th
 
 
 def library() -> Any:
-    """The package safetensors. Raises MissingExtra."""
+    """The module safetensors, imported when it is first needed. Raises MissingExtra if it is not installed."""
     try:
         import safetensors.torch
     except ImportError:
@@ -32,7 +32,8 @@ def library() -> Any:
 
 @dataclass
 class WeightFiles:
-    """Files to read weights from, mapped into memory. file_of: the file that has each tensor, by name."""
+    """The safetensors files of a folder of weights, opened lazily and mapped into memory. file_of: the name of the file that
+    holds each tensor, by the tensor's name."""
 
     folder: Path
     file_of: dict[str, str] = field(default_factory=dict)
@@ -46,17 +47,18 @@ class WeightFiles:
 
     @classmethod
     def of(cls, folder: str) -> WeightFiles:
-        """The weight files of a folder."""
+        """The weight files of the folder with this path."""
         return cls(Path(folder))
 
     def _file(self, name: str) -> Any:
-        """An open file of the folder."""
+        """The opened safetensors file of this name in the folder; opened only once."""
         if name not in self._open:
             self._open[name] = library().safe_open(str(self.folder / name), framework="pt")
         return self._open[name]
 
     def tensor(self, names: tuple[str, ...]) -> Tensor:
-        """The tensor of one of these names, or of one without the prefix of the model below the head. Raises InputError."""
+        """The first tensor of the files that has one of these names, or one of them without a prefix that files of models
+        without a head leave out ('model.'). Raises InputError if there is none."""
         shorter = (name.removeprefix(base) for name in names for base in BASES if name.startswith(base))
         for name in (*names, *shorter):
             if name in self.file_of:
@@ -65,8 +67,8 @@ class WeightFiles:
         raise InputError(str(self.folder), names[0], "is in none of its files", "give weights of the plan's own model")
 
     def unit(self, model: Model, position: int) -> Iterator[tuple[str, Tensor]]:
-        """A unit's parameters, whole, by the names of its sub-layer, in the files' dtype. Raises InputError for other
-        shapes."""
+        """(name, value) of the whole parameters of the unit (sub-layer) with index `position`, by trainplan's names of
+        parameters, in the files' dtype. Raises InputError for missing tensors or other shapes."""
         head = position == len(model.units) - 1
         parameters = {parameter.name: parameter.shape for parameter in model.units[position].sublayer.parameters()}
 
@@ -89,7 +91,8 @@ class WeightFiles:
 
 
 def check_weights(folder: str | os.PathLike[str], model: Model) -> str:
-    """The absolute path of a folder to read a model's weights from. Raises InputError, MissingExtra."""
+    """The absolute path of a folder of weights for a model. Raises InputError if the folder has no weights or another model's,
+    MissingExtra if safetensors is not installed."""
     library()
     path = Path(folder)
     if (path / "config.json").exists() and (other := load_model(path / "config.json", model.tokens)).digest != model.digest:
@@ -102,8 +105,8 @@ def check_weights(folder: str | os.PathLike[str], model: Model) -> str:
 
 
 def check_saved(folder: str | os.PathLike[str]) -> str:
-    """The absolute path of a folder to write weights to, which must not be there, or be empty. Raises InputError,
-    MissingExtra."""
+    """The absolute path of a folder to write weights to. Raises InputError if it exists and is not empty, or cannot be
+    created; MissingExtra if safetensors is not installed."""
     library()
     path = Path(folder)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -115,23 +118,25 @@ def check_saved(folder: str | os.PathLike[str]) -> str:
 
 
 class WeightWriter:
-    """Writes weights to a temporary folder and renames it: each unit is a file of its own, written by one rank."""
+    """Writes weights in Hugging Face's format to a temporary folder, which is renamed at the end; each unit (sub-layer) is a
+    file of its own, written by one rank."""
 
     def __init__(self, folder: str, model: Model, dtype: Any) -> None:
         self.final, self.model, self.dtype = Path(folder), model, dtype
         self.aside = self.final.with_name(f"writing-{self.final.name}")
 
     def begin(self) -> None:
-        """Called on one rank, before any other writes."""
+        """Create the temporary folder. Called on one rank, before any rank writes."""
         shutil.rmtree(self.aside, ignore_errors=True)
         self.aside.mkdir()
 
     def file(self, position: int) -> str:
-        """The name of a unit's file."""
+        """The name of the file of the unit with index `position`: 'model-00001-of-00012.safetensors'."""
         return f"model-{position + 1:05d}-of-{len(self.model.units):05d}.safetensors"
 
     def write(self, position: int, values: dict[str, Tensor]) -> dict[str, str]:
-        """Write a unit's parameters, whole; returns the name of the file by tensor."""
+        """Write the whole parameters of the unit with index `position`; returns the file's name by tensor. values: by
+        trainplan's names of parameters."""
         if self.model.tied and position == len(self.model.units) - 1:
             values = {name: value for name, value in values.items() if name != "logits.weight"}
         tensors = {}
@@ -143,7 +148,8 @@ class WeightWriter:
         return dict.fromkeys(tensors, self.file(position))
 
     def finish(self, file_of: dict[str, str]) -> None:
-        """Called on one rank, after all have written: write index and configuration, and give the folder its final name."""
+        """Write index and configuration, and give the folder its final name. Called on one rank, after all have written.
+        file_of: the file's name of every tensor."""
         size = sum(path.stat().st_size for path in self.aside.iterdir())
         index = {"metadata": {"total_size": size}, "weight_map": file_of}
         (self.aside / INDEX).write_text(json.dumps(index, indent=1) + "\n")

@@ -12,17 +12,21 @@ Floats = NDArray[np.float64]
 
 
 def device_classes(network: Network, kinds: Sequence[int]) -> tuple[int, ...]:
-    """The class of every device, numbered from 0 in order of their first devices. kinds: the kind of every device."""
+    """For every device of a cluster, the number of its class: devices of one class are of one kind and have equal links to all
+    others, so that they may be exchanged without changing any cost. Classes are numbered from 0 in the order of their first
+    devices. kinds: for every device, the number of its kind.
+    """
     keys = _of_matrix(network.matrix, kinds) if network.matrix is not None else _of_islands(network, kinds)
     numbers = {key: index for index, key in enumerate(dict.fromkeys(keys))}
     return tuple(numbers[key] for key in keys)
 
 
 def _of_islands(network: Network, kinds: Sequence[int]) -> list[tuple[int, int]]:
-    """A key for every device of a network of islands: devices with equal keys are of one class.
+    """A key for every device of a network of islands (sets of devices that are linked directly, such as nodes). Devices with
+    equal keys are of one class: they may be exchanged without changing any link.
 
-    A class is a run of devices of one kind that is not divided by the border of an island, or of a node whose devices share its
-    network cards. kinds: the kind of every device.
+    A class is a run of consecutive devices of one kind that is not divided by the border of an island, or of a node whose
+    devices share its network cards. network: the network. kinds: for every device, the number of its kind.
     """
     count, borders = len(kinds), {0}
     for island in network.islands:
@@ -41,20 +45,22 @@ def _of_islands(network: Network, kinds: Sequence[int]) -> list[tuple[int, int]]
 
 
 def _inside(first: int | None, size: int, count: int) -> range:
-    """The devices of an island that begins at `first` (None: of islands that cover all devices), of `count` devices in all."""
+    """The devices of an island that begins at device `first` and has `size` devices; all devices if `first` is None, for
+    islands that tile the network. count: the number of all devices."""
     return range(count) if first is None else range(first, min(count, first + size))
 
 
 def _of_matrix(matrix: Matrix, kinds: Sequence[int]) -> list[tuple[int, int]]:
-    """A key for every device of a network that is given by pairs; two devices are of one class if no table changes when they
-    are exchanged."""
+    """A key for every device of a network whose links are given for pairs of devices; devices with equal keys are of one class,
+    that is, may be exchanged without changing any link. kinds: the kind of every device. matrix: the network's links."""
     tables = matrix_tables(matrix, len(kinds))
     firsts = first_alike(len(kinds), lambda a, b: kinds[a] == kinds[b] and unchanged(tables, [a], [b]))
     return list(zip(firsts, kinds, strict=True))
 
 
 def first_alike(count: int, alike: Callable[[int, int], bool]) -> tuple[int, ...]:
-    """For every number below `count`, the first one that it is alike to. alike: an equivalence of two numbers."""
+    """For every index below `count`, the first index that is equivalent to it. alike: returns whether two indices are
+    equivalent; it must be an equivalence relation."""
     firsts: list[int] = []
     for b in range(count):
         firsts.append(next((a for a in range(b) if firsts[a] == a and alike(a, b)), b))
@@ -62,13 +68,16 @@ def first_alike(count: int, alike: Callable[[int, int], bool]) -> tuple[int, ...
 
 
 def matrix_tables(matrix: Matrix, count: int) -> list[Floats]:
-    """Tables (count, count) of bandwidths and, where they are given, latencies between the first `count` devices."""
+    """Two tables (count, count), or one: bandwidths and, if the network gives them, latencies between its first `count`
+    devices. matrix: the network's links."""
     tables = (matrix.bandwidth_bytes_per_s, matrix.latencies_ns)
     return [np.array(table)[:count, :count] for table in tables if table is not None]
 
 
 def unchanged(tables: Sequence[Floats], a: Sequence[int], b: Sequence[int]) -> bool:
-    """Whether tables between devices stay as they are when the devices of `a` are exchanged with those of `b`, one by one."""
+    """Whether tables between devices stay as they are if device a[i] and device b[i] are exchanged, for all i at once. tables:
+    arrays (devices, devices), such as bandwidths. a, b: equally many indices of devices.
+    """
     for table in tables:
         ends, moved = [*a, *b], np.arange(len(table))
         moved[[*a]], moved[[*b]] = b, a

@@ -12,12 +12,12 @@ Composition = tuple[int, ...]  # the number of devices of each class
 
 @lru_cache(maxsize=256)
 def compositions(counts: Composition, alike: Composition, size: int, most: int) -> tuple[Composition, ...] | None:
-    """All compositions of `size` devices, as tuples by class; None where there are more than `most`, which are counted before
-    any is listed.
+    """All ways to take `size` devices from classes of interchangeable devices, each as a tuple with the number of devices
+    taken from each class; cached. None if there are more than `most`; they are counted before any is listed.
 
-        counts: the number of devices of each class.
-        alike: for each class the first class that it may be exchanged with (see `orbits`). Of classes that may be exchanged, a
-            later one never gives more devices than an earlier one.
+    counts: the number of devices of each class. alike: for each class, the first class with which it may be exchanged as a
+    whole; of such classes, a later one never gives more devices than an earlier one, so that only one of several equivalent
+    tuples is listed.
     """
     members = [[c for c, other in enumerate(alike) if other == orbit] for orbit in dict.fromkeys(alike)]
     alone = [(len(those), counts[those[0]]) for those in members]  # classes of one orbit have equally many devices
@@ -43,9 +43,9 @@ def compositions(counts: Composition, alike: Composition, size: int, most: int) 
 
 
 def _count(alone: Sequence[tuple[int, int]], size: int, enough: int) -> int:
-    """The number of compositions of `size` devices, at most `enough`.
-
-    alone: for each set of classes that may be exchanged, their number and the number of devices of each.
+    """The number of compositions (tuples of numbers of devices taken from each class) of `size` devices, or `enough` if there
+    are more. alone: for each set of classes that may be exchanged as a whole, the number of classes and the number of
+    devices of each.
     """
     counts = np.eye(1, size + 1, dtype=np.int64)[0]  # by devices taken
     for parts, devices in alone:
@@ -61,7 +61,8 @@ def _count(alone: Sequence[tuple[int, int]], size: int, enough: int) -> int:
 
 
 def _partitions(whole: int, parts: int, most: int) -> Iterator[tuple[int, ...]]:
-    """All partitions of `whole` into `parts` numbers from 0 to `most`, none larger than the one before it."""
+    """All partitions of `whole` into `parts` numbers from 0 to `most`, none larger than the one before it: 3 into 2 of at most
+    2 -> (2, 1)."""
     waiting: list[tuple[tuple[int, ...], int]] = [((), whole)]
     while waiting:
         begun, left = waiting.pop()

@@ -24,8 +24,9 @@ from trainplan.profiling.profiles import ChainUnit, Profile
 
 
 def shapes_of_strategies(degrees: Sequence[int], devices: int, batch: int) -> list[tuple[int, int]]:
-    """All pairs (tmp, mbs) of tensor-parallel degree and micro-batch size that strategies on `devices` devices can have, with a
-    step of `batch` samples. degrees: the tensor-parallel degrees that the model allows."""
+    """All pairs (tmp, mbs) of tensor-parallel degree and samples per micro-batch that strategies can have. degrees: the
+    tensor-parallel degrees that the model allows. devices: the number of devices, which tmp divides. batch: samples per step,
+    which mbs divides."""
     return [(tmp, mbs) for tmp in degrees if devices % tmp == 0 for mbs in divisors(batch)]
 
 
@@ -42,21 +43,22 @@ def build(
     within_memory: bool = True,
     tied: bool = True,
 ) -> Instance:
-    """The instance of one batch.
+    """The cluster-strategy instance of one batch on a cluster.
 
     Args:
         profile: the costs of all `shapes_of_strategies`, by kind of device.
-        batch: samples of a step.
-        memory_bytes: memory of every device (default: what is usable of it).
-        margin_bytes: taken off the memory.
+        batch: samples per step.
+        memory_bytes: the memory of every device; None for what is usable of each kind's memory.
+        margin_bytes: bytes of every device's memory that stay free.
         recompute: whether every layer keeps its input only, and repeats its forward pass.
         by_unit: whether every sub-layer is a layer of its own.
         uneven_shares: whether pipelines may take different numbers of micro-batches.
-        within_memory: whether memory counts.
-        tied: whether the gradients of a table that embedding and head share are added up at the end of the step, as trainplan's
+        within_memory: whether memory limits count.
+        tied: whether the gradients of a weight table that embedding and head share are added up at the end of the step, as
+            trainplan's
             programs do it; AMP's own cost model leaves that out.
 
-    Raises InputError where the profile lacks a kind of device or a shape.
+    Raises InputError if the profile lacks a kind of device or a shape.
     """
     kinds = cluster.used_kinds
     for kind in kinds:
@@ -96,15 +98,19 @@ def build(
 
 
 def _reductions(profile: Profile, unit: ChainUnit) -> tuple[int, int]:
-    """The all-reduces of a sub-layer's output forward and of its input's gradient back: their number, and their bytes for one
-    sample."""
+    """Two numbers for a sub-layer under tensor parallelism: how many all-reduces it has in forward (of its output) and
+    backward pass (of its input's gradient) together, and their bytes per sample, all together. unit: the sub-layer.
+    profile: measured or estimated costs of the model's sub-layers and of the devices' links.
+    """
     shape = profile.shapes[unit.sublayer]
     forward, back = reductions(shape)
     return forward + back, forward * shape.output_bytes + back * shape.input_bytes
 
 
 def _shard(profile: Profile, layers: Sequence[Sequence[ChainUnit]], tmp: int) -> Shard:
-    """Gradients and states of every layer on one of tmp devices."""
+    """The bytes of gradients and of model states of every layer on one of `tmp` tensor-parallel devices. layers: the
+    sub-layers of every layer. profile: measured or estimated costs of the model's sub-layers and of the devices' links.
+    """
     shards = [[profile.shapes[unit.sublayer].shard(tmp) for unit in layer] for layer in layers]
     counts = _array(sum(shard.parameters for shard in layer) for layer in shards)
     whole = tuple(index for index, layer in enumerate(shards) if all(shard.whole for shard in layer))
@@ -114,7 +120,11 @@ def _shard(profile: Profile, layers: Sequence[Sequence[ChainUnit]], tmp: int) ->
 def _table(
     profile: Profile, layers: Sequence[Sequence[ChainUnit]], kinds: Sequence[str], tmp: int, mbs: int, recompute: bool
 ) -> LayerTable:
-    """Times and bytes of every layer with mbs samples on one of tmp devices, for each kind of device."""
+    """Times and bytes of every layer for one micro-batch on one tensor-parallel device, for each kind of device. layers: the
+    sub-layers of every layer. kinds: names of the kinds of devices. tmp: the number of tensor-parallel devices. mbs:
+    samples per micro-batch. recompute: whether layers repeat their forward pass in the backward pass. profile: measured or
+    estimated costs of the model's sub-layers and of the devices' links.
+    """
     strategy = Strategy.of(("tp", tmp), ckpt=recompute)
     costs = COST_MODELS["executed"]
     sublayers = sorted({unit.sublayer for layer in layers for unit in layer})

@@ -27,7 +27,10 @@ MOST_RUNS = 8  # of device numbers that a cell shows
 
 
 class ClusterStrategy(Problem):
-    """The problem of choosing degrees, placement, micro-batch size, layer assignment and shares together (AMP, Section 3)."""
+    """The problem `cluster-strategy` of the paper AMP (Section 3), for clusters of unlike devices: choose the degrees of
+    parallelism, the device of every rank, the micro-batch size, the layers of each stage, and the micro-batches of each
+    pipeline together.
+    """
 
     name = NAME
     record = InstanceRecord
@@ -45,28 +48,46 @@ class ClusterStrategy(Problem):
     describe = staticmethod(problem.describe)
 
     def cost_model(self, instance: Instance) -> str:
-        """The name of AMP's costs and objective, and whether the reduction of a tied table is added."""
+        """The name of the cost model, AMP's costs and objective: `amp, Eq. 3-5`, with `, with the tied table` if the reduction
+        of a weight table that embedding and head share is added. instance: the cluster, the batch, and the layers' costs on
+        each kind of device.
+        """
         return "amp, Eq. 3-5" + (", with the tied table" if instance.tied_bytes else "")
 
     def instance(self, request: Request) -> Instance:
-        """The instance of the whole cluster, with any dp, by the request's options. Raises InputError."""
+        """The instance of a request for the whole cluster, with any number of pipelines. request: the user's model, cluster,
+        batch and options. Raises InputError if the request has no cluster, or neither model nor profile.
+        """
         return strategy_instance(request, uneven_shares=bool(request.options.get(UNEVEN_SHARES.name)))
 
     def instances(self, request: Request) -> list[Instance]:
-        """The instance with powers of two as degrees, as plans have them. Raises InputError."""
+        """A list of one instance, whose numbers of pipelines and of tensor-parallel devices are powers of two, as plans have
+        them. request: the user's model, cluster, batch and options. Raises InputError if the problem cannot express the
+        request.
+        """
         return [replace(self.instance(request), powers_of_two=True)]
 
     def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
-        """The plan of a solution: one strategy for all units, on the devices of its placement; see `layout`."""
+        """The plan of a solution: one strategy for all sub-layers, on the devices of its placement. instance: the cluster, the
+        batch, and the layers' costs on each kind of device. request: the user's model, cluster, batch and options. Raises
+        InputError if the number of pipelines or of tensor-parallel devices is no power of two, or the request has no
+        model.
+        """
         return layout(instance, solution, request)
 
     def tables(self, instance: Instance, solution: Solution) -> list[Table]:
-        """Two tables: the strategy, and the stages."""
+        """Two tables for the screen: the strategy's degrees, and its stages. instance: the cluster, the batch, and the layers'
+        costs on each kind of device. solution: degrees of parallelism, the device of every rank, the cuts between stages,
+        and the micro-batches of each pipeline.
+        """
         return [strategy_table(instance, solution), stage_table(instance, solution)]
 
 
 def strategy_table(instance: Instance, solution: Solution) -> Table:
-    """A table of one row: the degrees of a strategy, and the micro-batches of each pipeline."""
+    """A table of one row for the screen: the degrees of a strategy, and the micro-batches of each pipeline. instance: the
+    cluster, the batch, and the layers' costs on each kind of device. solution: degrees of parallelism, the device of every
+    rank, the cuts between stages, and the micro-batches of each pipeline.
+    """
     costs = describe(instance, solution)
     columns = ("pp", "dp", "tmp", "devices", "samples of a step", "a pipeline", "samples each")
     numbers = (costs["pp"], costs["dp"], costs["tmp"], instance.devices, instance.batch, _shares(costs["shares"]), costs["mbs"])
@@ -74,7 +95,10 @@ def strategy_table(instance: Instance, solution: Solution) -> Table:
 
 
 def stage_table(instance: Instance, solution: Solution) -> Table:
-    """A table of the stages: devices, layers, times, and need and limit of the fullest device's memory."""
+    """A table for the screen with a row for each stage: devices, layers, times, and bytes and limit of the device closest to
+    its memory limit. instance: the cluster, the batch, and the layers' costs on each kind of device. solution: degrees of
+    parallelism, the device of every rank, the cuts between stages, and the micro-batches of each pipeline.
+    """
     columns = ("stage", "devices", "kinds", "layers", "count", "time", "transfer", "sync", "memory", "of")
     size, rows = solution.degrees.dp * solution.degrees.tmp, []
     for number, stage in enumerate(describe(instance, solution)["stages"]):
@@ -93,14 +117,15 @@ def stage_table(instance: Instance, solution: Solution) -> Table:
 
 
 def _shares(shares: Sequence[int]) -> str:
-    """The micro-batches of each pipeline as a text."""
+    """The numbers of micro-batches of the pipelines as a text: [4, 4] -> `4 micro-batches`; [3, 5] -> `3, 5 micro-batches`."""
     if len(set(shares)) == 1:
         return plural(shares[0], "micro-batch")
     return f"{', '.join(map(str, shares))} micro-batches"
 
 
 def _runs(numbers: Sequence[int]) -> str:
-    """Ascending numbers as a text, with consecutive ones as a range."""
+    """Ascending numbers as a text, with consecutive ones as a range: [0, 1, 2, 5] -> `0-2, 5`; ends in `...` after MOST_RUNS
+    ranges."""
     indices = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
     runs = [[number for _, number in run] for _, run in indices]
     shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
@@ -111,9 +136,11 @@ PROBLEM = ClusterStrategy()
 
 
 def strategy_instance(request: Request, uneven_shares: bool = False) -> Instance:
-    """The cluster-strategy instance of a request: by unit, with recomputation and within memory as its options say.
+    """The cluster-strategy instance of a request, with layers or sub-layers, recomputation and memory as its options say.
+    uneven_shares: whether pipelines may take different numbers of micro-batches.
 
-    Raises InputError where the request has no cluster, or neither model nor profile.
+    request: the user's model, cluster, batch and options. Raises InputError if the request has no cluster, or neither
+    model nor profile.
     """
     if request.cluster is None:
         raise InputError("command line", "--cluster", "is missing", "give it: devices are placed on its nodes")
@@ -135,8 +162,12 @@ def strategy_instance(request: Request, uneven_shares: bool = False) -> Instance
 
 
 def layout(instance: Instance, solution: Solution, request: Request) -> Plan:
-    """The plan of a solution: every unit with the same strategy, on the devices of its placement. Raises InputError where dp or
-    tmp is no power of two, or the request has no model."""
+    """The plan that a solution describes: all layers with one strategy, on the devices that the solution assigns to the ranks.
+    instance: the cluster, the batch, and the layers' costs on each kind of device. solution: degrees of parallelism, the
+    device of every rank, the cuts between stages, and the micro-batches of each pipeline. request: the user's model,
+    cluster, batch and options. Raises InputError if the number of pipelines or of tensor-parallel devices is no power of
+    two, or the request has no model.
+    """
     degrees, shares = solution.degrees, shares_of(instance, solution)
     strategy = Strategy.of(("dp", degrees.dp), ("tp", degrees.tmp), ckpt=bool(instance.provenance.get("recompute")))
     even, in_order = len(set(shares)) == 1, list(solution.placement) == list(range(instance.devices))

@@ -16,7 +16,9 @@ from trainplan.formulations.cluster_strategy.problem import Solution
 
 
 def count(instance: Instance) -> int:
-    """The number of strategies, where devices of one class are not distinguished."""
+    """The number of strategies of an instance, where devices of one class (exchangeable without changing any cost) are not
+    distinguished. instance: the cluster, the batch, and the layers' costs on each kind of device.
+    """
     placements = factorial(instance.devices) // prod(factorial(int(size)) for size in np.bincount(instance.classes))
     return placements * sum(
         comb(instance.layers - 1, degrees.pp - 1) * _share_count(instance, degrees) for degrees in instance.degrees()
@@ -24,12 +26,18 @@ def count(instance: Instance) -> int:
 
 
 def _share_count(instance: Instance, degrees: Degrees) -> int:
-    """In how many ways a step's micro-batches can be distributed over the pipelines."""
+    """The number of distributions of a step's micro-batches over the pipelines; 1 where all pipelines must have equally many.
+    degrees: the numbers of stages, pipelines and tensor-parallel devices, and samples per micro-batch. instance: the
+    cluster, the batch, and the layers' costs on each kind of device.
+    """
     return comb(instance.batch // degrees.mbs - 1, degrees.dp - 1) if instance.uneven_shares else 1
 
 
 def solutions(instance: Instance) -> Iterator[Solution | None]:
-    """For every placement the best strategy that fits; None where none does."""
+    """Solutions for brute force: for every choice of degrees of parallelism and every placement of devices, the fastest
+    strategy (cuts into stages, and micro-batches of each pipeline) that fits into memory; None if none fits. instance: the
+    cluster, the batch, and the layers' costs on each kind of device.
+    """
     for degrees in instance.degrees():
         total = instance.batch // degrees.mbs
         shares = [(total // degrees.dp,) * degrees.dp]
@@ -44,9 +52,10 @@ def solutions(instance: Instance) -> Iterator[Solution | None]:
 def _of_degrees(
     instance: Instance, degrees: Degrees, every_cuts: list[tuple[int, ...]], every_shares: list[tuple[int, ...]]
 ) -> Iterator[Solution | None]:
-    """For every placement of given degrees the best strategy that fits; None where none does.
-
-    every_cuts, every_shares: all possible cuts, and all possible micro-batches of each pipeline.
+    """For every placement of devices under given degrees of parallelism, the fastest strategy that fits into memory; None if
+    none fits. degrees: the numbers of stages, pipelines and tensor-parallel devices. every_cuts: all possible cuts into
+    stages. every_shares: all possible numbers of micro-batches of the pipelines. instance: the cluster, the batch, and the
+    layers' costs on each kind of device.
     """
     in_order = instance.placed(degrees, range(instance.devices))
     peaks = np.array([[in_order.peak_bytes(cuts, shares) for shares in every_shares] for cuts in every_cuts])
@@ -68,7 +77,10 @@ def _of_degrees(
 
 
 def _placements(instance: Instance, degrees: Degrees) -> Iterator[tuple[int, ...]]:
-    """Every placement of devices on ranks, one of those that cost the same."""
+    """The placements of devices on ranks; of placements that cost the same, because whole pipelines or exchangeable devices
+    are swapped, only one. degrees: the numbers of stages, pipelines and tensor-parallel devices. instance: the cluster, the
+    batch, and the layers' costs on each kind of device.
+    """
 
     def continued(free: tuple[int, ...], taken: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         """Classes of all ranks that begin with `taken`; free: the number of devices of each class that have no rank yet."""

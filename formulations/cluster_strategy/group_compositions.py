@@ -31,19 +31,24 @@ MOST_VARIABLES = 200_000
 
 
 def unlimited() -> None:
-    """A clock that never ends anything; a named function, so that cases can be sent to other processes."""
+    """The check of the time limit in a search without one: it does nothing. It is a named function, so that objects with it
+    can be sent to other processes.
+    """
 
 
 @dataclass(frozen=True, eq=False)
 class DegreeCase:
-    """An instance with its degrees given: P stages, d pipelines, tmp devices in a group, L layers.
+    """An instance with its degrees of parallelism given: P stages, d pipelines, tmp devices in a tensor-parallel group, L
+    layers. A class is a set of interchangeable devices; the composition of a group of devices is the number of devices that
+    it has of each class; groups of one composition cost the same. A profile stands for all compositions of tensor-parallel
+    groups with equal times and memory. Costs are computed on first use.
 
     Attributes:
-        instance, degrees: these.
-        reduced: whether, of compositions that differ by an exchange of whole classes only (see `orbits`), `groups` and
-            `replicas` have just one.
-        check_time: called often by whatever takes long; an exception that it raises is passed on.
-        windows: results of `first_layers`, by limits.
+        instance, degrees: the instance, and the degrees.
+        reduced: whether `groups` and `replicas` list only one of several compositions that differ by an exchange of whole
+            classes.
+        check_time: called often by long computations; an exception that it raises is passed on.
+        windows: a cache of results of `first_layers`, by limits.
     """
 
     instance: Instance
@@ -61,12 +66,13 @@ class DegreeCase:
 
     @property
     def even_share(self) -> int:
-        """The most micro-batches that a pipeline has where shares are as equal as possible."""
+        """The largest number of micro-batches of a pipeline where the pipelines have as equal numbers as possible."""
         return -(-self.micro_batches // self.degrees.dp)
 
     @cached_property
     def share_choices(self) -> range:
-        """The numbers of micro-batches that a pipeline may have, ascending."""
+        """The numbers of micro-batches that one pipeline may have, ascending; a single one where all pipelines must have
+        equally many."""
         even, rest = divmod(self.micro_batches, self.degrees.dp)
         if self.instance.uneven_shares and self.degrees.dp > 1:
             return range(1, self.micro_batches - self.degrees.dp + 2)
@@ -75,18 +81,20 @@ class DegreeCase:
 
     @cached_property
     def counts(self) -> Composition:
-        """The number of devices of every class."""
+        """(classes): the number of devices of every class."""
         return tuple(map(len, self.instance.members))
 
     def devices(self, composition: Composition) -> tuple[int, ...]:
-        """Some group of devices with a given composition."""
+        """One of the groups of devices that have a given composition: the first devices of each class. composition: the number
+        of devices of each class.
+        """
         taken = compress(zip(self.instance.members, composition, strict=True), composition)
         return tuple(chain.from_iterable([members[:count] for members, count in taken]))
 
     @property
     def statable(self) -> bool:
-        """Whether a model may state the composition of every group: compositions are few enough, and so are the variables for
-        them and for the shares of pipelines."""
+        """Whether an integer model can have variables for the composition of every group: there are at most MOST_COMPOSITIONS
+        compositions, and at most MOST_VARIABLES variables for them and for the micro-batches of pipelines."""
         degrees = self.degrees
         groups, replicas = self._compositions(degrees.tmp), self._compositions(degrees.dp)
         ends = self._compositions(end_ranks(degrees)) if self.instance.tied_bytes else ()
@@ -96,25 +104,28 @@ class DegreeCase:
         return of_groups + degrees.dp * len(self.share_choices) <= MOST_VARIABLES
 
     def _compositions(self, size: int) -> tuple[Composition, ...] | None:
-        """The compositions of groups of `size` devices; None where there are too many."""
+        """The possible compositions of groups of `size` devices (numbers of devices of each class); None if there are more than
+        MOST_COMPOSITIONS."""
         alike = orbits(self.instance) if self.reduced else tuple(range(len(self.counts)))
         return compositions(self.counts, alike, size, MOST_COMPOSITIONS)
 
     @property
     def enumerable(self) -> bool:
-        """Whether the compositions of tensor-parallel groups are few enough to list."""
+        """Whether the possible compositions of tensor-parallel groups are few enough to list them in `groups`."""
         return self._compositions(self.degrees.tmp) is not None
 
     @cached_property
     def groups(self) -> list[Composition]:
-        """The compositions of tensor-parallel groups."""
+        """The possible compositions of tensor-parallel groups; must not be read unless `enumerable` is True."""
         listed = self._compositions(self.degrees.tmp)
         assert listed is not None
         return list(listed)
 
     @cached_property
     def _profiled(self) -> tuple[list[int], Integers, list[int]]:
-        """The profile of every composition, and for every profile its times (profiles, L) and its memory limit in bytes."""
+        """Three results that are computed together: `profile_of`, for each composition in `groups` the index of its profile;
+        `layer_ns`, (profiles, L), the times of all layers in ns; and `limits_bytes`, for each profile the memory limit in
+        bytes."""
         profiles: dict[tuple[bytes, int], tuple[int, Integers]] = {}
         numbers: list[int] = []
         times: dict[tuple[object, ...], Integers] = {}
@@ -131,27 +142,32 @@ class DegreeCase:
 
     @property
     def profile_of(self) -> list[int]:
-        """The profile of every composition in `groups`."""
+        """For every composition in `groups`, the index of its profile: compositions with equal times of layers and equal memory
+        share one."""
         return self._profiled[0]
 
     @property
     def layer_ns(self) -> Integers:
-        """(profiles, L): time of every layer in a group of each profile."""
+        """(profiles, L): the time in ns of every layer for one micro-batch in a tensor-parallel group of each profile."""
         return self._profiled[1]
 
     @property
     def limits_bytes(self) -> list[int]:
-        """Memory of the smallest device of each profile, in bytes; 0 where memory does not count."""
+        """For each profile, the memory in bytes of the smallest device of a tensor-parallel group; 0 if memory limits do not
+        count."""
         return self._profiled[2]
 
     @cached_property
     def times(self) -> Integers:
-        """(profiles, L + 1): time of all layers before each, in a group of each profile."""
+        """(profiles, L + 1): running sums of layers' times in ns in a tensor-parallel group of each profile; entry l is the
+        sum over the layers 0 to l - 1.
+        """
         return np.pad(self.layer_ns.cumsum(axis=1), ((0, 0), (1, 0)))
 
     @cached_property
     def _linked(self) -> tuple[Integers, Integers]:
-        """The results of `link_of` and `transfer_ns`, computed together."""
+        """Two results that are computed together: `link_of`, the kind of link of each pair of classes, and `transfer_ns`, the
+        times of transfers over each kind of link."""
         count = len(self.instance.members)
         number = np.full((count, count), -1, np.int64)
         links: dict[bytes, tuple[int, Integers]] = {}
@@ -172,29 +188,33 @@ class DegreeCase:
 
     @property
     def link_of(self) -> Integers:
-        """(classes, classes): the kind of link between devices of two classes; -1 where there are no two such devices."""
+        """(classes, classes): the index of the kind of link between a device of one class and a device of another; -1 where
+        there are no two such devices."""
         return self._linked[0]
 
     @property
     def transfer_ns(self) -> Integers:
-        """(links, L - 1): time of the transfer over each kind of link, for a cut after each layer."""
+        """(links, L - 1): the time in ns to send an activation forward and its gradient back over each kind of link, for a cut
+        after each layer but the last."""
         return self._linked[1]
 
     @cached_property
     def replicas(self) -> list[Composition]:
-        """Compositions of data-parallel groups, or parts of them (see `_reducing`)."""
+        """The possible compositions of data-parallel groups (the d devices with the same layers); in a reduced case only the
+        parts of them that decide the cost."""
         return self._reducing(self.degrees.dp)
 
     @cached_property
     def ends(self) -> list[Composition]:
-        """Compositions of all devices of the first and the last stage together, or parts of them (see `_reducing`)."""
+        """The possible compositions of all devices of the first and the last stage together, which sum the gradients of a
+        shared weight table; in a reduced case only the parts of them that decide the cost."""
         return self._reducing(end_ranks(self.degrees))
 
     def _reducing(self, size: int) -> list[Composition]:
-        """Compositions of groups of `size` devices that reduce gradients.
+        """The compositions of groups of `size` devices that reduce gradients among themselves.
 
-        In a reduced case with too many of them: the compositions within one class, and for every class one device of it, as a
-        part of all other compositions.
+        In a reduced case with too many of them, lower bounds need fewer: the compositions within one class, and for every
+        class a single device of it, as the part that all other compositions with the class have in common.
         """
         if (listed := self._compositions(size)) is not None:
             return list(listed)
@@ -204,10 +224,11 @@ class DegreeCase:
         return [tuple(composition) for composition in whole + alone]
 
     def _rings(self, listed: Sequence[Composition], size: int) -> tuple[list[int], list[tuple[Instance, tuple[int, ...]]]]:
-        """The kind of link of every composition in `listed`, and an example for each kind: an instance and a group of devices
-        in it.
+        """The kinds of links over which groups reduce gradients, as two lists: for each composition in `listed`, the index of
+        its kind; and for each kind, an instance and a group of devices in it whose link is of the kind.
 
-        Compositions are of groups of `size` devices; parts of groups get the best link between two classes.
+        listed: compositions of groups of `size` devices, or parts of compositions, which are given the best link between
+        two classes.
         """
         links: dict[object, int] = {}
         numbers: list[int] = []
@@ -225,8 +246,8 @@ class DegreeCase:
 
     @cached_property
     def tied_ns(self) -> list[int]:
-        """Time in ns to reduce a table that embedding and head share, for each composition of `ends`; empty where there is
-        none."""
+        """For each composition in `ends`, the time in ns to sum the gradients of a weight table that embedding and head share;
+        an empty list if they share none."""
         size = self.instance.tied_bytes
         if not size:
             return []
@@ -236,8 +257,8 @@ class DegreeCase:
 
     @property
     def least_tied_by_class_ns(self) -> tuple[int | None, int | None]:
-        """The least time to reduce the tied table over devices of one class, and over devices of several; None where there is
-        no such group, or no tied table."""
+        """The least time in ns to sum the gradients of a weight table that embedding and head share, over devices of a single
+        class, and over devices of several classes; None if there is no such group, or no shared weight table."""
         within, elsewhere = list[int](), list[int]()
         for composition, time in zip(self.ends if self.instance.tied_bytes else (), self.tied_ns, strict=True):
             (within if max(composition) == end_ranks(self.degrees) else elsewhere).append(time)
@@ -245,12 +266,14 @@ class DegreeCase:
 
     @property
     def least_tied_ns(self) -> int:
-        """A time that no reduction of the tied table is below."""
+        """A lower bound in ns on the time to sum the gradients of a weight table that embedding and head share; 0 if they share
+        none."""
         return min(self.tied_ns, default=0)
 
     @cached_property
     def _synchronised(self) -> tuple[list[int], Integers]:
-        """The results of `ring_of` and `sync_ns`, computed together."""
+        """Two results that are computed together: `ring_of`, the kind of link of each data-parallel group, and `sync_ns`, the
+        times to reduce gradients over each kind of link."""
         numbers, examples = self._rings(self.replicas, self.degrees.dp)
         sums = self.instance.shards[self.degrees.tmp].gradient_sums
         sizes, index = np.unique(np.maximum(0, sums[None, :] - sums[:, None]), return_inverse=True)
@@ -259,17 +282,20 @@ class DegreeCase:
 
     @property
     def ring_of(self) -> list[int]:
-        """The kind of link of every composition in `replicas`."""
+        """For each composition in `replicas` (data-parallel groups), the index of the kind of link over which such a group
+        reduces gradients."""
         return self._synchronised[0]
 
     @property
     def sync_ns(self) -> Integers:
-        """(links, L + 1, L + 1): time in ns to reduce the gradients of a stage, the tied table not included, for every kind of
-        link, by the stage's first layer and the layer after its last."""
+        """(links, L + 1, L + 1): the time in ns to reduce the gradients of a stage over each kind of link, by the stage's first
+        layer and the layer after its last; without the shared weight table's."""
         return self._synchronised[1]
 
     def spans(self, stage: int) -> list[tuple[int, int]]:
-        """Pairs of first layer and layer after the last that a stage may hold, so that every stage has a layer."""
+        """The pairs (first layer, layer after the last) that a stage may have if every other stage has at least one layer.
+        stage: the stage's index.
+        """
         after = self.degrees.pp - 1 - stage
         last = self.instance.layers - after
         firsts = range(stage, last) if stage else range(1)
@@ -277,12 +303,13 @@ class DegreeCase:
         return [(first, end) for first in firsts for end in ends if first < end]
 
     def in_flight(self, share: int, stage: int) -> int:
-        """Micro-batches in flight on a stage of a pipeline that has `share` micro-batches in a step."""
+        """The largest number of micro-batches in flight (forward pass done, backward pass not yet) on a stage under 1F1B.
+        share: the number of micro-batches of the stage's pipeline. stage: the stage's index."""
         return most_in_flight("1f1b", self.degrees.pp, share, stage)
 
     def first_layers(self, limits_bytes: tuple[int, ...]) -> Integers:
-        """(P, L): the least first layer with which stage j fits its limit when layer l is its last, with an even share of
-        micro-batches. limits_bytes: of every stage."""
+        """(P, L): for each stage j and layer l, the least first layer with which stage j fits into its memory when layer l is
+        its last, with evenly shared micro-batches. limits_bytes: the memory limit of every stage."""
         if limits_bytes not in self.windows:
             shard, table = self.instance.shards[self.degrees.tmp], self.instance.tables[self.degrees.tmp, self.degrees.mbs]
             limits = np.array(limits_bytes, np.int64)
@@ -292,8 +319,10 @@ class DegreeCase:
         return self.windows[limits_bytes]
 
     def peak_bytes(self, in_flight: int) -> Integers:
-        """(L + 1, L + 1): peak of a stage of layers [first, end) with `in_flight` micro-batches in flight; 0 where end <=
-        first. It uses running sums for all stages together; a test asserts that they equal `Memory.stage_peak`."""
+        """(L + 1, L + 1): the peak bytes on a device of a stage of the layers first to end - 1, by [first, end]; 0 if end <=
+        first. in_flight: the number of micro-batches in flight on the stage. It equals `Memory.stage_peak` for every stage,
+        which a test asserts, but computes all at once.
+        """
         table = self.instance.tables[self.degrees.tmp, self.degrees.mbs]
         stacked = self.instance.shards[self.degrees.tmp].state_bytes + in_flight * table.kept_bytes
         sums = np.pad(stacked.cumsum(), (1, 0))
@@ -304,12 +333,17 @@ class DegreeCase:
         return peaks
 
     def solution(self, classes: Iterable[int], cuts: Sequence[int], shares: Sequence[int]) -> Solution:
-        """The solution with a device of the given class on every rank."""
+        """A solution with given cuts and shares in which every rank has some device of a given class. classes: for each rank,
+        in order, the class of its device. cuts: the first layer of every stage but the first. shares: the number of
+        micro-batches of every pipeline.
+        """
         return Solution(self.degrees, self.instance.placement(classes), tuple(map(int, cuts)), tuple(map(int, shares)))
 
     def excesses(self) -> Iterator[tuple[int, list[tuple[int, int]], list[int], list[int]]]:
-        """For each combination that exceeds the memory: a stage, spans of layers, profiles and shares, of which no three may be
-        chosen together."""
+        """The combinations of choices that exceed the memory, as (stage, spans, profiles, shares): in that stage, a span of
+        layers, a profile of its tensor-parallel group and a number of micro-batches of its pipeline, each from its list,
+        may not be chosen together.
+        """
         for j in range(self.degrees.pp if self.instance.within_memory else 0):
             for in_flight, run in groupby(self.share_choices, key=partial(self.in_flight, stage=j)):
                 peaks, shares = self.peak_bytes(in_flight), list(run)
@@ -319,23 +353,29 @@ class DegreeCase:
 
 
 def cases(instance: Instance) -> list[DegreeCase]:
-    """A case for each `Degrees` of an instance."""
+    """The instance with each possible choice of its degrees of parallelism, as one case each. instance: the cluster, the
+    batch, and the layers' costs on each kind of device.
+    """
     return [DegreeCase(instance, degrees) for degrees in instance.degrees()]
 
 
 @lru_cache(maxsize=16)
 def orbits(instance: Instance) -> tuple[int, ...]:
-    """For every class the first one that it may be exchanged with as a whole: of one kind and size, with equal links.
+    """For every class of interchangeable devices, the first class with which it may be exchanged as a whole: both have one
+    kind of device, equal sizes and equal links.
 
-    Exchanging two classes must keep a matrix as it is, or the sets of devices that islands hold and nodes share; islands of
-    equal links that follow one another may be exchanged. If a may be exchanged with b and with c, then b may be with c.
+    Exchanging two classes must leave a matrix of links unchanged, or the sets of devices that islands hold and nodes share;
+    islands of equal links that follow one another may be exchanged. If class a may be exchanged with b and with c, then b
+    may be exchanged with c.
     """
     members = instance.members
     return first_alike(len(members), lambda a, b: _exchangeable(instance, members[a], members[b]))
 
 
 def _exchangeable(instance: Instance, a: list[int], b: list[int]) -> bool:
-    """Whether the devices of two classes may be exchanged one by one without changing any link."""
+    """Whether device a[i] may be exchanged with device b[i], for all i, without changing any link. a, b: the devices of two
+    classes. instance: the cluster, the batch, and the layers' costs on each kind of device.
+    """
     if len(a) != len(b) or instance.device_kinds[a[0]] != instance.device_kinds[b[0]]:
         return False
     if instance.network.matrix is not None:
@@ -353,8 +393,8 @@ def _exchangeable(instance: Instance, a: list[int], b: list[int]) -> bool:
 
 
 def _sets(island: Island, count: int) -> Iterator[tuple[str, frozenset[int]]]:
-    """Sets of devices that decide where an island's links apply, of `count` devices in all: ("holding", devices that the island
-    joins) and ("sharing", devices of a node that share its network cards)."""
+    """Sets of devices that decide where an island's links apply, each as (name, devices): `holding`, devices that the island
+    joins, and `sharing`, devices of a node that share its network cards. count: the number of all devices."""
     firsts = range(0, count, island.devices) if island.first is None else [island.first]
     for first in firsts:
         yield "holding", frozenset(range(first, min(count, first + island.devices)))
@@ -364,8 +404,10 @@ def _sets(island: Island, count: int) -> Iterator[tuple[str, frozenset[int]]]:
 
 
 def _best_between_classes(instance: Instance) -> Instance:
-    """The instance with a network of one link for all devices, no worse than the link of any group that has devices of two
-    classes; bounds take it for groups that are too many to list."""
+    """A copy of the instance in which all devices are on one link, which is at least as good as the link of any group that has
+    devices of two classes (sets of interchangeable devices). Lower bounds use it for groups that are too many to list.
+    instance: the cluster, the batch, and the layers' costs on each kind of device.
+    """
     classes, count = instance.classes, instance.devices
     return on_one_link(
         instance,
@@ -377,10 +419,12 @@ def _best_between_classes(instance: Instance) -> Instance:
 
 
 def on_one_link(instance: Instance, counts: Callable[[Island], bool], pairs: Any) -> Instance:
-    """The instance with all devices on one link that is no worse for reducing gradients than any island or pair that counts.
+    """A copy of the instance in which all devices are on one link, which for reducing gradients is at least as good as certain
+    links of the network; for lower bounds.
 
-    counts: whether an island counts.
-    pairs: (devices, devices), which pairs count, of a network that is given by pairs.
+    counts: whether an island's link is one of these links. pairs: (devices, devices), whether a pair's link is one of these
+    links, for a network whose links are given for pairs. instance: the cluster, the batch, and the layers' costs on each
+    kind of device.
     """
     network = instance.network
     if network.matrix is not None:
@@ -396,7 +440,10 @@ def on_one_link(instance: Instance, counts: Callable[[Island], bool], pairs: Any
 
 
 def _link(instance: Instance, devices: Sequence[int], operation: Operation = "all-reduce") -> object:
-    """All that decides the time of a group's operation apart from its size; comparable and hashable."""
+    """A comparable and hashable key that is equal for groups whose collectives of equal size take equal time: the link's
+    bandwidth and latency; None for fewer than two devices. operation: the collective, or `p2p` for a message. instance: the
+    cluster, the batch, and the layers' costs on each kind of device.
+    """
     if len(devices) < 2:
         return None
     link = instance.network.link(devices, operation)

@@ -38,9 +38,9 @@ class Kind(DataclassRecord):
 
 @dataclass(frozen=True, eq=False)
 class Shard(DataclassRecord):
-    """Bytes that one of tmp devices holds of every layer: (L,) gradients to synchronise, and (L,) model states.
-
-    whole: layers that each of the tmp devices computes as a whole, so that nothing is reduced.
+    """The bytes that one of tmp tensor-parallel devices holds of each of the L layers. gradient_bytes: (L,), gradients to
+    reduce. state_bytes: (L,), model states. whole: the indices of the layers that each of the tmp devices computes as a
+    whole, so that their tensor-parallel results need no all-reduce.
     """
 
     gradient_bytes: Row
@@ -54,15 +54,16 @@ class Shard(DataclassRecord):
 
     @cached_property
     def gradient_sums(self) -> Integers:
-        """(L + 1,): gradient bytes of all layers before a layer."""
+        """(L + 1,): running sums of gradient bytes; entry l is the sum over the layers 0 to l - 1."""
         return np.pad(self.gradient_bytes.cumsum(), (1, 0))
 
 
 @dataclass(frozen=True, eq=False)
 class LayerTable(DataclassRecord):
-    """Costs of every layer with mbs samples on one of tmp devices.
+    """The costs of every layer for one micro-batch of mbs samples on one of tmp tensor-parallel devices.
 
-    layer_ns: (kinds, L), both passes; kept_bytes: (L,), kept between them; workspace_bytes: (L,), the most that a pass adds.
+    layer_ns: (kinds, L), forward and backward pass, by kind of device. kept_bytes: (L,), kept from the forward to the
+    backward pass. workspace_bytes: (L,), the most that a pass adds while it runs.
     """
 
     layer_ns: Annotated[Integers, ArrayOf(Whole, 2), Field(description="for each kind of device, by layer")]
@@ -72,7 +73,9 @@ class LayerTable(DataclassRecord):
 
 @dataclass(frozen=True, order=True)
 class Degrees:
-    """How a strategy divides the devices: pp stages, dp pipelines, tmp devices in a group; and micro-batches of mbs samples."""
+    """How a strategy divides the devices: pp pipeline stages, dp data-parallel pipelines, tmp tensor-parallel devices in a
+    group; and the number mbs of samples per micro-batch.
+    """
 
     pp: int
     dp: int
@@ -85,19 +88,25 @@ class Degrees:
 
 @dataclass(frozen=True, eq=False)
 class Instance(ProblemInstance):
-    """The problem in arrays.
+    """An instance of the problem `cluster-strategy` in arrays, for L layers on a cluster of devices of one or several kinds.
 
     Attributes:
-        batch: samples of a step.
+        batch: samples per step.
         layer_names: the name of each of the L layers.
-        kinds: the kinds of devices; device_kinds: the index of the kind of every device.
+        kinds: the kinds of devices.
+        device_kinds: for every device, the index of its kind.
         network: the links between devices.
-        reductions: (L,), all-reduces of each layer over its tmp devices; reduced_bytes: (L,), their bytes for one sample.
-        boundary_bytes: (L-1,), v.
-        shards: by tmp; tables: by (tmp, mbs).
-        uneven_shares, within_memory, powers_of_two: as at the head of this file.
-        tied_bytes: bytes of a table that embedding and head share; 0 where there is none, and where R is left out, as in AMP.
-        group_costs: costs of groups of devices that were looked up; `Placed` fills them in.
+        reductions: (L,), the number of all-reduces of each layer over its tensor-parallel devices.
+        reduced_bytes: (L,), the bytes per sample of these all-reduces.
+        boundary_bytes: (L-1,), the bytes per sample that cross a cut after each layer but the last.
+        shards: by tensor-parallel degree (tmp), the bytes of gradients and states of all layers.
+        tables: by (tmp, samples per micro-batch), the times and bytes of all layers.
+        uneven_shares: whether pipelines may take different numbers of micro-batches.
+        within_memory: whether memory limits count.
+        powers_of_two: whether the numbers of pipelines and of tensor-parallel devices must be powers of two.
+        tied_bytes: the bytes of a weight table that embedding and head share; 0 if there is none, or if its reduction is
+            left out, as in AMP.
+        group_costs: a cache of costs of groups of devices, which `Placed` writes to.
     """
 
     batch: int
@@ -130,45 +139,49 @@ class Instance(ProblemInstance):
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of the smallest device, in bytes."""
+        """The memory in bytes of the device that has the least."""
         return min(self.kinds[kind].memory_bytes for kind in set(self.device_kinds))
 
     @property
     def common_memory_bytes(self) -> int | None:
-        """The memory limit of every device in bytes; None where memory is not counted, or where devices differ."""
+        """The memory limit of every device in bytes; None if memory limits do not count, or if devices have different ones."""
         limits = {self.kinds[kind].memory_bytes for kind in self.device_kinds}
         return limits.pop() if self.within_memory and len(limits) == 1 else None
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The numbers of layers, of possible degrees and of devices, and the memory of the smallest device in bytes."""
+        """The numbers of layers, of possible degrees of parallelism and of devices, and the memory in bytes of the device that
+        has the least."""
         degrees = sum(1 for _ in self.degrees())
         return {"layers": self.layers, "degrees": degrees, "devices": self.devices, "memory_bytes": self.memory_bytes}
 
     @cached_property
     def classes(self) -> Integers:
-        """The class of every device; devices of one class may be exchanged (see `classes`)."""
+        """(devices,): for every device, the number of its class; devices of one class may be exchanged without changing any
+        cost."""
         return np.array(device_classes(self.network, self.device_kinds), np.int64)
 
     @cached_property
     def class_kinds(self) -> Integers:
-        """The kind of the devices of each class."""
+        """(classes,): for each class of exchangeable devices, the index of their kind."""
         _, first = np.unique(self.classes, return_index=True)
         return np.array(self.device_kinds, np.int64)[first]
 
     @cached_property
     def members(self) -> list[list[int]]:
-        """The devices of every class."""
+        """For each class of exchangeable devices, the devices that belong to it, ascending."""
         return [np.flatnonzero(self.classes == c).tolist() for c in range(int(self.classes.max()) + 1)]
 
     def placement(self, classes: Iterable[int]) -> tuple[int, ...]:
-        """Some placement that has a device of the given class on every rank."""
+        """Some placement of devices on ranks in which every rank has a device of a given class. classes: for each rank, in
+        order, the class of its device. Returns the device of every rank."""
         waiting = [iter(devices) for devices in self.members]
         return tuple(next(waiting[c]) for c in classes)
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all that decides a solution's cost, in hexadecimal digits: everything but name and provenance."""
+        """SHA-256, in hexadecimal digits, of all fields on which a solution's cost depends; name and provenance are left
+        out."""
         content = {name: value for name, value in self.to_dict().items() if name not in ("name", "provenance")}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -177,7 +190,9 @@ class Instance(ProblemInstance):
         return replace(self, kinds=tuple(replace(kind, memory_bytes=memory_bytes) for kind in self.kinds), within_memory=True)
 
     def degrees(self) -> Iterator[Degrees]:
-        """All (pp, dp, tmp) that use every device, with all possible sizes of micro-batch (Algorithm 1's loops)."""
+        """All combinations of degrees of parallelism that use every device, with all possible numbers of samples per
+        micro-batch (the loops of AMP's Algorithm 1).
+        """
         for tmp in sorted(self.shards):
             if self.devices % tmp or not self.allows_degree(tmp):
                 continue
@@ -193,19 +208,21 @@ class Instance(ProblemInstance):
         return not self.powers_of_two or degree & (degree - 1) == 0
 
     def even_shares(self, dp: int, mbs: int) -> tuple[int, ...] | None:
-        """Micro-batches of each pipeline, as equal as the batch allows; None where it cannot be divided so."""
+        """For each of `dp` pipelines, its number of micro-batches of `mbs` samples, as equal as the batch allows; None if the
+        batch cannot be divided like that."""
         if self.batch % mbs or self.batch // mbs < dp or (self.batch // mbs % dp and not self.uneven_shares):
             return None
         least, more = divmod(self.batch // mbs, dp)
         return (least + 1,) * more + (least,) * (dp - more)
 
     def placed(self, degrees: Degrees, placement: Sequence[int]) -> Placed:
-        """The costs of placing devices on ranks under given degrees: times and memory limits of stages. placement: the device
-        of every rank."""
+        """The costs (times and memory limits of stages) of assigning devices to ranks under given degrees of parallelism.
+        placement: for every rank, its device.
+        """
         return Placed(self, degrees, np.asarray(placement, np.int64))
 
     def to_dict(self) -> dict[str, Any]:
-        """The instance in its file format."""
+        """The instance in its JSON file format."""
         return {
             **self.header,
             **self.lists(("batch", *ARRAYS, *FLAGS, "layer_names", *(["tied_bytes"] if self.tied_bytes else []))),

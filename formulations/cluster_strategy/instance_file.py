@@ -37,14 +37,16 @@ class DevicesRecord(Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ShardRecord(Shard):
-    """A shard in a file, with the number of tensor-parallel devices, tmp, that it is for."""
+    """Bytes of gradients and states of every layer in a file, with the number of tensor-parallel devices, tmp, among which a
+    layer is divided."""
 
     tmp: Degree
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LayerTableRecord(LayerTable):
-    """A table in a file, with the numbers of devices, tmp, and of samples, mbs, that it is for."""
+    """Costs of every layer in a file, with the number of tensor-parallel devices, tmp, and of samples of a micro-batch, mbs,
+    that they are for."""
 
     tmp: Degree
     mbs: Degree
@@ -73,7 +75,8 @@ class InstanceRecord(InstanceFile):
 
     @model_validator(mode="after")
     def _consistent(self) -> InstanceRecord:
-        """Raise InputError where lists have wrong lengths, references lead nowhere, or times are too large."""
+        """Check the file after its fields are read. Returns the record; raises InputError if lists have wrong lengths,
+        indices are out of range, or times are too large."""
         layers = len(self.layer_names)
         for name, wanted in (("reductions", layers), ("reduced_bytes", layers), ("boundary_bytes", layers - 1)):
             check_length(name, getattr(self, name), wanted)
@@ -113,7 +116,8 @@ class InstanceRecord(InstanceFile):
         return self
 
     def _most_communication_ns(self, devices: int) -> float:
-        """Time of all messages of a step one after another, as if each were an all-reduce among all devices."""
+        """An upper bound in ns on the time of all messages of a step one after another, each taken as an all-reduce among all
+        devices. devices: the number of devices."""
         stages, everyone = min(devices, len(self.layer_names)), tuple(range(devices))
         messages = self.batch * (2 * stages + sum(self.reductions.tolist())) + 2
         size = self.batch * (2 * stages * max(self.boundary_bytes.tolist(), default=0) + sum(self.reduced_bytes.tolist()))
@@ -123,8 +127,8 @@ class InstanceRecord(InstanceFile):
 
 
 def load(source: Source, where: str = "instance") -> Instance:
-    """Read an instance from a file or a dict. Raises InputError with file, field, value and fix. where: the name that errors
-    call a dict by."""
+    """Read an instance from a file in its JSON format, or from a dict. where: what error messages call a dict. Raises
+    InputError which names file, field, value and fix."""
     record = parse(source, InstanceRecord, name_of_source(source, where))
     same = ("batch", "layer_names", "kinds", "network", *ARRAYS, *FLAGS, "tied_bytes")
     return Instance(

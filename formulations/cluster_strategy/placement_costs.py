@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """Costs of an instance with degrees and a placement: P = pp stages, d = dp pipelines and tmp ranks.
-
-    placement: the device of every rank.
+    """The costs of an instance with given degrees of parallelism and a given placement. P is the number of pipeline stages
+    (pp), d the number of pipelines (dp), tmp the number of tensor-parallel ranks, L the number of layers. A group is the
+    tmp devices of one stage of one pipeline; a class is a set of devices that may be exchanged without changing any cost.
+    placement: (P d tmp,), for every rank its device, tensor-parallel ranks first, then pipelines, then stages.
     """
 
     instance: Instance
@@ -35,56 +36,59 @@ class Placed:
 
     @cached_property
     def grid(self) -> Integers:
-        """(P, d, tmp): devices by stage, pipeline and tensor-parallel rank."""
+        """(P, d, tmp): the device of every stage, pipeline and tensor-parallel rank."""
         return self.placement.reshape(self.degrees.pp, self.degrees.dp, self.degrees.tmp)
 
     @cached_property
     def layer_ns(self) -> Integers:
-        """(P, d, L): time of every layer in stage j of pipeline i."""
+        """(P, d, L): the time in ns of every layer for one micro-batch, in every stage of every pipeline."""
         return self._by_group(self.grid, group_layer_ns, self.instance.layers)
 
     @cached_property
     def transfer_ns(self) -> Integers:
-        """(P-1, d, L-1): e, the transfer from stage j to the next one, if the cut comes after layer l."""
+        """(P-1, d, L-1): the time in ns of the transfer from each stage but the last to the next one, in every pipeline, for a
+        cut after each layer but the last (e in AMP)."""
         pairs = np.stack([self.grid[:-1], self.grid[1:]], axis=-1)
         return self._by_group(pairs, pair_transfer_ns, self.instance.layers - 1).max(axis=2)
 
     @cached_property
     def limits_bytes(self) -> Integers:
-        """(P, d): memory of the smallest device in every group."""
+        """(P, d): the memory in bytes of the smallest device in the group of every stage and pipeline."""
         return np.array([kind.memory_bytes for kind in self.instance.kinds], np.int64)[self.kinds].min(axis=2)
 
     @cached_property
     def _sums_ns(self) -> Integers:
-        """(P, d, L + 1): time of all layers before each in stage j of pipeline i."""
+        """(P, d, L + 1): for every stage of every pipeline, running sums of layers' times in ns; entry l is the sum over the
+        layers 0 to l - 1.
+        """
         return np.pad(self.layer_ns.cumsum(axis=2), ((0, 0), (0, 0), (1, 0)))
 
     @property
     def kinds(self) -> Integers:
-        """(P, d, tmp): kind of every device, as in `grid`."""
+        """(P, d, tmp): the index of the device's kind, for every stage, pipeline and tensor-parallel rank."""
         return np.array(self.instance.device_kinds)[self.grid]
 
     def stage_ns(self, cuts: Sequence[int]) -> Integers:
-        """(P, d): time in ns of one micro-batch in every stage of every pipeline (t in AMP). cuts: first layer of every stage
-        but the first."""
+        """(P, d): the time in ns of one micro-batch in every stage of every pipeline (t in AMP). cuts: the first layer of every
+        stage but the first."""
         stages, borders = np.arange(self.degrees.pp), np.array([0, *cuts, self.instance.layers])
         return self._sums_ns[stages, :, borders[1:]] - self._sums_ns[stages, :, borders[:-1]]
 
     def sent_ns(self, cuts: Sequence[int]) -> Integers:
-        """(P-1, d): time in ns of the transfer after every stage but the last, in every pipeline (e in AMP). cuts: as in
-        `stage_ns`."""
+        """(P-1, d): the time in ns of the transfer after every stage but the last, in every pipeline (e in AMP). cuts: the
+        first layer of every stage but the first."""
         return self.transfer_ns[range(self.degrees.pp - 1), :, [cut - 1 for cut in cuts]]
 
     def pipelines_ns(self, cuts: Sequence[int], shares: Sequence[int]) -> Integers:
-        """(d,): time in ns of every pipeline for its micro-batches, by Eq. 5 of AMP. cuts: as in `stage_ns`; shares: its
-        micro-batches."""
+        """(d,): the time in ns of every pipeline for its micro-batches, by Eq. 5 of AMP. cuts: the first layer of every stage
+        but the first. shares: the number of micro-batches of every pipeline."""
         times = self.stage_ns(cuts)
         return (np.array(shares) - 1) * times.max(axis=0) + times.sum(axis=0) + self.sent_ns(cuts).sum(axis=0)
 
     @cached_property
     def tied_ns(self) -> int:
-        """Time in ns of the reduction of a table that embedding and head share, over all devices of the first and the last
-        stage; 0 where there is none."""
+        """The time in ns to sum the gradients of a weight table that embedding and head share, over all devices of the first
+        and the last stage; 0 if they share none."""
         size = self.instance.tied_bytes
         if not size:
             return 0
@@ -93,27 +97,28 @@ class Placed:
         return self._group_sync_ns(size, classes, tuple(devices.tolist()))
 
     def sync_ns(self, stage: int, first: int, last: int) -> int:
-        """Time in ns to synchronise the gradients of a stage with the layers `first` to `last`: the slowest of its all-reduces,
-        plus the reduction of the tied table on the first and the last stage."""
+        """The time in ns to synchronise the gradients of a stage that has the layers `first` to `last`: the slowest of its
+        all-reduces over data-parallel groups, plus the sum of a shared weight table's gradients on the first and the last
+        stage. stage: the stage's index."""
         sums = self.instance.shards[self.degrees.tmp].gradient_sums
         size = int(sums[last + 1] - sums[first])
         slowest = max(self._group_sync_ns(size, *group) for group in self._sync_groups[stage])
         return slowest + (self.tied_ns if stage in (0, self.degrees.pp - 1) else 0)
 
     def syncs_ns(self, cuts: Sequence[int]) -> list[int]:
-        """Time in ns to synchronise the gradients of every stage. cuts: first layer of every stage but the first."""
+        """For every stage, the time in ns to synchronise its gradients. cuts: the first layer of every stage but the first."""
         spans = pairwise((0, *cuts, self.instance.layers))
         return [self.sync_ns(stage, first, end - 1) for stage, (first, end) in enumerate(spans)]
 
     def time_ns(self, cuts: Sequence[int], shares: Sequence[int]) -> int:
-        """Time in ns of the step, the objective of Eq. 4 of AMP. cuts: first layer of every stage but the first; shares:
-        micro-batches of every pipeline."""
+        """The time in ns of the step, the objective of Eq. 4 of AMP. cuts: the first layer of every stage but the first.
+        shares: the number of micro-batches of every pipeline."""
         return int(self.pipelines_ns(cuts, shares).max()) + max(self.syncs_ns(cuts))
 
     def peak_bytes(self, cuts: Sequence[int], shares: Sequence[int]) -> Integers:
-        """(P, d): peak bytes of a device in every stage of every pipeline under 1F1B. cuts: first layer of every stage but the
-        first; shares: micro-batches of every pipeline. It uses sums over all stages together; a test asserts that they equal
-        `Memory.stage_peak`."""
+        """(P, d): the peak bytes of a device in every stage of every pipeline under 1F1B. cuts: the first layer of every stage
+        but the first. shares: the number of micro-batches of every pipeline. It uses sums over all stages together; a test
+        asserts that they equal `Memory.stage_peak`."""
         degrees, starts = self.degrees, [0, *cuts]
         table, shard = self.instance.tables[degrees.tmp, degrees.mbs], self.instance.shards[degrees.tmp]
         states, kept = (np.add.reduceat(column, starts) for column in (shard.state_bytes, table.kept_bytes))
@@ -122,7 +127,8 @@ class Placed:
 
     @cached_property
     def _sync_groups(self) -> list[list[tuple[tuple[int, ...], tuple[int, ...]]]]:
-        """For every stage its data-parallel groups, one for each set of classes: the classes, ascending, and the devices."""
+        """For every stage, its data-parallel groups (devices that hold the same layers in different pipelines), one for each
+        multiset of classes: the devices' classes, ascending, and the devices."""
         groups = self.grid.transpose(0, 2, 1)
         classes = np.sort(self.instance.classes[groups], axis=2)
         return [
@@ -131,7 +137,8 @@ class Placed:
         ]
 
     def _group_sync_ns(self, size: int, classes: tuple[int, ...], devices: tuple[int, ...]) -> int:
-        """Time to reduce `size` bytes of gradients over devices of the given classes; kept with the instance."""
+        """The time in ns to reduce `size` bytes of gradients over a data-parallel group; kept with the instance, since groups
+        of equal classes cost the same. classes: the devices' classes, ascending. devices: the group."""
         costs = self.instance.group_costs
         if (size, classes) not in costs:
             costs[size, classes] = group_sync_ns(self.instance, devices, size)
@@ -140,7 +147,12 @@ class Placed:
     def _by_group(
         self, groups: Integers, cost: Callable[[Instance, Degrees, Sequence[int]], Integers], columns: int
     ) -> Integers:
-        """(..., columns): the cost of every group of devices along the last axis of `groups`, in the groups' shape."""
+        """The costs of many groups of devices as an array (..., columns), where `cost` is called only for one group of each
+        set of groups with equal classes of devices.
+
+        groups: (..., group size), the devices of each group. cost: returns the costs of one group, given instance, degrees
+        and devices. columns: the number of costs of a group.
+        """
         flat, costs, rows = groups.reshape(-1, groups.shape[-1]), self.instance.group_costs, []
         shape = cost.__name__, self.degrees.tmp, self.degrees.mbs
         for classes, devices in zip(np.sort(self.instance.classes[flat], axis=1).tolist(), flat.tolist(), strict=True):
@@ -152,20 +164,25 @@ class Placed:
 
 
 def end_ranks(degrees: Degrees) -> int:
-    """The number of ranks in the first and the last stage together."""
+    """The number of ranks in the first and the last stage together. degrees: the numbers of stages, pipelines and
+    tensor-parallel devices."""
     return min(2, degrees.pp) * degrees.dp * degrees.tmp
 
 
 @lru_cache(maxsize=256)
 def _in_flight(stages: int, shares: tuple[int, ...]) -> Integers:
-    """(P, d): micro-batches in flight on every stage of every pipeline. shares: micro-batches of each pipeline."""
+    """(P, d), for P stages of d pipelines: the number of micro-batches in flight (forward pass done, backward pass not yet) on
+    every stage of every pipeline under 1F1B. stages: the number of stages, P. shares: the number of micro-batches of each of
+    the d pipelines.
+    """
     return np.array([[most_in_flight("1f1b", stages, share, stage) for share in shares] for stage in range(stages)])
 
 
 def group_layer_ns(instance: Instance, degrees: Degrees, devices: Sequence[int]) -> Integers:
-    """(L,): time of every layer in a group of tmp devices: the slowest of them, plus the all-reduces over their slowest link.
-
-    A layer that each device computes as a whole has no all-reduces.
+    """(L,), for the L layers: the time in ns of every layer for one micro-batch in a group of tensor-parallel devices: on the
+    slowest device, plus the all-reduces over the group's slowest link. A layer that each device computes as a whole has no
+    all-reduces. degrees: the numbers of stages, pipelines and tensor-parallel devices, and samples per micro-batch. instance:
+    the cluster, the batch, and the layers' costs on each kind of device.
     """
     table = instance.tables[degrees.tmp, degrees.mbs]
     kinds = sorted({instance.device_kinds[device] for device in devices})
@@ -184,7 +201,10 @@ def group_layer_ns(instance: Instance, degrees: Degrees, devices: Sequence[int])
 
 
 def pair_transfer_ns(instance: Instance, degrees: Degrees, devices: Sequence[int]) -> Integers:
-    """(L-1,): time of an activation and its gradient between two devices, for a cut after each layer."""
+    """(L - 1,), for the L layers: the time in ns to send an activation forward and its gradient back between two devices, for a
+    cut after each layer but the last. devices: the two devices. degrees: the numbers of stages, pipelines and tensor-parallel
+    devices, and samples per micro-batch. instance: the cluster, the batch, and the layers' costs on each kind of device.
+    """
     sizes = instance.boundary_bytes.tolist()
     message_ns = {
         size: round(2 * collective_ns(instance.network, "p2p", size * degrees.mbs, tuple(devices))) for size in set(sizes)
@@ -193,5 +213,7 @@ def pair_transfer_ns(instance: Instance, degrees: Degrees, devices: Sequence[int
 
 
 def group_sync_ns(instance: Instance, devices: Sequence[int], gradient_bytes: int) -> int:
-    """Time of the all-reduce of `gradient_bytes` over a data-parallel group."""
+    """The time in ns of an all-reduce of `gradient_bytes` bytes over the devices of a data-parallel group. instance: the
+    cluster, the batch, and the layers' costs on each kind of device.
+    """
     return round(collective_ns(instance.network, "all-reduce", gradient_bytes, tuple(devices)))

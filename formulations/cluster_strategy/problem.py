@@ -37,7 +37,9 @@ from trainplan.profiling.base.quantities import format_bytes, plural
 
 
 class SolutionRecord(Record):
-    """The file format of a solution. cuts: the first layer of stages 2 to pp. shares: micro-batches of each pipeline."""
+    """The file format of a solution, whose fields are named as in AMP. pp: number of stages. dp: number of pipelines. tmp:
+    devices of a tensor-parallel group. mbs: samples per micro-batch. placement: the device of every rank. cuts: the first layer
+    of stages 2 to pp. shares: the number of micro-batches of each pipeline; None for an even distribution."""
 
     pp: Degree
     dp: Degree
@@ -50,8 +52,10 @@ class SolutionRecord(Record):
 
 @dataclass(frozen=True)
 class Solution:
-    """A strategy. placement: the device of every rank; cuts: the first layer of stages 2 to pp; shares: gas_i, or empty for
-    even ones."""
+    """A strategy for a cluster. degrees: numbers of stages (pp), pipelines (dp) and tensor-parallel ranks (tmp), and samples
+    per micro-batch (mbs). placement: the device of every rank, with tensor-parallel ranks next to each other, then pipelines,
+    then stages. cuts: the first layer of stages 2 to pp. shares: the number of micro-batches of every pipeline; empty if
+    they are as equal as the batch allows."""
 
     degrees: Degrees
     placement: tuple[int, ...]
@@ -59,20 +63,23 @@ class Solution:
     shares: tuple[int, ...]
 
     def spans(self, layers: int) -> list[tuple[int, int]]:
-        """First and last layer of every stage. layers: the number of layers."""
+        """For every stage, in order, the indices of its first and its last layer, both included. layers: the number of layers
+        of the model."""
         borders = [0, *self.cuts, layers]
         return [(first, after - 1) for first, after in pairwise(borders)]
 
 
 @dataclass(frozen=True)
 class StrategyStage:
-    """Cost of one stage of a strategy.
+    """The costs of one stage of a strategy.
 
     Attributes:
-        first, last: its layers.
-        kinds: how many devices it has of each kind, by name.
-        time_ns, transfer_ns: those of its slowest pipeline; sync_ns: its gradient synchronisation.
-        peak_bytes, limit_bytes: need and memory of the device that is closest to its limit, or furthest above it.
+        first, last: the indices of its first and its last layer.
+        kinds: for each kind of device in the stage, a pair of its name and the number of devices.
+        time_ns: the time of a micro-batch in the stage's slowest pipeline.
+        transfer_ns: the time of a micro-batch's transfer to the next stage in the slowest pipeline.
+        sync_ns: the time to synchronise the stage's gradients.
+        peak_bytes, limit_bytes: memory need and memory of the device that is closest to its limit, or furthest above it.
     """
 
     first: int
@@ -87,7 +94,11 @@ class StrategyStage:
 
 @dataclass(frozen=True)
 class Evaluation(Timed):
-    """Time and memory of a strategy, with those of each stage. pipelines_ns: T_i of every pipeline; sync_ns: the largest D."""
+    """The time and the memory of a strategy, in total and for each stage.
+
+    time_ns: the step. pipelines_ns: the time of every pipeline for its micro-batches (T_i of AMP). sync_ns: the longest
+    synchronisation of a stage's gradients (D of AMP). stages: the costs of each stage.
+    """
 
     time_ns: int
     pipelines_ns: tuple[int, ...]
@@ -96,8 +107,8 @@ class Evaluation(Timed):
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes that the fullest device of any stage needs; where devices differ, not always the most of all
-        devices."""
+        """The bytes needed by the stage device that is closest to its memory limit, the largest such number over all stages.
+        Where devices have different memory, another device may need more bytes."""
         return max(stage.peak_bytes for stage in self.stages)
 
     @property
@@ -107,14 +118,18 @@ class Evaluation(Timed):
 
 
 def load_solution(source: Source) -> Solution:
-    """Read a solution from a file or a dict; without shares, an even distribution is meant. Raises InputError."""
+    """Read a solution from a file in its JSON format, or from a dict; without shares, an even distribution of micro-batches is
+    meant. Raises InputError if it cannot be read or is no solution.
+    """
     record = parse(source, SolutionRecord, name_of_source(source, "solution"))
     degrees = Degrees(record.pp, record.dp, record.tmp, record.mbs)
     return Solution(degrees, tuple(record.placement), tuple(record.cuts), tuple(record.shares or ()))
 
 
 def solution_dict(solution: Solution) -> dict[str, Any]:
-    """A solution in its file format, as plain values."""
+    """A solution in its JSON file format. solution: degrees of parallelism, the device of every rank, the
+    cuts between stages, and the micro-batches of each pipeline.
+    """
     return {
         **asdict(solution.degrees),
         "placement": [int(device) for device in solution.placement],
@@ -124,7 +139,11 @@ def solution_dict(solution: Solution) -> dict[str, Any]:
 
 
 def evaluate(instance: Instance, solution: Solution) -> Evaluation:
-    """Time and memory of a strategy, by Eq. 3 to 5. Raises ValueError where it is no solution of the instance."""
+    """The time and the memory of a strategy, by AMP's Eq. 3 to 5. instance: the cluster, the batch, and the layers' costs on
+    each kind of device. solution: degrees of parallelism, the device of every rank, the cuts between stages, and the
+    micro-batches of each pipeline. Raises ValueError if the solution does not belong to the instance; a strategy that
+    needs too much memory is evaluated like any other.
+    """
     if wrong := _malformed(instance, solution):
         raise ValueError(wrong[0])
     shares = shares_of(instance, solution)
@@ -152,14 +171,23 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
 
 
 def shares_of(instance: Instance, solution: Solution) -> tuple[int, ...]:
-    """gas_i, the micro-batches of every pipeline of a solution: its own, or even ones."""
+    """The number of micro-batches of every pipeline of a solution: its own shares, or even ones where it has none. instance:
+    the cluster, the batch, and the layers' costs on each kind of device.
+    """
     shares = solution.shares or instance.even_shares(solution.degrees.dp, solution.degrees.mbs)
     assert shares is not None, "a solution without shares has even ones"
     return shares
 
 
 def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
-    """The costs of a strategy as users see them, by name."""
+    """The costs of a strategy as a JSON-ready dict, as result files and screens show them. Keys: `time_ns` (the step),
+    `throughput_samples_per_s` (None if the time is 0), `pp`, `dp`, `tmp` (degrees of pipeline, data and tensor parallelism),
+    `mbs` (samples per micro-batch), `shares` (micro-batches of each pipeline), `pipelines_ns` (time of each pipeline for its
+    micro-batches), `sync_ns` (longest synchronisation of a stage's gradients), `fits` (whether every device has enough memory),
+    `peak_bytes`, `peak_layer` and `peak_layer_name` (bytes needed, and index and name of the last layer, of the stage closest
+    to its memory limit), and `stages` (for each stage a dict with the attributes of `StrategyStage`). instance: the cluster,
+    the batch, and the layers' costs on each kind of device. solution: degrees of parallelism, the device of every rank, the
+    cuts between stages, and the micro-batches of each pipeline."""
     result = evaluate(instance, solution)
     worst = max(result.stages, key=lambda stage: stage.peak_bytes - stage.limit_bytes)
     return {
@@ -178,7 +206,10 @@ def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
 
 
 def violations(instance: Instance, solution: Solution) -> list[str]:
-    """Every constraint that a strategy breaks, one text each; empty where it is feasible."""
+    """Every constraint that a strategy breaks, one sentence each; empty if it is feasible. instance: the cluster, the batch,
+    and the layers' costs on each kind of device. solution: degrees of parallelism, the device of every rank, the cuts
+    between stages, and the micro-batches of each pipeline.
+    """
     if wrong := _malformed(instance, solution):
         return wrong
     broken = []
@@ -193,7 +224,10 @@ def violations(instance: Instance, solution: Solution) -> list[str]:
 
 
 def _malformed(instance: Instance, solution: Solution) -> list[str]:
-    """Why a strategy is no solution of the instance, in words; empty where it is one, whatever memory it needs."""
+    """The reasons, in words, why a strategy does not belong to the instance: degrees, placement, cuts or shares that it does
+    not allow. Empty if it belongs; memory is not looked at. solution: degrees of parallelism, the device of every rank, the
+    cuts between stages, and the micro-batches of each pipeline.
+    """
     degrees, devices, layers = solution.degrees, instance.devices, instance.layers
     if degrees.pp * degrees.dp * degrees.tmp != devices:
         return [f"pp x dp x tmp is {degrees.pp} x {degrees.dp} x {degrees.tmp}; the cluster has {devices} devices"]

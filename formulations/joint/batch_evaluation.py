@@ -21,14 +21,20 @@ SUMMED = ("forward_ns", "backward_ns", "last_ns", "reduce_ns", "optimizer_ns")
 
 
 def supports_batching(configuration: Configuration) -> bool:
-    """Whether `ChoiceBatch` can evaluate choices of a configuration."""
-    return configuration.schedule.chunks == 1 and not configuration.schedule.sliced and configuration.reduction is None
+    """Whether `ChoiceBatch` can evaluate many choices of a configuration (schedule, number of micro-batches and device groups)
+    at once: whole micro-batches, one stage on each device group, and no common reduction of all gradients of a stage."""
+    return configuration.schedule.has_closed_forms and configuration.reduction is None
 
 
 @dataclass(frozen=True, eq=False)
 class ChoiceBatch:
-    """N choices of options for the L units of a configuration with given cuts. choices: (N, L), the index of every unit's
-    option."""
+    """N choices of options, evaluated at once for one configuration (schedule, number of micro-batches and device groups) with
+    given cuts. An option is one way to run a unit (a sub-layer, or a layer).
+
+    cuts: the first unit of every stage but the first. choices: (N, L), for each choice the index of the option of each of
+    the L units. A weight table that embedding and head share is, depending on their options, either one parameter, or two
+    parameters whose gradients are summed.
+    """
 
     instance: Instance
     configuration: Configuration
@@ -36,7 +42,7 @@ class ChoiceBatch:
     choices: Integers
 
     def steps_ns(self) -> tuple[Integers, NDArray[np.bool_]]:
-        """The step in ns of every choice, (N,), and whether it is feasible, (N,): neighbouring options agree and memory
+        """Two arrays (N,): the step in ns of every choice, and whether it is feasible: neighbouring options agree and memory
         suffices. The step of an infeasible choice means nothing."""
         instance, configuration, choices = self.instance, self.configuration, self.choices
         edges, count = (0, *self.cuts, instance.length), len(choices)
@@ -56,15 +62,20 @@ class ChoiceBatch:
         return self._aggregated(times, once), fits
 
     def _is_tied_once(self) -> NDArray[np.bool_]:
-        """(N,): whether the table that embedding and head share is one parameter under each choice."""
+        """(N,): for each choice, whether the weight table that embedding and head share is one parameter, so that no gradients
+        have to be summed between both.
+        """
         tied = self.configuration.tied
         if tied is None or tied.equal is None:
             return np.zeros(len(self.choices), bool)
         return np.asarray(tied.equal)[self.choices[:, 0], self.choices[:, -1]].astype(bool)
 
     def _column(self, name: str, unit: int, stage: int, once: NDArray[np.bool_]) -> Integers:
-        """(N,): one number, such as `forward_ns`, of the option that each choice gives to a unit in a stage. once: (N,), see
-        `_is_tied_once`."""
+        """(N,): one number of the option that each choice gives to a unit in a stage, such as its forward time.
+
+        name: the number's column in the table of options, such as `forward_ns`. once: (N,), for each choice, whether the
+        weight table that embedding and head share is one parameter.
+        """
         values = getattr(self._table(unit, stage), name)[self.choices[:, unit]]
         tied = self.configuration.tied
         if unit == self.instance.length - 1 and once.any() and tied is not None and tied.once is not None:
@@ -72,11 +83,12 @@ class ChoiceBatch:
         return values
 
     def _table(self, unit: int, stage: int) -> OptionTable:
-        """The options of a unit in a stage."""
+        """The options of a unit in a stage, with their costs."""
         return self.instance.table(self.configuration, stage, unit)
 
     def _fits(self, stage: int, units: Sequence[int], once: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """(N,): whether the units of a stage fit into the memory of its devices and of their hosts."""
+        """(N,): for each choice, whether the units of a stage fit into the memory of its devices and of their hosts. units: the
+        indices of the stage's units. once: (N,), whether the weight table that embedding and head share is one parameter."""
         group = self.configuration.device_group(stage)
 
         def columns(name: str) -> Integers:
@@ -90,8 +102,12 @@ class ChoiceBatch:
         return fits
 
     def _cross(self, times: dict[str, Integers], unit: int, stage: int, begins_stage: bool) -> NDArray[np.bool_]:
-        """Add the re-layouts and messages of the boundary before a unit to the stages' times, and return (N,) whether the
-        interface states on both sides agree. times: by name, (stages, N). begins_stage: whether the stage begins with the unit.
+        """Add the times of the boundary before a unit (re-layout of hidden states or, where a stage begins, messages) to the
+        times of the stages on both sides. Returns (N,): for each choice, whether the options on both sides may follow each
+        other.
+
+        times: for each name of a time of a stage, an array (stages, N) in ns, which is written to. begins_stage: whether
+        the stage begins with the unit.
         """
         boundary = self.instance.boundary(self.configuration, stage, unit)
         before = self._table(unit - 1, stage - begins_stage).leave[self.choices[:, unit - 1]]
@@ -108,7 +124,10 @@ class ChoiceBatch:
         return agree
 
     def _aggregated(self, times: dict[str, Integers], once: NDArray[np.bool_]) -> Integers:
-        """(N,): the step in ns by the instance's objective, from the stages' times by name, (stages, N)."""
+        """(N,): for each choice, the step in ns by the instance's formula (such as the simulated schedule). times: for each
+        name of a time of a stage, an array (stages, N) in ns. once: (N,), for each choice, whether the weight table that
+        embedding and head share is one parameter.
+        """
         configuration = self.configuration
         tied = np.where(once, 0, 0 if configuration.tied is None else configuration.tied.reduce_ns)
         forward, backward = times["forward_ns"] + times["sent"], times["backward_ns"] + times["returned"]

@@ -26,20 +26,30 @@ State = tuple[tuple[Digit, ...], Digit | None]
 
 
 def state_of(strategy: Strategy) -> State:
-    """The interface state of a strategy. Units whose strategies have equal states need no re-layout between them."""
+    """The interface state of a strategy, which says how ranks share the hidden states before and after a unit: the digits of a
+    rank's number that say which samples the rank has, and the digit that says which tokens (None without sequence
+    parallelism). Neighbouring units whose strategies have equal states need no re-layout.
+    """
     return strategy.layout, strategy.token_digit
 
 
 def state_name(state: State) -> str:
-    """An interface state in words: the digits of a rank that number its samples, and those that number its tokens, each written
-    as values x distance."""
+    """The name of an interface state (how ranks share hidden states) for users. It writes each digit of the rank's number as
+    number of values x distance of ranks: if samples are numbered by 4 values at distance 2, and tokens by 2 at distance 1,
+    `4x2, tokens 2x1`; `whole` if all ranks have all samples.
+    """
     samples, tokens = state
     words = ["-".join(f"{degree}x{stride}" for stride, degree in samples) or "whole"]
     return ", tokens ".join([*words, *(f"{degree}x{stride}" for stride, degree in ([] if tokens is None else [tokens]))])
 
 
 class Boundaries:
-    """Times and sizes of the boundaries between the units of one profile, for stages of equally many devices."""
+    """Times and sizes of the boundaries between the units (sub-layers, or layers) of one profiled model, in pipelines whose
+    stages have equally many devices.
+
+    An interface state says which samples and tokens of the hidden states between two units each rank of a stage has. A
+    re-layout brings hidden states from one interface state into another.
+    """
 
     state_of: Callable[[Strategy], Any] = staticmethod(state_of)
     state_name: Callable[[Any], str] = staticmethod(state_name)
@@ -52,11 +62,13 @@ class Boundaries:
     def boundary(
         self, size: int, strategies: Sequence[Strategy], group: int, samples: int, sliced: bool, chunks: int = 1
     ) -> Boundary:
-        """One kind of boundary between units.
+        """The costs of one kind of boundary between two units: the re-layout between each pair of interface states, and the
+        message where a stage begins after the boundary.
 
-        size: bytes of one sample's hidden states. strategies: one for each interface state, in the order of their numbers.
-        group: devices of one stage. samples: of a micro-batch. sliced: whether micro-batches may run in halves. chunks: stages
-        of each group of devices.
+        size: bytes of one sample's hidden states. strategies: one strategy for each interface state, in the order of the
+        states' numbers. group: the number of devices of a stage. samples: samples per micro-batch. sliced: whether
+        micro-batches may run in halves; times of halves are then added. chunks: unused; part of a signature that a subclass
+        uses, the number of stages on each device group.
         """
         shape = (len(self.pairs(group)), len(strategies), len(strategies))
         there, sent = self._relayouts(size, strategies, samples), self._messages(size, strategies, group, samples)
@@ -81,8 +93,9 @@ class Boundaries:
         )
 
     def _relayouts(self, size: int, strategies: Sequence[Strategy], samples: int) -> Integers:
-        """(C, C): the time in ns to bring the hidden states of a number of samples from the interface state of one strategy
-        (row) into that of another (column); FORBIDDEN where these may not be neighbours."""
+        """(C, C): the time in ns to bring the hidden states of `samples` samples from the interface state of one strategy (row)
+        into that of another (column); FORBIDDEN where neighbouring units may not have the two states. size: bytes of one
+        sample's hidden states. strategies: one for each of the C interface states."""
         times = np.zeros((len(strategies), len(strategies)), np.int64)
         for a, before in enumerate(strategies):
             for b, after in enumerate(strategies):
@@ -94,14 +107,16 @@ class Boundaries:
         return times
 
     def _messages(self, size: int, strategies: Sequence[Strategy], group: int, samples: int) -> Integers:
-        """(K, C): the time in ns to send the hidden states of a number of samples to the next stage, by kind of link and by the
-        interface state of each strategy."""
+        """(K, C): the time in ns to send the hidden states of `samples` samples to the next stage, by kind of link (K kinds)
+        and by the interface state of each strategy (C strategies). size: bytes of one sample's hidden states. group: the number
+        of devices of a stage. strategies: one for each of the C interface states.
+        """
         messages = [message_bytes(strategy, samples, size) for strategy in strategies]
         times = [[slowest_message_ns(self.profile, message, ranks) for message in messages] for ranks in self.pairs(group)]
         return np.array(times, np.int64).reshape(len(times), len(strategies))
 
 
 def message_bytes(strategy: Strategy, samples: int, size: int) -> int:
-    """The bytes that one rank sends to the next stage for a micro-batch. samples: of the micro-batch. size: bytes of one
-    sample."""
+    """The bytes of hidden states that one rank sends to the next stage for a micro-batch. samples: samples per micro-batch.
+    size: bytes of one sample's hidden states."""
     return samples // strategy.data_degree * size // strategy.share(0)[1]

@@ -43,10 +43,13 @@ Parts = tuple[str, ...]  # the sub-layers of one unit of the problem, by name
 
 
 class Setting(NamedTuple):
-    """Arguments on which tables depend. group: devices of a stage. samples: of a micro-batch. sliced: whether some
-    micro-batches run in halves. in_flight: the largest number of micro-batches of a stage whose inputs are on the host at once.
-    alone: whether one stage and one micro-batch are the whole step. chunks: stages of each group of devices. layout: the
-    strategy without recomputation that all units have, where a configuration fixes one."""
+    """The arguments on which tables of costs depend.
+
+    group: the number of devices of a stage. samples: samples per micro-batch. sliced: whether some micro-batches run in
+    halves. in_flight: the largest number of micro-batches of a stage whose inputs are on the host at the same time. alone:
+    whether a single stage with a single micro-batch is the whole step. chunks: the number of stages on each device group.
+    layout: the strategy without recomputation that all units must have, if the configuration fixes one; else None.
+    """
 
     group: int
     samples: int
@@ -58,14 +61,20 @@ class Setting(NamedTuple):
 
 
 class JointCosts:
-    """The tables of one profile in one search space, computed when they are first needed and then kept."""
+    """The tables of costs of one profiled model in one search space, each computed on first use and kept.
+
+    A unit is a sub-layer, or a whole layer if the search space says so; units of one kind have equal sub-layers and costs.
+    An option is one way to run a unit. An interface state says which samples and tokens of the hidden states each rank of a
+    stage has; neighbouring units with different states need a re-layout. A configuration is a schedule, a number of
+    micro-batches and a division into device groups.
+    """
 
     cost_model = "executed"
 
     def __init__(self, profile: Profile, space: Space, tp_degrees: Sequence[int], precision: Precision | None = None) -> None:
-        """profile: of all devices, with the costs of every shape that will be needed. space: the options to choose from.
-        tp_degrees: the tensor-parallel degrees that the profile has. precision: of model states, where it is not the profile's.
-        """
+        """profile: the profile of the model on all devices, with the costs of every shape that will be needed. space: the
+        options to choose from. tp_degrees: the tensor-parallel degrees that the profile has. precision: the precision of model
+        states; None for the profile's."""
         self.profile, self.space, self.tp_degrees = profile, space, tp_degrees
         self.precision = precision or profile.precision
         grouped = grouped_units(profile, space.by_unit)
@@ -90,11 +99,12 @@ class JointCosts:
     # Possible options
 
     def _options(self, setting: Setting) -> tuple[tuple[Option, ...], ...]:
-        """For each kind of unit, the options of the space whose data-parallel degree divides the samples of a micro-batch, or
-        of its halves where some are sliced; empty where some kind has none.
+        """For each kind of unit, the options of the search space whose data-parallel degree divides the samples of a
+        micro-batch (of half a micro-batch where some are sliced); an empty tuple if some kind has no option.
 
-        One stage with one micro-batch and all states on the host is the step of H3T, whose order of operations is a problem of
-        its own (`memory-switches`); its options are left out.
+        One stage with one micro-batch and all states on the host is the step of H3T, whose order of operations is a problem
+        of its own (`memory-switches`); its options are left out. setting: devices of a stage, samples per micro-batch and
+        schedule.
         """
         group, samples, sliced = setting.group, setting.samples, setting.sliced
         least = 2 if sliced else 1  # samples of a rank
@@ -108,13 +118,15 @@ class JointCosts:
         return tuple(map(tuple, by_kind)) if all(by_kind) else ()
 
     def _every_strategy(self, group: int) -> list[Strategy]:
-        """The strategies of the space for a stage of `group` devices whose groups of ranks have equal links."""
+        """The strategies of the search space for a stage of `group` devices, without recomputation, of which all groups of
+        ranks at each parallelism level have equal links (so that one group's time stands for all)."""
         possible = every_strategy(group, self.tp_degrees, self.space.zero, self.space.hybrid)
         return [strategy for strategy in possible if groups_alike(self.profile.network, self.profile.devices, strategy)]
 
     @cached_property
     def depths(self) -> list[int]:
-        """The numbers of device groups in a pipeline whose stages are of equal size and have equal links."""
+        """The numbers of device groups that a pipeline may have: divisors of the number of devices, at most the number of
+        units, such that the links of all stages are equal."""
         devices = self.profile.devices
         possible = [depth for depth in divisors(devices) if depth <= len(self.units)]
         return [depth for depth in possible if stages_alike(self.profile.network, devices // depth, depth)]
@@ -122,7 +134,9 @@ class JointCosts:
     # Tables
 
     def _tables(self, setting: Setting) -> Tables:
-        """The tables of all kinds of units and boundaries in a setting."""
+        """The costs of all kinds of units and boundaries for the device group, the micro-batch size and the schedule that
+        `setting` gives. setting: devices of a stage, samples per micro-batch and schedule.
+        """
         by_kind = self.options(setting)
         by_state = self._by_state(by_kind)
         units = (self._unit(*kind, list(by_state), setting) for kind in zip(self.kinds, by_kind, strict=True))
@@ -134,7 +148,10 @@ class JointCosts:
         )
 
     def _boundary(self, size: int, strategies: Sequence[Strategy], setting: Setting) -> Boundary:
-        """One kind of boundary, of `size` bytes a sample, between strategies of different interface states."""
+        """The costs of one kind of boundary between two units: re-layouts and messages. size: bytes of hidden states per sample
+        that cross the boundary. strategies: one strategy for each interface state, in the order of the states' numbers.
+        setting: the devices of a stage, samples per micro-batch and schedule. With tables of least memory the messages hold no
+        bytes."""
         boundary = self.boundary_costs.boundary(size, strategies, *setting[:3], setting.chunks)
         if not self.space.least_memory:
             return boundary
@@ -149,8 +166,12 @@ class JointCosts:
         setting: Setting,
         once: bool = False,
     ) -> OptionTable:
-        """The options of one kind of unit. parts: the names of its sub-layers. states: the interface states in the order of
-        their numbers. once: whether the unit is a head whose table is also the embedding's, as one parameter."""
+        """The costs of all options of one kind of unit, in the order of `options`.
+
+        parts: the names of the unit's sub-layers. states: the interface states in the order of their numbers. setting:
+        devices of a stage, samples per micro-batch and schedule that the costs depend on. once: True for a head whose
+        weight table is the embedding's, as one parameter, so that the head has no table of its own.
+        """
         samples, sliced = setting.samples, setting.sliced
         strategies = [strategy_of(option) for option in options]
         plain = {strategy: [self._part(part, strategy, setting, once) for part in parts] for strategy in set(strategies)}
@@ -176,13 +197,22 @@ class JointCosts:
     def _with_host(
         self, sublayer: str, option: Option, samples: int, numbers: dict[str, int], in_flight: int
     ) -> dict[str, int]:
-        """The numbers of one sub-layer under an option that keeps a part of it on the host. numbers: those of its strategy
-        alone. in_flight: see `Setting`."""
+        """The costs of one sub-layer, by column names of `OptionTable` (such as `forward_ns`), under an option that keeps a
+        part of it on the host.
+
+        sublayer: the sub-layer's name in the profile. samples: samples per micro-batch. numbers: the costs of the option's
+        strategy with nothing on the host. in_flight: the largest number of micro-batches whose inputs are on the host at
+        the same time.
+        """
         return with_host(self.profile, sublayer, option, samples, numbers, in_flight, self.space.least_memory)
 
     def _part(self, sublayer: str, strategy: Strategy, setting: Setting, once: bool) -> dict[str, int]:
-        """The numbers of one sub-layer under a strategy, by their names in NAMES, with nothing on the host. once:
-        see `_unit`."""
+        """The costs of one sub-layer under a strategy with nothing on the host, by column names of `OptionTable` (such as
+        `forward_ns` and `kept_bytes`).
+
+        sublayer: the sub-layer's name in the profile. setting: devices of a stage, samples per micro-batch and schedule.
+        once: True for a head whose weight table is the embedding's, as one parameter.
+        """
         profile, samples, sliced = self.profile, setting.samples, setting.sliced
         optimizer = self.space.optimizer
         times = times_of(profile, sublayer, strategy, samples, once, self.precision, optimizer=optimizer)
@@ -206,7 +236,10 @@ class JointCosts:
         return dict(zip(NAMES, numbers, strict=True))
 
     def _tied(self, setting: Setting) -> Tied | None:
-        """The costs of a table that embedding and head share, in a setting; None where they share none."""
+        """The costs of a weight table that embedding and head share: the time to sum its gradients between the first and the
+        last stage, and, in a single stage, the options under which the table is one parameter. None if embedding and head
+        share no table. setting: devices of a stage, samples per micro-batch and schedule.
+        """
         profile, depth = self.profile, self.profile.devices // setting.group
         if not profile.tied_parameters:
             return None
@@ -227,7 +260,8 @@ class JointCosts:
         return Tied(reduce_ns=time, equal=equal, once=once)
 
     def _by_state(self, by_kind: Sequence[Sequence[Option]]) -> dict[Any, Strategy]:
-        """The interface states of some options, and for each a strategy that has it."""
+        """The interface states that options have, in order of first appearance, each with one strategy that has it. by_kind:
+        the options of each kind of unit."""
         strategies = (strategy_of(option) for options in by_kind for option in options)
         return {self.boundary_costs.state_of(strategy): strategy for strategy in strategies}
 
@@ -242,8 +276,10 @@ class JointCosts:
         name: str | None = None,
         provenance: dict[str, Any] | None = None,
     ) -> Instance:
-        """The instance of a batch. batch: samples of a step. memory_bytes: of one device. host_bytes: one device's part of its
-        host's memory, None where that is not limited. Raises InputError where nothing can be chosen."""
+        """The instance of the joint problem for one batch. batch: samples per step. memory_bytes: the memory of one device.
+        host_bytes: one device's part of its host's memory, None if that is not limited. name: the instance's name for people;
+        by default made of model and devices. provenance: entries in addition to model, cost model and profile. Raises
+        InputError if nothing can be chosen."""
         profile, space = self.profile, self.space
         return Instance(
             classes=(
@@ -265,7 +301,8 @@ class JointCosts:
         )
 
     def _configurations(self, batch: int) -> list[Configuration]:
-        """All configurations of the space for a batch. Raises InputError where there are none."""
+        """All configurations (schedule, number of micro-batches, device groups) of the search space for a batch of `batch`
+        samples. Raises InputError if there are none."""
         space, devices = self.space, self.profile.devices
         depths = [depth for depth in self.depths if space.depths is None or depth in space.depths]
         if not depths:
@@ -290,7 +327,8 @@ class JointCosts:
         return configurations
 
     def _schedule_error(self, depths: Sequence[int], numbers: Sequence[int]) -> InputError:
-        """The error for a request none of whose schedules supports any of the depths and numbers of micro-batches."""
+        """The error that says that no schedule of the search space works with the requested pipelines, and what to give
+        instead. depths: the numbers of device groups. numbers: the numbers of micro-batches."""
         fix = "give 1f1b: these depths and micro-batches do not suit it"
         if "interleaved" in self.space.schedules:
             pairs = [depth for depth in depths if depth > 1 and any(count % depth == 0 for count in numbers)]
@@ -307,7 +345,10 @@ class JointCosts:
         return InputError("command line", "--schedule", f"is {' or '.join(self.space.schedules)}", fix)
 
     def _sound(self, schedule: Schedule, group: int, samples: int) -> bool:
-        """Whether fixed cuts go with a schedule and, where it slices micro-batches, some strategy can run the halves."""
+        """Whether a schedule can be used: if it needs stages with equal numbers of layers, or fixed ones, such stages exist;
+        and if it slices micro-batches, every kind of unit has an option that can run halves. group: the number of devices
+        of a stage. samples: samples per micro-batch.
+        """
         stages = self.profile.devices // group * schedule.chunks
         cuts = self._cuts(schedule, stages)
         halves = not schedule.sliced or bool(self.options(Setting(group, samples, True)))
@@ -315,25 +356,31 @@ class JointCosts:
         return halves and even and (cuts is None or len(cuts) == stages - 1)
 
     def _cuts(self, schedule: Schedule, stages: int) -> tuple[int, ...] | None:
-        """The first units of the stages after the first, where the space or even stages fix them; None where they may be
-        chosen."""
+        """The index of the first unit of every stage but the first, if the user fixed the stages or stages must have equal
+        numbers of layers; None if stages may be chosen freely, and also if equal stages are required but impossible.
+        stages: the number of stages of the pipeline.
+        """
         if self.space.cuts is None and self._even(schedule):
             return even_chunks(self.layers, stages)
         return self.space.cuts
 
     def _even(self, schedule: Schedule) -> bool:
-        """Whether all stages of a schedule must have equally many layers."""
+        """Whether all stages of a pipeline under this schedule must have equally many layers."""
         return self.space.even_stages or (self.space.even_chunks and schedule.chunks > 1)
 
     def _settings(self, schedule: Schedule, group: int, samples: int) -> Sequence[Setting]:
-        """The settings of tables under a schedule: each becomes a configuration of its own."""
+        """The settings on which tables of costs depend under a schedule; each becomes a configuration of its own. Here a single
+        one; a subclass gives one for every layout that all units may share. group: the number of devices of a stage. samples:
+        samples per micro-batch."""
         return [Setting(group, samples, bool(schedule.sliced))]
 
     def _configuration(self, schedule: Schedule, depth: int, micro_batches: int, setting: Setting) -> Configuration:
-        """One configuration. depth: the number of device groups. setting: on which its tables depend."""
+        """One configuration. depth: the number of device groups. micro_batches: the number of micro-batches per step. setting:
+        the setting on which its tables of costs depend, apart from `in_flight` and `alone`, which are filled in here.
+        """
         group, in_flight = self.profile.devices // depth, 1
         if "hidden" in self.space.host:  # each of a group's several stages may have all
-            in_flight = min(micro_batches, depth) if schedule.name == "1f1b" else micro_batches
+            in_flight = schedule.in_flight(depth, micro_batches, 0) if schedule.chunks == 1 else micro_batches
         alone = bool(self.space.host) and depth == micro_batches == 1
         setting = setting._replace(in_flight=in_flight, alone=alone)
         return Configuration(
@@ -352,27 +399,37 @@ NAMES = ("forward_ns", "backward_ns", "reduce_ns", "optimizer_ns", *_BYTES)
 
 
 def strategy_of(option: Option) -> Strategy:
-    """The strategy of an option that belongs to a plan."""
+    """The strategy of an option (one way to run a unit). All options of plans have one; an option of an instance file that
+    states costs only has none and must not be given. option: a strategy, and what of the unit is kept on the host.
+    """
     assert option.strategy is not None
     return option.strategy
 
 
 def _of_h3t(option: Option, group: int) -> bool:
-    """Whether an option is one of H3T's (see `Plan.switches`) where one stage has all devices: states on the host, all of them
-    sharded over the `group` devices."""
+    """Whether an option, in a stage of `group` devices, belongs to the step that the paper H3T plans: its model states are on
+    the host, and all of them are sharded over all devices (ZeRO stage 3). option: a strategy, and what of the unit is kept
+    on the host.
+    """
     strategy = strategy_of(option)
     return "optimizer" in option.host and strategy.levels == Strategy.of(("sdp", group)).levels and strategy.zero == 3
 
 
 def _shared_by(option: Option) -> tuple[Any, ...] | None:
-    """The properties that options of embedding and head must have in common for their shared table to be one parameter where
-    both lie in one stage (see `moves.shares_table`); None where it never is."""
+    """A key of an option of the embedding or of the head: in one stage, the weight table that both share is one parameter if
+    the keys of both options are equal. It holds the levels of parallelism and the ZeRO stage. None if the table is never
+    one parameter under the option, since its optimizer works on the host. option: a strategy, and what of the unit is kept
+    on the host.
+    """
     strategy = strategy_of(option)
     return None if "optimizer" in option.host else (strategy.levels, strategy.zero_stage)
 
 
 def _joined(parts: Sequence[dict[str, int]]) -> dict[str, int]:
-    """The numbers of consecutive sub-layers under one strategy as those of one unit, whose peak within a stage is the same."""
+    """The costs of one unit that consists of consecutive sub-layers under one strategy, by column names of `OptionTable` (such
+    as `forward_ns`): sums, except `work_backward_bytes`, which is chosen such that the unit's peak memory equals that of
+    its sub-layers one after the other. parts: the costs of each sub-layer, by these names.
+    """
     if len(parts) == 1:
         return parts[0]
     joined = {name: sum(part[name] for part in parts) for name in NAMES}
@@ -384,8 +441,10 @@ def _joined(parts: Sequence[dict[str, int]]) -> dict[str, int]:
 
 
 def tp_degrees(request: Request, group: int) -> tuple[int, ...]:
-    """The tensor-parallel degrees up to a group of devices: the divisors of `group` on which all sub-layers of the model can
-    run, or, without a described model, those that the profile has."""
+    """The tensor-parallel degrees that a model supports on at most `group` devices: the divisors of `group` on which all
+    sub-layers of the model can run or, without a described model, those that the profile has. request: the user's model,
+    cluster, batch and options.
+    """
     model = request.described_model
     if model is None:
         return request.chain.tp_degrees(group)
@@ -395,8 +454,11 @@ def tp_degrees(request: Request, group: int) -> tuple[int, ...]:
 def halved_passes(
     profile: Profile, sublayer: str, strategy: Strategy, samples: int, precision: Precision | None = None
 ) -> tuple[int, int, int]:
-    """The times in ns of the forward pass of the first half and of the second half of a micro-batch, and of the backward pass
-    of both. samples: of both halves. precision: of gradients, where it is not the profile's."""
+    """Three times in ns of a micro-batch that runs in two halves: the forward pass of its first half, the forward pass of its
+    second half, and the backward pass of both together. sublayer: the sub-layer's name in the profile. samples: samples of
+    both halves together. precision: the precision of gradients; None for the profile's. profile: measured or estimated
+    costs of the model's sub-layers and of the devices' links. strategy: the sub-layer's parallelism and recomputation.
+    """
     work = unit_work(profile, sublayer, strategy, samples)
     times = times_of(profile, sublayer, strategy, samples, precision=precision)
     rows = samples // 2 // strategy.data_degree

@@ -28,8 +28,9 @@ Variables = dict[Node, cp_model.IntVar]
 
 
 def build(instance: Instance) -> tuple[cp_model.CpModel, Variables]:
-    """The model of an instance with one configuration, and its variables x by node. Raises Unsuited where the model cannot
-    state the instance."""
+    """The CP-SAT model of an instance with one configuration (schedule, number of micro-batches and device groups), and its
+    variables x by node (unit, stage, option), which are true where the unit (sub-layer or layer) lies in that stage and takes
+    that option. Raises Unsupported if the model cannot state the instance."""
     check_supported(instance)
     stated = _Model(instance)
     stated.path()
@@ -41,7 +42,14 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Variables]:
 
 
 class _Model:
-    """A CP-SAT model being built: the instance's nodes and crossings, and the variables of each."""
+    """A CP-SAT model that is being built for an instance with one configuration (schedule, number of micro-batches and device
+    groups). A unit is a sub-layer or layer that has one option.
+
+    nodes: the triples (unit, stage, option) that can be chosen, each with a Boolean variable x. crossings: the possible
+    boundaries between neighbouring units, from one interface state (how ranks share hidden states) to another, within a
+    stage or between two stages, each with a variable z. h, e: by node, whether it is chosen and begins, or ends, a stage.
+    most: a time in ns that no step exceeds.
+    """
 
     def __init__(self, instance: Instance) -> None:
         self.instance, self.nodes, self.model = instance, Nodes(instance), cp_model.CpModel()
@@ -53,7 +61,8 @@ class _Model:
         self.times: dict[Symbol, cp_model.IntVar] = {}
 
     def path(self) -> None:
-        """Add the rows of the path: every unit has one node, and neighbouring nodes are joined by one crossing."""
+        """Add the constraints of the path: every unit has exactly one node, and the nodes of neighbouring units are joined by
+        exactly one crossing that has their stages and interface states."""
         nodes, last = self.nodes, len(self.nodes.units) - 1
         for l in nodes.units:
             self.model.add_exactly_one(x for node, x in self.x.items() if node[0] == l)
@@ -73,7 +82,8 @@ class _Model:
         self.model.add(sum(x for node, x in self.x.items() if node[:2] == (0, 0)) == 1)
 
     def ends(self) -> None:
-        """Add the rows that say which nodes begin or end a stage."""
+        """Add the constraints that tie the variables h and e, whether a node begins or ends a stage, to the chosen nodes and to
+        the crossings at which stages begin."""
         for variables in (self.h, self.e):
             for node, variable in variables.items():
                 self.model.add_implication(variable, self.x[node])
@@ -87,8 +97,10 @@ class _Model:
                 self.model.add(sum(over) == sum(self.e[l, i, s] for s in self.nodes.options(l, i, state, "leave")))
 
     def once(self) -> None:
-        """Add the rows by which the last unit takes an option with the shared table as one parameter exactly where the first
-        unit's option allows it."""
+        """Add the constraints for a weight table that the first unit (embedding) and the last unit (head) share. The last
+        unit's options stand twice in the model, the second time with the table as one parameter; the last unit takes a
+        second one exactly if the first unit's option allows one parameter.
+        """
         if not self.nodes.has_tied_options:
             return
         last, count = self.nodes.units[-1], self.nodes.last_options
@@ -98,7 +110,8 @@ class _Model:
             self.model.add(self.x[last, 0, s] + equal <= 1)
 
     def time(self, symbol: Symbol) -> cp_model.IntVar:
-        """The variable of a time of a stage; its row is added when the time is first used."""
+        """The variable of a time of a stage in ns; it is created, with the constraint that defines it, at its first use.
+        symbol: the time's name, a field of `StageTimes`, and the stage."""
         if symbol not in self.times:
             terms: Terms = [(self.x[node], value) for node, value in self.nodes.node_times(symbol)]
             terms += [(self.z[crossing], value) for crossing, value in self.nodes.crossing_times(symbol)]
@@ -110,12 +123,13 @@ class _Model:
         return self.times[symbol]
 
     def total(self, names: Iterable[str], stage: int) -> cp_model.LinearExpr:
-        """The sum of several times of one stage."""
+        """The sum in ns of several times of one stage, as an expression. names: fields of `StageTimes`."""
         return weighted_sum((self.time((name, stage)), 1) for name in names)
 
     def tied(self) -> Any:
-        """The time in ns in which both ends of the pipeline sum the gradients of a shared table: 0 where it is one
-        parameter."""
+        """The time in ns in which the first and the last stage sum the gradients of a weight table that embedding and head
+        share, as an expression: 0 if there is none, or if under the chosen options the table is one parameter.
+        """
         tied = self.nodes.configuration.tied
         if tied is None:
             return 0
@@ -123,7 +137,7 @@ class _Model:
         return tied.reduce_ns * (1 - sum(x for (l, _, s), x in self.x.items() if l == last and s >= count))
 
     def memory(self) -> None:
-        """Add the rows by which no device and no host holds more bytes than it has."""
+        """Add the constraints by which no device and no host holds more bytes than it has, at any moment of the schedule."""
         nodes, configuration = self.nodes, self.nodes.configuration
         of_stage = {x: [node for node in nodes.all_nodes if node[1] == x] for x in nodes.stages}
 
@@ -152,7 +166,8 @@ class _Model:
 
 
 def _simulated(stated: _Model) -> Any:
-    """The step as a variable, bounded from below by the simulated ends of all device groups."""
+    """An integer variable for the step in ns, with the constraints that hold it at or above the simulated end of every device
+    group. stated: the model, to which variables and constraints are added."""
     model, nodes = stated.model, stated.nodes
     passes = end_time_rows(graph_of(nodes.configuration), lambda duration: duration)
     starts = [model.new_int_var(0, stated.most, f"S[{v}]") for v in range(len(passes.rows))]
@@ -176,7 +191,8 @@ def _simulated(stated: _Model) -> Any:
 
 
 def _eq_8(stated: _Model) -> Any:
-    """The step by Galvatron-BMW's Eq. 8."""
+    """The step in ns by Galvatron-BMW's Eq. 8, as an expression of the CP-SAT model. stated: the model, to which variables and
+    constraints are added."""
     names = ("forward_ns", "backward_ns", "message_forward_ns", "message_backward_ns")
     slowest, running = _slowest(stated, names)
     syncs = [stated.total(("last_ns", "reduce_ns", "optimizer_ns"), x) for x in stated.nodes.stages]
@@ -184,14 +200,16 @@ def _eq_8(stated: _Model) -> Any:
 
 
 def _eq_5(stated: _Model) -> Any:
-    """The step by AMP's Eq. 5."""
+    """The step in ns by AMP's Eq. 5, as an expression of the CP-SAT model. stated: the model, to which variables and
+    constraints are added."""
     slowest, running = _slowest(stated, ("forward_ns", "backward_ns"))
     moves = [stated.total(("message_forward_ns", "message_backward_ns"), x) for x in stated.nodes.stages]
     return _sum([(stated.nodes.configuration.micro_batches - 1) * slowest, *running, *moves])
 
 
 def _eq_4(stated: _Model) -> Any:
-    """The step by AMP's Eq. 4."""
+    """The step in ns by AMP's Eq. 4, as an expression of the CP-SAT model. stated: the model, to which variables and
+    constraints are added."""
     longest, last = stated.model.new_int_var(0, stated.most, "W"), stated.nodes.stages[-1]
     for x in stated.nodes.stages:
         after_passes = stated.total(("reduce_ns", "optimizer_ns"), x)
@@ -200,7 +218,8 @@ def _eq_4(stated: _Model) -> Any:
 
 
 def _slowest(stated: _Model, names: Iterable[str]) -> tuple[cp_model.IntVar, list[Any]]:
-    """A variable that is at least the sum of the named times of every stage, and these sums."""
+    """A new variable that is at least the sum of the named times of every stage, in ns, and the list of these sums by stage.
+    names: fields of `StageTimes`. stated: the model, to which the variable and its constraints are added."""
     running: list[Any] = [stated.total(names, x) for x in stated.nodes.stages]
     slowest = stated.model.new_int_var(0, stated.most, "V")
     for whole in running:
@@ -209,7 +228,7 @@ def _slowest(stated: _Model, names: Iterable[str]) -> tuple[cp_model.IntVar, lis
 
 
 def _sum(parts: Sequence[Any]) -> Any:
-    """The sum of expressions and numbers."""
+    """The sum of linear expressions, variables and numbers of a CP-SAT model; 0 for an empty list."""
     return cp_model.LinearExpr.sum(list(parts))
 
 
@@ -217,5 +236,8 @@ _STEP: dict[str, Callable[[_Model], Any]] = {"simulated": _simulated, "eq8": _eq
 
 
 def extract(instance: Instance, x: Variables, value: Callable[[cp_model.IntVar], bool]) -> Solution:
-    """The solution for which x stands. value: tells whether a variable is true."""
+    """The solution that a solver's answer stands for. x: the model's variables by node (unit, stage, option). value: returns
+    the value of a variable in the answer, True or False. instance: the configurations to choose from, with costs and memory
+    limits.
+    """
     return Nodes(instance).solution([node for node, variable in x.items() if value(variable)])

@@ -20,20 +20,24 @@ from trainplan.formulations.joint.options import (
     OPTIMIZER,
     PARAMETERS,
     PRECISION,
-    cost_model_of,
     cp_choices,
-    space_of,
 )
-from trainplan.formulations.joint.overlap_cost_tables import COST_MODEL, streamed_costs
+from trainplan.formulations.joint.overlap_cost_tables import (
+    COST_MODEL,
+    StreamedCosts,
+    recipe_of,
+    request_of_one_rank,
+    sharing_heads,
+)
 from trainplan.formulations.joint.problem import NAME, Instance, Solution
 from trainplan.formulations.joint.proof import JointCertificate
-from trainplan.formulations.joint.recompute_first import RECOMPUTE_FIRST, whole_layers, with_first_layers
+from trainplan.formulations.joint.recompute_first import with_first_layers
 from trainplan.formulations.joint.refinement import JointRefinement
 from trainplan.formulations.joint.request_scope import JointScope
 from trainplan.formulations.joint.search_space import Space
 from trainplan.formulations.joint.single_strategy import single_strategy_instances, widened
 from trainplan.formulations.joint.tables import Option
-from trainplan.formulations.joint.user_constraints import CONSTRAINTS, PRICED, WIDEST, narrowed
+from trainplan.formulations.joint.user_constraints import CONSTRAINTS, PRICED, TP, WIDEST, requested_space
 from trainplan.formulations.joint.within_runtime import with_gradients
 from trainplan.formulations.plan.plan import Batch, Plan, Stage
 from trainplan.formulations.plan.request import Request
@@ -42,17 +46,21 @@ from trainplan.formulations.plan.strategy import HEADS_WORD
 from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.formulations.plan.unit import Order, PlannedUnit, planned_unit
 from trainplan.formulations.problem import Enumeration, Models, Problem, SingleStrategy, Subproblem, Table
-from trainplan.profiling.base.errors import InputError, Unsuited
+from trainplan.profiling.base.errors import InputError, Unsupported
 from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural, span
 from trainplan.profiling.clusters.cluster import Cluster
-from trainplan.profiling.models.sublayers import LAYERED
+from trainplan.profiling.models.sublayers import LAYER_KINDS
 
 MOST_VARIABLES = 100_000  # binary ones, of the models of all configurations; a search of more ends with hardly any bound
 
 
 def subproblems(instance: Instance, out_of_time: Callable[[], bool]) -> list[Subproblem]:
-    """One part of an instance for each of its configurations, with its lower bound, for models that hold one configuration
-    each. Raises Unsuited where the models of all configurations together are too large to be solved."""
+    """The parts of an instance that integer models (MILP, CP-SAT) solve one by one: one for each configuration (schedule,
+    number of micro-batches and device groups), with a lower bound of its step.
+
+    out_of_time: unused; part of the signature that all problems share. instance: the configurations to choose from, with
+    costs and memory limits. Raises Unsupported if the models of all configurations together are too large to be solved.
+    """
 
     def lift(index: int) -> Callable[[Solution], Solution]:
         return lambda solution: replace(solution, configuration=index)
@@ -63,14 +71,17 @@ def subproblems(instance: Instance, out_of_time: Callable[[], bool]) -> list[Sub
     if (variables := binary_variables(instance)) > MOST_VARIABLES:
         problem = f"builds models of {variables:,} binary variables here, of at most {MOST_VARIABLES:,}"
         fix = "give exact, which proves the same problem, or --like galvatron-bmw with this method, whose models are smaller"
-        raise Unsuited("command line", "--method", problem, fix)
+        raise Unsupported("command line", "--method", problem, fix)
     parts = [instance.only([index]) for index in range(len(instance.configurations))]
     return [Subproblem(part, least_ns(part), lift(index), lower(index)) for index, part in enumerate(parts)]
 
 
 def start(instance: Instance, solution: Solution) -> set[str]:
-    """The names of the variables x that are 1 in a solution, by unit, stage and option, for a solver to start from. Where both
-    ends of the pipeline share a table as one parameter, the last unit's name is that of its second copy of the option."""
+    """The names of the model variables that are 1 in a solution, for a solver to start from: `x[l,i,s]` if unit (sub-layer or
+    layer) l lies in stage i and has option s. If embedding and head share a weight table as one parameter, the last unit's
+    options stand twice in the model, and the name is that of the second copy. instance: the configurations to choose from,
+    with costs and memory limits. solution: the chosen configuration, the cuts between stages, and an option for every unit.
+    """
     nodes = [(l, x, solution.choice[l]) for x, (a, b) in enumerate(solution.spans()) for l in range(a, b + 1)]
     configuration = instance.configurations[solution.configuration]
     if shares_table(configuration, solution.choice):
@@ -101,12 +112,16 @@ class Joint(Problem):
     describe = staticmethod(describe)
 
     def cost_model(self, instance: Instance) -> str:
-        """The name of the cost model of an instance, and of the formula by which stages' times add up to a step."""
+        """The names of an instance's cost model and of the formula that combines the stages' times into the step, as one text
+        such as `streams, simulated step`. instance: the configurations to choose from, with costs and memory limits.
+        """
         return f"{super().cost_model(instance)}, {STEP_NAMES[instance.step]}"
 
     def instances(self, request: Request) -> list[Instance]:
-        """One instance for each context-parallel degree, and each kind of exchange, that the request allows and that devices,
-        tokens and heads support. Raises InputError where none is possible."""
+        """The instances that planning solves for a request: one for each context-parallel degree, and each kind of exchange
+        between context-parallel ranks (keys or heads), that the request allows and that devices, tokens and attention heads
+        support. Raises InputError if none is possible.
+        """
         self.scope.clipped_request(request)  # refuses options that leave nothing, where a single degree would only be skipped
         choices, instances, refused = cp_choices(request.options), list[Instance](), list[InputError]()
         for degree, exchange in choices:
@@ -120,21 +135,23 @@ class Joint(Problem):
         return instances
 
     def instance(self, request: Request) -> Instance:
-        """The instance of a request with one context-parallel degree: all depths, numbers of micro-batches and strategies that
-        are possible, or those that the request names. Raises InputError."""
+        """The instance of a request that has one context-parallel degree: all numbers of stages and micro-batches and all
+        strategies that are possible, or those that the request names. request: the user's model, cluster, batch and
+        options. Raises InputError if nothing is possible or the request names several degrees.
+        """
         request = self.scope.clipped_request(request)
-        if (first := request.options[RECOMPUTE_FIRST.name]) is not None:
-            if (model := request.described_model) is None:
-                problem = f"is {first}, of a profile without a described model"
-                raise InputError("command line", RECOMPUTE_FIRST.flag, problem, "leave it out, or give --model")
-            request = replace(request, options=whole_layers(request.options))
-            space = replace(narrowed(space_of(request.options), request), even_stages=True)
-            return with_first_layers(build(request, space), model, first)
-        instance = build(request, narrowed(space_of(request.options), request))
+        space, model = requested_space(request), request.described_model
+        instance = build(request, space)
+        if space.first_layers is not None and model is not None:
+            return with_first_layers(instance, model, space.first_layers)
         return single_strategy_instances(instance)[0] if request.options["one_strategy"] else instance
 
     def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
-        """The plan of a solution. Raises InputError where no model is described."""
+        """The plan of a solution, without prediction: stages, schedule, micro-batches, and for every sub-layer its strategy,
+        recomputation and what it keeps on the host. instance: the configurations to choose from, with costs and memory
+        limits. solution: the chosen configuration, the cuts between stages, and an option for every unit. request: the
+        user's model, cluster, batch and options. Raises InputError if the request describes no model.
+        """
         model = request.described_model
         if not model:
             problem, fix = "is missing", "give it: the profile describes no model that can be planned"
@@ -159,7 +176,7 @@ class Joint(Problem):
         planned = [_planned(unit.name, option) for unit, option in zip(model.units, chosen, strict=True)]
         products = request.options.get(PRECISION.name, PRECISION.default)
         planned = [
-            chosen_unit.changed(precision=products) if unit.kind in LAYERED else chosen_unit
+            chosen_unit.changed(precision=products) if unit.kind in LAYER_KINDS else chosen_unit
             for unit, chosen_unit in zip(model.units, planned, strict=True)
         ]
         return Plan(
@@ -176,8 +193,10 @@ class Joint(Problem):
         )
 
     def tables(self, instance: Instance, solution: Solution) -> list[Table]:
-        """A table for the screen: the stages of a solution, and in each stage its units, where consecutive ones with equal
-        options form one row."""
+        """A list of one table for the screen: the stages of a solution, and in each stage its units (sub-layers, or layers);
+        consecutive units with equal options form one row. instance: the configurations to choose from, with costs and
+        memory limits. solution: the chosen configuration, the cuts between stages, and an option for every unit.
+        """
         configuration, rows = instance.configurations[solution.configuration], []
         evaluation = evaluate(instance, solution)
         for x, stage in enumerate(evaluation.stages):
@@ -207,7 +226,9 @@ STEP_NAMES = {"simulated": "simulated step", "eq8": "Eq. 8", "eq5": "Eq. 5", "eq
 
 
 def _planned(name: str, option: Option) -> PlannedUnit:
-    """One unit of a plan under an option. name: of the unit."""
+    """One sub-layer of a plan, run as an option says. name: the sub-layer's name in the plan. option: a strategy, and what of
+    the sub-layer is kept on the host.
+    """
     assert option.strategy is not None
     unit, states = planned_unit(name, option.strategy), dict[str, Any]()
     if not option.host:
@@ -219,14 +240,17 @@ def _planned(name: str, option: Option) -> PlannedUnit:
 
 
 def _shares_bus(request: Request) -> bool:
-    """Whether copies to the host and collectives use one bus, as far as the profile says."""
+    """Whether copies to the host and collectives use one bus, as far as the request's profile says; False if no profile
+    says so. request: the user's model, cluster, batch and options.
+    """
     profile = request.profile or next(iter(request.obtained), None)
     return profile is not None and profile.host is not None and profile.host.shares_bus
 
 
 def host_part_bytes(cluster: Cluster | None) -> int | None:
-    """One device's part, in bytes, of its host's memory, on the host with the least for each device; None where no host is
-    described."""
+    """One device's equal part, in bytes, of its host's memory; on clusters of unlike hosts the smallest such part. None if the
+    cluster's hosts are not described.
+    """
     nodes = [] if cluster is None else cluster.nodes
     if any(node.host is None for node in nodes) and not any(node.host for node in nodes):
         return None
@@ -234,15 +258,13 @@ def host_part_bytes(cluster: Cluster | None) -> int | None:
 
 
 def build(request: Request, space: Space) -> Instance:
-    """The instance of a request within a search space. Raises InputError."""
+    """The instance of the joint problem for a request, whose costs count overlap or not as the search space says. The profile
+    is obtained (given, measured or estimated) for all sizes that are needed. space: the allowed schedules, stages and
+    strategies. request: the user's model, cluster, batch and options. Raises InputError if options do not go together or
+    nothing is possible.
+    """
     devices, samples = request.origin.devices, request.samples
-    (cp, exchange), *others = cp_choices(request.options)
-    if others:
-        first = {CP.name: str(cp), CP_EXCHANGE.name: exchange}
-        parameter, what = (CP, "degree") if "," in request.options[CP.name] else (CP_EXCHANGE, "exchange")
-        fix = f"give one {what} for an instance, such as {first[parameter.name]}"
-        raise InputError("command line", parameter.flag, f"is {request.options[parameter.name]}", fix)
-    if space.host and cost_model_of(request) != COST_MODEL and request.precision.gradients != "model":
+    if space.host and not space.overlapped and request.precision.gradients != "model":
         problem = f"is {request.precision.gradients}, with states on the host, which are in the model's dtype"
         raise InputError("command line", GRADIENTS.flag, problem, "give model, or leave --host out")
     numbers = divisors(samples) if space.micro_batches is None else list(space.micro_batches)
@@ -259,19 +281,26 @@ def build(request: Request, space: Space) -> Instance:
     groups = [devices // depth for depth in possible]
     sizes = {samples // m for m in numbers}
     sizes |= {size // 2 for size in sizes if size % 2 == 0 and space.most_sliced}
-    if cost_model_of(request) == COST_MODEL:
-        costs: JointCosts = streamed_costs(request, space, degrees, sorted(sizes), groups, cp, exchange)
-        profile = costs.profile
+    recipe, own, model = None, request, request.model
+    if space.overlapped:
+        recipe, own = recipe_of(request), request_of_one_rank(request, space.cp)
+        if space.exchange == "heads" and model is not None:
+            degrees = sharing_heads(model, degrees, space.cp, request.options[TP.name])
+    profile = own.profile_for([size * space.cp for size in sorted(sizes)], groups, degrees=degrees)
+    if space.overlapped:
+        assert model is not None and request.cluster is not None  # else `streams` is refused
+        costs: JointCosts = StreamedCosts(profile, space, degrees, model, request.cluster, samples, recipe, request.precision)
     else:
-        profile = request.profile_for(sorted(sizes), groups, degrees=degrees)
         costs = JointCosts(profile, space, degrees, request.precision)
-    name = f"{profile.name} on {request.cluster_name}" + ("" if cp == 1 else f", cp{cp}{HEADS_WORD * (exchange == 'heads')}")
+    name = f"{profile.name} on {request.cluster_name}"
+    if space.cp > 1:
+        name += f", cp{space.cp}{HEADS_WORD * (space.exchange == 'heads')}"
     if space.host and profile.described_model is not None:
         host_costs(profile)  # raises InputError where the profile lacks them
     provenance = {
         "cluster": request.cluster_name,
-        CP.name: str(cp),
-        CP_EXCHANGE.name: exchange,
+        CP.name: str(space.cp),
+        CP_EXCHANGE.name: space.exchange,
         OPTIMIZER.name: space.optimizer,
         MEMORY_TABLES.name: "least" if space.least_memory else "most",
     }

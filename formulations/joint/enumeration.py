@@ -17,7 +17,10 @@ BATCH_SIZE = 4096  # choices that are evaluated together
 
 
 def binary_variables(instance: Instance) -> int:
-    """The number of binary variables of the models of all configurations together: one for each unit, stage and option."""
+    """The number of binary variables that the integer models (MILP, CP-SAT) of all configurations (schedule, number of
+    micro-batches and device groups) have together: about one for each unit (sub-layer or layer), stage and option.
+    instance: the configurations to choose from, with costs and memory limits.
+    """
     count = 0
     for configuration in instance.configurations:
         stages = 1 if configuration.cuts is not None else configuration.stages  # fixed cuts leave each unit its stage
@@ -27,12 +30,19 @@ def binary_variables(instance: Instance) -> int:
 
 
 def solution_count(instance: Instance) -> int:
-    """The number of cuts and choices in all configurations, whatever memory they need."""
+    """The number of solutions (cuts into stages, and an option for every unit (sub-layer or layer)) in all configurations
+    (schedule, number of micro-batches and device groups) together, whatever memory they need and whether or not
+    neighbouring options agree. instance: the configurations to choose from, with costs and memory limits.
+    """
     return sum(_count(instance, configuration) for configuration in instance.configurations)
 
 
 def _count(instance: Instance, configuration: Configuration) -> int:
-    """The number of cuts and choices in one configuration, whatever memory they need."""
+    """The number of solutions (cuts into stages, and an option for every unit (sub-layer or layer)) in one configuration
+    (schedule, number of micro-batches and device groups), whatever memory they need. instance: the configurations to choose
+    from, with costs and memory limits. configuration: one schedule, number of micro-batches and division into device
+    groups, with the costs of all options.
+    """
     partitions = 1 if configuration.cuts is not None else comb(sum(instance.cuttable), configuration.stages - 1)
     kinds = range(len(configuration.tables))
     return partitions * prod(
@@ -41,8 +51,11 @@ def _count(instance: Instance, configuration: Configuration) -> int:
 
 
 def cuts_of(instance: Instance, configuration: Configuration) -> Iterator[tuple[int, ...]]:
-    """Every partition of the units into the stages of a configuration, as the first units of the stages after the first, in
-    lexicographic order: a single one where the configuration fixes its cuts."""
+    """Every partition of the units (sub-layers or layers) into the stages of a configuration (schedule, number of
+    micro-batches and device groups), in lexicographic order; each is the tuple of the first units of all stages but the
+    first. A single one where the configuration fixes its cuts. instance: the configurations to choose from, with costs and
+    memory limits.
+    """
     if configuration.cuts is not None:
         yield configuration.cuts
         return
@@ -51,8 +64,10 @@ def cuts_of(instance: Instance, configuration: Configuration) -> Iterator[tuple[
 
 
 def solutions(instance: Instance) -> Generator[Solution | None, None, None]:
-    """Every solution, whatever memory it needs, whose neighbouring options agree. Yields None now and then, so that the caller
-    can look at the clock."""
+    """Every solution whose neighbouring units (sub-layers or layers) have options that may follow each other, whatever memory
+    it needs. Yields None after every CLOCK_INTERVAL choices, so that the caller can check the time limit. instance: the
+    configurations to choose from, with costs and memory limits.
+    """
     count = 0
     for index, configuration in enumerate(instance.configurations):
         for cuts in cuts_of(instance, configuration):
@@ -68,9 +83,11 @@ def solutions(instance: Instance) -> Generator[Solution | None, None, None]:
 
 
 def improving(instance: Instance) -> Generator[Solution | None, None, None]:
-    """The best feasible solution of each batch of choices, if its step is shorter than those of all earlier ones. Yields None
-    in place of others, so that the caller can look at the clock. Where choices cannot be evaluated in batches, each is a batch
-    of its own."""
+    """Solutions for brute force, each with a shorter step than all before: the feasible solution with the shortest step of
+    each batch of solutions, if it improves. Yields None for every other batch, so that the caller can check the time limit.
+    For a configuration (schedule, number of micro-batches and device groups) that cannot be evaluated in batches, each
+    solution is a batch of its own. instance: the configurations to choose from, with costs and memory limits.
+    """
     best: int | None = None
     for index, configuration in enumerate(instance.configurations):
         batches = _best_by_batch(instance, index) if supports_batching(configuration) else _one_by_one(instance, index)
@@ -86,7 +103,11 @@ Found = tuple[int, Solution] | None
 
 
 def _best_by_batch(instance: Instance, configuration_index: int) -> Iterator[Found]:
-    """The step in ns and the solution of the best feasible choice of each batch; None for a batch without one."""
+    """For each batch of solutions of one configuration (schedule, number of micro-batches and device groups), the step in ns
+    and the solution of the feasible one with the shortest step; None for a batch in which none is feasible.
+    configuration_index: the index of the configuration. instance: the configurations to choose from, with costs and memory
+    limits.
+    """
     configuration = instance.configurations[configuration_index]
     for cuts in cuts_of(instance, configuration):
         stages = [x for x, (first, end) in enumerate(pairwise((0, *cuts, instance.length))) for _ in range(first, end)]
@@ -103,7 +124,11 @@ def _best_by_batch(instance: Instance, configuration_index: int) -> Iterator[Fou
 
 
 def _one_by_one(instance: Instance, configuration_index: int) -> Iterator[Found]:
-    """The step in ns and the solution of every feasible solution; None for each infeasible one."""
+    """For each solution of one configuration (schedule, number of micro-batches and device groups), the pair of its step in ns
+    and the solution; None for an infeasible one, and from time to time, so that the caller can check the time limit.
+    configuration_index: the index of the configuration. instance: the configurations to choose from, with costs and memory
+    limits.
+    """
     alone = instance.only([configuration_index])
     for solution in solutions(alone):
         evaluation = None if solution is None else evaluate(alone, solution)

@@ -18,9 +18,14 @@ from trainplan.profiling.base.quantities import format_bytes
 
 @dataclass(frozen=True)
 class EvaluatedStage:
-    """One stage of a solution. first, last: its units. in_flight: the largest number of micro-batches in flight. times: of its
-    passes. peak_bytes: of one device, while its own passes run. peak_unit: the unit in whose pass the peak is. state_bytes:
-    model states. host_bytes: on the host, for one device."""
+    """The costs of one stage of a solution.
+
+    first, last: the indices of its first and its last unit (sub-layer or layer). in_flight: the largest number of
+    micro-batches whose forward pass the stage has run and whose backward pass it has not. times: the times of its passes,
+    messages and work at the end of the step. peak_bytes: the peak memory of one device while the stage's passes run.
+    peak_unit: the index of the unit in whose pass the peak is. state_bytes: model states on one device. host_bytes: one
+    device's bytes on the host.
+    """
 
     first: int
     last: int
@@ -34,8 +39,9 @@ class EvaluatedStage:
 
 @dataclass(frozen=True)
 class Evaluation(Timed):
-    """The step of a solution in ns, and its stages. tied_ns: the time in which both ends of the pipeline sum the gradients of a
-    shared table."""
+    """The costs of a solution. time_ns: the step. stages: the costs of each stage. tied_ns: the time in which the first and
+    the last stage sum the gradients of a weight table that embedding and head share; 0 if there is none.
+    """
 
     time_ns: int
     stages: tuple[EvaluatedStage, ...]
@@ -43,12 +49,16 @@ class Evaluation(Timed):
 
     @property
     def peak_bytes(self) -> int:
-        """The peak memory in bytes of one device of the fullest stage."""
+        """The peak memory in bytes of one device, on the stage where it is the largest."""
         return max(stage.peak_bytes for stage in self.stages)
 
 
 def evaluate(instance: Instance, solution: Solution) -> Evaluation:
-    """The time and the memory of a solution. Raises ValueError where it is not a solution of the instance."""
+    """The step time and the memory of a solution, stage by stage. instance: the configurations to choose from, with costs and
+    memory limits. solution: the chosen configuration, the cuts between stages, and an option for every unit. Raises
+    ValueError if the solution does not belong to the instance; a solution that needs too much memory is evaluated like
+    any other.
+    """
     if wrong := malformed(instance, solution):
         raise ValueError(wrong[0])
     configuration = instance.configurations[solution.configuration]
@@ -75,7 +85,11 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
 
 
 def bytes_of_stages(instance: Instance, solution: Solution, tables: Sequence[OptionTable] | None = None) -> list[StageBytes]:
-    """For every stage, the bytes that its units hold. tables: the options of every unit, where the caller has them already."""
+    """For every stage of a solution, the bytes that its units (sub-layers or layers) hold on a device and on the host. tables:
+    for every unit, the table of its options in its stage; None to look them up. instance: the configurations to choose
+    from, with costs and memory limits. solution: the chosen configuration, the cuts between stages, and an option for every
+    unit.
+    """
     configuration = instance.configurations[solution.configuration]
     if tables is None:
         tables = tables_of(instance, configuration, solution, shares_table(configuration, solution.choice))
@@ -86,13 +100,21 @@ def bytes_of_stages(instance: Instance, solution: Solution, tables: Sequence[Opt
 
 
 def shares_table(configuration: Configuration, choice: Sequence[int]) -> bool:
-    """Whether a table that both ends of the pipeline share is one parameter under a choice."""
+    """Whether embedding and head share a weight table that, under the chosen options, is one parameter, so that no gradients
+    are summed between them. choice: for every unit (sub-layer or layer), the index of its option. configuration: one
+    schedule, number of micro-batches and division into device groups, with the costs of all options.
+    """
     tied = configuration.tied
     return tied is not None and tied.equal is not None and bool(tied.equal[choice[0], choice[-1]])
 
 
 def tables_of(instance: Instance, configuration: Configuration, solution: Solution, tied_once: bool) -> list[OptionTable]:
-    """For every unit, the options that it has in its stage. once: see `shares_table`."""
+    """For every unit (sub-layer or layer) of the model, the table of the options that it has in its stage of a solution.
+    tied_once: whether the weight table that embedding and head share is one parameter; the last unit then has a table of
+    options of its own. instance: the configurations to choose from, with costs and memory limits. configuration: one
+    schedule, number of micro-batches and division into device groups, with the costs of all options. solution: the chosen
+    configuration, the cuts between stages, and an option for every unit.
+    """
     stages = [x for x, (first, last) in enumerate(solution.spans()) for _ in range(first, last + 1)]
     tables = [instance.table(configuration, x, l) for l, x in enumerate(stages)]
     if tied_once and configuration.tied is not None and configuration.tied.once is not None:
@@ -103,7 +125,11 @@ def tables_of(instance: Instance, configuration: Configuration, solution: Soluti
 def stage_times(
     instance: Instance, configuration: Configuration, solution: Solution, tables: Sequence[OptionTable], stage: int
 ) -> StageTimes:
-    """The times of one stage. tables: the options of every unit of the model."""
+    """The times in ns of one stage of a solution: passes, messages and work at the end of the step. tables: for every unit
+    (sub-layer or layer) of the model, the table of its options. stage: the index of the stage. instance: the configurations
+    to choose from, with costs and memory limits. configuration: one schedule, number of micro-batches and division into
+    device groups, with the costs of all options.
+    """
     edges = (0, *solution.cuts, instance.length)
     choice, first, last = solution.choice, edges[stage], edges[stage + 1] - 1
 
@@ -161,7 +187,12 @@ def stage_times(
 def stage_bytes(
     instance: Instance, configuration: Configuration, solution: Solution, tables: Sequence[OptionTable], stage: int
 ) -> StageBytes:
-    """The bytes that the units of one stage hold. tables: the options of every unit of the model."""
+    """The bytes that the units of one stage hold, and the sizes of the messages that cross the boundary before the stage.
+    tables: for every unit of the model, the table of its options. stage: the index of the stage. instance: the
+    configurations to choose from, with costs and memory limits. configuration: one schedule, number of micro-batches and
+    division into device groups, with the costs of all options. solution: the chosen configuration, the cuts between stages,
+    and an option for every unit.
+    """
     choice, (first, last) = solution.choice, solution.spans()[stage]
 
     def column(name: str) -> Any:
@@ -182,29 +213,41 @@ Aggregate = Callable[[Configuration, Sequence[StageTimes], int], int]
 
 
 def aggregate(step: Step) -> Aggregate:
-    """The function that adds up the times of all stages to a step, by the instance's objective."""
+    """The function that combines the times of all stages into the step in ns. It takes the configuration, the times of every
+    stage, and the time in ns in which the first and the last stage sum the gradients of a shared weight table. step: the
+    name of the formula: `simulated`, `eq8`, `eq5` or `eq4`.
+    """
     return _AGGREGATES[step]
 
 
 def eq_8_ns(configuration: Configuration, stages: Sequence[StageTimes], tied_ns: int) -> int:
-    """The step in ns by Galvatron-BMW's Eq. 8: m - 1 micro-batches on the slowest stage, and one on all stages, with all work
-    that follows the last micro-batch."""
+    """The step in ns by Galvatron-BMW's Eq. 8: all micro-batches but one on the slowest stage, and one on all stages, with all
+    work that follows the last micro-batch. stages: the times of every stage. tied_ns: the time in which both ends of the
+    pipeline sum the gradients of a shared weight table, 0 if there is none. configuration: one schedule, number of
+    micro-batches and division into device groups, with the costs of all options.
+    """
     times = [stage.micro_batch_ns + stage.message_forward_ns + stage.message_backward_ns for stage in stages]
     syncs = sum(stage.last_ns + stage.reduce_ns + stage.optimizer_ns for stage in stages) + tied_ns
     return (configuration.micro_batches - 1) * max(times) + sum(times) + syncs
 
 
 def eq_5_ns(configuration: Configuration, stages: Sequence[StageTimes], tied_ns: int) -> int:
-    """The step in ns by AMP's Eq. 5: as Eq. 8, but without messages in the slowest stage's time, and without the work at the
-    end."""
+    """The step in ns by AMP's Eq. 5: all micro-batches but one on the slowest stage, and one on all stages with their
+    messages, without the work at the end of the step. stages: the times of every stage. tied_ns: unused; part of the
+    signature that all such formulas share. configuration: one schedule, number of micro-batches and division into device
+    groups, with the costs of all options.
+    """
     times = [stage.micro_batch_ns for stage in stages]
     moves = sum(stage.message_forward_ns + stage.message_backward_ns for stage in stages)
     return (configuration.micro_batches - 1) * max(times) + sum(times) + moves
 
 
 def eq_4_ns(configuration: Configuration, stages: Sequence[StageTimes], tied_ns: int) -> int:
-    """The step in ns by AMP's Eq. 4: Eq. 5, and the longest time that a stage takes to reduce its gradients and to step, with a
-    table that both ends share."""
+    """The step in ns by AMP's Eq. 4: the step by Eq. 5, and the longest time in which a stage reduces its gradients and runs
+    its optimizer. stages: the times of every stage. tied_ns: the time in which the first and the last stage sum the gradients
+    of a shared weight table, which counts for the first and the last stage. configuration: one schedule, number of
+    micro-batches and division into device groups, with the costs of all options.
+    """
     ends = (0, len(stages) - 1)
     syncs = [stage.reduce_ns + stage.optimizer_ns + (tied_ns if x in ends else 0) for x, stage in enumerate(stages)]
     return eq_5_ns(configuration, stages, tied_ns) + max(syncs)
@@ -217,12 +260,18 @@ _AGGREGATES: dict[Step, Aggregate] = {"simulated": step_ns, "eq8": eq_8_ns, "eq5
 
 
 def violations(instance: Instance, solution: Solution) -> list[str]:
-    """Every constraint that a solution breaks, in words; empty where it is feasible."""
+    """Every constraint that a solution breaks, one sentence each; empty if the solution is feasible. Memory is checked only
+    where the solution belongs to the instance. instance: the configurations to choose from, with costs and memory limits.
+    solution: the chosen configuration, the cuts between stages, and an option for every unit.
+    """
     return malformed(instance, solution) or over_memory(instance, solution, evaluate(instance, solution))
 
 
 def over_memory(instance: Instance, solution: Solution, evaluation: Evaluation) -> list[str]:
-    """The stages of a solution that need more memory than their devices or hosts have, in words."""
+    """One sentence for each limit that a solution exceeds: a stage that needs more memory than its devices have, or than their
+    hosts have; empty if all fits. evaluation: the costs of the solution. instance: the configurations to choose from, with
+    costs and memory limits. solution: the chosen configuration, the cuts between stages, and an option for every unit.
+    """
     configuration, broken = instance.configurations[solution.configuration], []
     for x, stage in enumerate(evaluation.stages):
         group = configuration.device_group(x)
@@ -241,7 +290,10 @@ def over_memory(instance: Instance, solution: Solution, evaluation: Evaluation) 
 
 
 def malformed(instance: Instance, solution: Solution) -> list[str]:
-    """The reasons why a solution does not belong to an instance, in words; empty where it does, whatever memory it needs."""
+    """The reasons, in words, why a solution does not belong to an instance: a wrong index, number of cuts or number of
+    options, a stage that may not begin there, or neighbouring options that do not agree. Empty if it belongs; memory is not
+    looked at. solution: the chosen configuration, the cuts between stages, and an option for every unit.
+    """
     count, length = len(instance.configurations), instance.length
     if not 0 <= solution.configuration < count:
         return [f"configuration is {solution.configuration}; the instance has 0 to {count - 1}"]
@@ -275,13 +327,21 @@ def malformed(instance: Instance, solution: Solution) -> list[str]:
 
 
 def group_state_bytes(configuration: Configuration, evaluation: Evaluation, stage: int) -> int:
-    """The bytes of model states of all stages on the device group of a stage."""
+    """The bytes of model states on one device, of all stages that lie on its device group. evaluation: the costs of a
+    solution. stage: the index of any stage of the group. configuration: one schedule, number of micro-batches and division
+    into device groups, with the costs of all options.
+    """
     group_count = len(configuration.device_groups)
     return sum(chunk.state_bytes for chunk in evaluation.stages[stage % group_count :: group_count])
 
 
 def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
-    """The costs of a solution as fields of the files and screens that users see."""
+    """The costs of a solution as a JSON-ready dict, as result files and screens show them. Keys: `time_ns` (the step),
+    `schedule` (its name), `micro_batches`, `stage_count`, `stages` (for each stage a dict of its times in ns and its bytes),
+    and of the stage with the largest peak memory `peak_bytes`, `peak_layer` and `peak_layer_name` (index and name of the unit,
+    a sub-layer or layer, in whose pass the peak is) and `state_bytes` (model states); at last `strategies` (the name of each
+    unit's option). instance: the configurations to choose from, with costs and memory limits. solution: the chosen
+    configuration, the cuts between stages, and an option for every unit."""
     evaluation = evaluate(instance, solution)
     configuration = instance.configurations[solution.configuration]
     worst = max(evaluation.stages, key=lambda stage: stage.peak_bytes)

@@ -21,11 +21,15 @@ from trainplan.profiling.profiles import Profile
 def with_host(
     profile: Profile, sublayer: str, option: Option, samples: int, numbers: dict[str, int], in_flight: int, least: bool = False
 ) -> dict[str, int]:
-    """The numbers of a sub-layer, by their names in `OptionTable`, under an option that keeps a part of it on the host.
+    """The costs of a sub-layer under an option that keeps a part of it on the host, by column names of `OptionTable` (such as
+    `forward_ns`).
 
-    samples: of a micro-batch. numbers: those of the option's strategy alone. in_flight: the largest number of micro-batches on
-    a stage at once, each of which may have an input on the host. least: leave out the sum of gradients, which is on the device
-    for a part of the step only, for a lower bound of memory. Raises InputError where the profile does not describe the host.
+    profile: measured or estimated costs of the model's sub-layers and of the devices' links. sublayer: the sub-layer's name
+    in the profile. option: a strategy, and the parts that are on the host. samples: samples per micro-batch. numbers: the
+    costs of the option's strategy with nothing on the host. in_flight: the largest number of micro-batches on a stage at
+    the same time, each of which may have an input on the host. least: for a lower bound of memory, leave out the sum of
+    gradients, which is on the device during a part of the step only. Raises InputError if the profile does not describe the
+    host.
     """
     strategy, result = option.strategy, dict(numbers)
     assert strategy is not None
@@ -53,8 +57,9 @@ def with_host(
 
 
 def with_input_away(numbers: dict[str, int], size: int, in_flight: int) -> dict[str, int]:
-    """The numbers of a sub-layer whose input, of `size` bytes, is on the host between its two passes. in_flight: see
-    `with_host`."""
+    """The costs of a sub-layer, by the names of columns of `OptionTable`, when its input is on the host between its forward and
+    its backward pass. numbers: the costs with the input on the device. size: the bytes of the input. in_flight: the largest
+    number of micro-batches that have an input on the host at the same time."""
     return numbers | {
         "kept_bytes": numbers["kept_bytes"] - size,
         "work_backward_bytes": numbers["work_backward_bytes"] + size,
@@ -63,7 +68,9 @@ def with_input_away(numbers: dict[str, int], size: int, in_flight: int) -> dict[
 
 
 def input_bytes(profile: Profile, sublayer: str, strategy: Strategy, samples: int) -> int:
-    """The bytes of one rank's input of a sub-layer for a micro-batch of a number of samples: all tokens of an embedding, else
-    the rank's own tokens where ranks share them."""
+    """The bytes of one rank's input of a sub-layer for a micro-batch of `samples` samples: all tokens for an embedding, and
+    else only the rank's own tokens where ranks share them (sequence parallelism). sublayer: the sub-layer's name in the
+    profile. profile: measured or estimated costs of the model's sub-layers and of the devices' links.
+    """
     shape, rows = profile.shapes[sublayer], samples // strategy.data_degree
     return rows * shape.input_bytes // (1 if shape.kind == "embedding" else strategy.share(0)[1])

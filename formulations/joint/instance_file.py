@@ -39,7 +39,7 @@ from trainplan.formulations.joint.tables import (
     Tied,
 )
 from trainplan.formulations.numbers import check_length, check_sums
-from trainplan.formulations.schedule.orders import most_sliced
+from trainplan.formulations.schedule.orders import SCHEDULES, most_sliced
 from trainplan.profiling.base.dataclass_records import Items, written
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, Source, name_of_source, parse
@@ -49,8 +49,9 @@ PARTS = ("classes", "batch", "units", "boundary_kinds", "cuttable", "step", "res
 
 
 def load(source: Source, where: str = "instance") -> Instance:
-    """The instance of a file or of a dict, which error messages call `where`. Raises InputError with file, field, value and
-    fix."""
+    """Read an instance of the joint problem from a file in its JSON format, or from a dict. where: what error messages call a
+    dict. Raises InputError, which names file, field and value, and a value that would work.
+    """
     record = parse(source, InstanceRecord, name_of_source(source, where))
     configurations = tuple(
         Configuration(
@@ -69,22 +70,31 @@ def load(source: Source, where: str = "instance") -> Instance:
 
 
 def _itself(tied: Tied | None) -> Tied | None:
-    """The argument itself: as a partial function, one that always gives this tied table."""
+    """Return `tied`, the costs of a weight table that embedding and head share, unchanged. `partial(_itself, tied)` is a
+    function without arguments that, unlike a lambda, can be sent to another process.
+    """
     return tied
 
 
 def load_solution(source: Source) -> Solution:
-    """The solution of a file or of a dict. Raises InputError."""
+    """Read a solution from a file in its JSON format, or from a dict. Raises InputError if it cannot be read or is no
+    solution.
+    """
     return parse(source, Solution, name_of_source(source, "solution"))
 
 
 def solution_dict(solution: Solution) -> dict[str, Any]:
-    """A solution in its file format."""
+    """A solution in its JSON file format: configuration, cuts and choice. solution: the chosen configuration, the cuts between
+    stages, and an option for every unit.
+    """
     return solution.to_dict()
 
 
 def instance_dict(instance: Instance) -> dict[str, Any]:
-    """An instance in its file format."""
+    """An instance in its JSON file format. Tables of costs that several configurations (schedule, number of micro-batches and
+    device groups) share are written once, and configurations refer to them by index. instance: the configurations to choose
+    from, with costs and memory limits.
+    """
     tables, ties = _Listed(), _Listed()
     configurations = [
         {
@@ -102,14 +112,17 @@ def instance_dict(instance: Instance) -> dict[str, Any]:
 
 
 class _Listed:
-    """A list of objects in their file format in which each object stands once, however often configurations refer to it."""
+    """A list of objects in their JSON file format, in which each object is written exactly once; configurations refer to it by
+    its index.
+    """
 
     def __init__(self) -> None:
         self.written: list[dict[str, Any]] = []
         self._indices: dict[int, int] = {}
 
     def index(self, record: Tables | Tied) -> int:
-        """The index of an object in the list, to which it is added when it is new. Objects are distinguished by identity."""
+        """The index of an object in the list; the object is added to the list if it is new. Two objects with equal values have
+        two indices."""
         if id(record) not in self._indices:
             self._indices[id(record)] = len(self.written)
             self.written.append(record.to_dict())
@@ -117,8 +130,11 @@ class _Listed:
 
 
 class ConfigurationRecord(Record):
-    """A `Configuration` in a file. tables: the indices of its tables in the file, by kind of device group. tied: the index of
-    its tied table. sites: its device groups."""
+    """A `Configuration` in a file: schedule, number of micro-batches, and device groups, called sites there. links: for each
+    stage but the last, the kind of link to the next. tables: the indices of its tables of costs in the file, by kind of device
+    group. tied: the index of the costs of the weight table that embedding and head share, None if there is none. cuts: the
+    first unit of every stage but the first, None if they may be chosen. reduction: the all-reduce of all gradients of a
+    stage together, None if there is none."""
 
     schedule: Schedule = Schedule()
     micro_batches: Annotated[int, Field(ge=1, le=10**6)]
@@ -131,12 +147,14 @@ class ConfigurationRecord(Record):
 
     @property
     def stages(self) -> int:
-        """The number of stages: of all chunks of all device groups."""
+        """The number of stages of the pipeline: device groups times the stages (chunks) that each has."""
         return len(self.sites) * self.schedule.chunks
 
 
 class InstanceRecord(InstanceFile):
-    """The file format of a joint instance, version 1."""
+    """The file format of a joint instance, version 1. Its fields are those of `Instance`, except that tables of costs
+    (`tables`) and costs of shared parameter tables (`ties`) are lists, to which configurations refer by index. A unit is a
+    sub-layer or layer that has one option."""
 
     problem: Literal["joint"]
     classes: Annotated[Items[DeviceClass], Field(min_length=1)]
@@ -152,7 +170,8 @@ class InstanceRecord(InstanceFile):
 
     @model_validator(mode="after")
     def _shapes(self) -> InstanceRecord:
-        """Raises InputError where parts of the file do not go together."""
+        """Check that the parts of the file belong together, after its fields are read. Returns the record; raises InputError
+        with the field."""
         for name in ("boundary_kinds", "cuttable"):
             check_length(name, getattr(self, name), len(self.units) - 1, "one for each boundary of two units")
         for index, tables in enumerate(self.tables):
@@ -162,8 +181,10 @@ class InstanceRecord(InstanceFile):
         return self
 
     def _check_tables(self, where: str, index: int, tables: Tables) -> None:
-        """Raises InputError where a table lacks a kind of unit or boundary that the instance has, or an array of a boundary is
-        too small. where: the field's path in error messages. index: of the tables in the file."""
+        """Raise InputError if tables of costs in the file lack a kind of unit or of boundary that the instance has, or if an
+        array of a boundary is too small. where: the path of the tables' field, for the error. index: the index of the
+        tables in the file's list.
+        """
         entries: tuple[tuple[str, Sequence[Any], Sequence[int]], ...] = (
             ("units", tables.units, [unit.kind for unit in self.units]),
             ("boundaries", tables.boundaries, self.boundary_kinds),
@@ -180,8 +201,8 @@ class InstanceRecord(InstanceFile):
             check_boundary(f"{where}.boundaries[{kind}]", boundary, leaves, enters, links)
 
     def _check_configuration(self, where: str, record: ConfigurationRecord) -> None:
-        """Raises InputError where a configuration does not go with its units, tables, devices or batch. where: the field's
-        path."""
+        """Raise InputError if a configuration does not fit the units, tables of costs, devices or batch of its file. where:
+        the path of the configuration's field in error messages. record: the configuration."""
         stages, units = record.stages, len(self.units)
         check_schedule(where, record)
         if stages > units:
@@ -215,7 +236,9 @@ class InstanceRecord(InstanceFile):
         self._check_sums(where, record)
 
     def _check_tied(self, where: str, record: ConfigurationRecord, tied: Tied) -> None:
-        """Raises InputError where a shared table does not go with the first and the last unit of a configuration."""
+        """Raise InputError if the costs of a shared weight table do not fit the first and the last unit of a configuration.
+        where: the path of the configuration's field in error messages. record: the configuration. tied: the costs of the shared
+        weight table."""
         if tied.equal is None or tied.once is None:
             return
         name, units = f"ties[{record.tied}]", len(self.units)
@@ -235,7 +258,8 @@ class InstanceRecord(InstanceFile):
                 raise InputError("", f"{name}.once.columns.{column}", "is not that of the last unit's table", "give that")
 
     def _check_sums(self, where: str, record: ConfigurationRecord) -> None:
-        """Raises InputError where a step's times or bytes may add up to more than is exact."""
+        """Raise InputError if the times or the bytes of a step may add up to more than integers of 64 bits hold exactly.
+        where: the path of the configuration's field in error messages. record: the configuration."""
         tables = [self.tables[index] for index in record.tables]
         boundaries = [boundary for group in tables for boundary in group.boundaries]
         every = [table for group in tables for table in group.units]
@@ -251,37 +275,42 @@ class InstanceRecord(InstanceFile):
 
 
 def largest(table: OptionTable, name: str) -> int:
-    """The largest number of a column of a table."""
+    """The largest number in a column of a table of options. name: the column's name, such as `forward_ns`."""
     return int(getattr(table, name).max())
 
 
 def _largest_allowed(boundary: Boundary, names: Sequence[str]) -> int:
-    """The largest number, below FORBIDDEN, in the named arrays of a boundary; 0 where there is none."""
+    """The largest number below FORBIDDEN (which marks what may not be chosen) in the named arrays of a boundary; 0 if there is
+    none. names: fields of `Boundary`."""
     arrays = [array for name in names if (array := getattr(boundary, name)) is not None]
     return max(int(array[array < FORBIDDEN].max(initial=0)) for array in arrays) if arrays else 0
 
 
 def check_schedule(where: str, record: ConfigurationRecord) -> None:
-    """Raises InputError where the device groups and micro-batches of a configuration cannot follow its schedule."""
+    """Raise InputError if a configuration's schedule does not work with its device groups and its number of micro-batches,
+    such as interleaved stages with micro-batches that are no multiple of the groups. where: the path of the configuration's
+    field, for the error. record: the configuration as read from the file.
+    """
     schedule, group_count, m = record.schedule, len(record.sites), record.micro_batches
     if (name := schedule.name) != "interleaved" and schedule.chunks > 1:
         raise InputError("", f"{where}.schedule.chunks", f"is {schedule.chunks}", f"give 1: {name} has one")
-    if schedule.beside and schedule.chunks == 1:
+    if schedule.overlaps_messages and schedule.chunks == 1:
         fix = "give false: only messages of interleaved stages travel during passes"
         raise InputError("", f"{where}.schedule.beside", "is true", fix)
-    most = most_sliced(group_count, m) if name == "1f1b" else 0
+    most = most_sliced(group_count, m) if SCHEDULES[schedule.planned].sliced else 0
     if schedule.sliced > most:
-        fix = f"give at most {most}: {name} with {group_count} sites and {m} micro-batches can use no more"
+        fix = f"give at most {most}: {name} with {group_count} device groups and {m} micro-batches can use no more"
         raise InputError("", f"{where}.schedule.sliced", f"is {schedule.sliced}", fix)
     if name == "interleaved" and m % group_count:
-        raise InputError("", f"{where}.micro_batches", f"is {m}, interleaved", f"give a multiple of the {group_count} sites")
+        fix = f"give a multiple of the {group_count} device groups"
+        raise InputError("", f"{where}.micro_batches", f"is {m}, interleaved", fix)
 
 
 def check_boundary(where: str, boundary: Boundary, before: int, after: int, links: int) -> None:
-    """Raises InputError where an array of a boundary is too small, or has another size than its `relayout_forward_ns`.
+    """Raise InputError if an array of a boundary is too small, or has another size than its `relayout_forward_ns`.
 
-    where: the field's path in error messages. before, after: the least numbers of interface states on both sides. links: the
-    number of kinds of link.
+    where: the path of the boundary's field in error messages. before, after: the least numbers of interface states (how ranks
+    share hidden states) before and after the boundary. links: the least number of kinds of link.
     """
     shape = boundary.relayout_forward_ns
     rows, columns = len(shape), len(shape[0]) if len(shape) else 0
@@ -302,8 +331,8 @@ def check_boundary(where: str, boundary: Boundary, before: int, after: int, link
 
 
 def _check_matrix(where: str, matrix: Sequence[Any] | np.ndarray, rows: int, columns: int) -> None:
-    """Raises InputError where a matrix of a boundary does not have these numbers of rows and columns. where: the
-    field's path."""
+    """Raise InputError if a matrix of a boundary does not have `rows` rows of `columns` numbers. where: the path of the
+    matrix's field in error messages."""
     check_length(where, matrix, rows, "as relayout_forward_ns has", "rows")
     for row, numbers in enumerate(matrix):
         check_length(f"{where}[{row}]", numbers, columns, "as relayout_forward_ns has")

@@ -15,8 +15,8 @@ from trainplan.formulations.numbers import Integers
 
 
 def whole_ns(table: OptionTable, sliced: bool) -> Integers:
-    """For each option, u in ns: both passes of a micro-batch; where some micro-batches are sliced, the cheaper of whole and
-    halves."""
+    """(S,): for each of the S options of a unit (sub-layer or layer), the time in ns of both passes of a micro-batch. sliced:
+    whether some micro-batches run in two halves; then each pass counts as a whole or as two halves, whichever is cheaper."""
     if not sliced or table.halved is None:
         return table.forward_ns + table.backward_ns
     halves = table.halved.forward_ns.sum(axis=0)
@@ -25,12 +25,14 @@ def whole_ns(table: OptionTable, sliced: bool) -> Integers:
 
 
 def closed_form_ns(instance: Instance, configuration: Configuration) -> int:
-    """A lower bound in ns of the step of every plan of a configuration, whatever the memory.
+    """A lower bound in ns of the step of every plan of a configuration (schedule, number of micro-batches and device groups),
+    whatever the memory. A unit is a sub-layer or layer that has one option.
 
-    Proof: some device group runs m passes of at least an even share of the sum of u, or of the largest u of one unit. Stage 0
-    ends last, and then adds at least the reduction and the optimizer of its first unit. Where cuts are fixed, see also
-    `_filled_ns`.
-    """
+    Proof: some device group runs the passes of all micro-batches for at least an even share of the sum of the units' least
+    times, or for the largest of these times. Stage 0 ends last, and then adds at least the reduction and the optimizer of its
+    first unit. Where cuts are fixed and no micro-batch is sliced, the time of the passes is also at least this, for every
+    device group: all of its passes, and the passes of one micro-batch in the stages before the group's first stage. instance:
+    the configurations to choose from, with costs and memory limits."""
     kinds = [configuration.tables[kind].units for kind in {group.kind for group in configuration.device_groups}]
     sliced = configuration.schedule.sliced > 0
     by_kind = [min(int(whole_ns(table, sliced).min()) for table in tables) for tables in zip(*kinds, strict=True)]
@@ -51,8 +53,9 @@ def closed_form_ns(instance: Instance, configuration: Configuration) -> int:
 
 
 def _filled_ns(configuration: Configuration, least: Sequence[int]) -> int:
-    """A lower bound in ns of the step with fixed cuts: all passes of a device group, and those of one micro-batch in the stages
-    before its first one. least: u of every unit.
+    """A lower bound in ns of the step of a configuration (schedule, number of micro-batches and device groups) whose stages are
+    fixed: for some device group, all of its passes, and the passes of one micro-batch in the stages before the group's first
+    stage. least: for every unit (sub-layer or layer), the least time in ns of both passes of a micro-batch.
 
     Proof: the first forward pass on a device group follows those of the same micro-batch in all stages before the group's first
     one, and its last backward pass is followed by these stages' backward passes.
@@ -64,14 +67,17 @@ def _filled_ns(configuration: Configuration, least: Sequence[int]) -> int:
 
 
 def any_schedule_ns(configuration: Configuration, evaluation: Evaluation) -> int:
-    """A lower bound in ns of the step of these stages with these options under any order of their passes, whatever memory it
+    """A lower bound in ns on the step of given stages and options under any order of their passes, whatever memory the order
     needs. Passes are of whole micro-batches, unless the schedule slices some; a device does one thing at a time.
+    evaluation: the costs of a solution, with the times of its stages.
 
-    Proof: stage x begins after some micro-batch's forward passes through the stages before it; then its devices run m passes
-    each way; its last backward pass is followed by those of the same micro-batch on the stages before x and by the work at the
-    end of stage 0, and by the work at the end of stage x. This holds for each of several chunks of a device group, and for all
-    of their passes together. A table that both ends of the pipeline share is summed once on each of their groups, which may be
-    one group.
+    Proof: stage x begins after some micro-batch's forward passes through the stages before it; then its devices run m
+    passes in each direction, m being the number of micro-batches. Its last backward pass is followed by the same
+    micro-batch's backward passes on the stages before x and by the work at the end of stage 0, and also by the work at the
+    end of stage x. This holds for each single stage of a device group, and for all stages of the group taken together. A
+    weight table that the first and the last stage share has its gradients summed on the device groups of both, which may be
+    one group. configuration: one schedule, number of micro-batches and division into device groups, with the costs of all
+    options.
     """
     m, stages = configuration.micro_batches, [stage.times for stage in evaluation.stages]
     forward = [stage.forward_ns + stage.message_forward_ns for stage in stages]
@@ -101,11 +107,12 @@ def any_schedule_ns(configuration: Configuration, evaluation: Evaluation) -> int
 
 
 def least_ns(instance: Instance) -> int:
-    """A lower bound in ns of the step of an instance with one configuration: every unit at its fastest, without boundaries.
+    """A lower bound in ns of the step of an instance with one configuration (schedule, number of micro-batches and device
+    groups), from each unit's (sub-layer's or layer's) least time over all options, without boundaries.
 
-    A device group works at least as long as an even share of all micro-batches, and as all micro-batches of one unit; and one
-    micro-batch passes all units. Under Eq. 8 and Eq. 5 the slowest stage counts for all micro-batches but one, and all stages
-    for that one.
+    A device group works at least as long as an even share of all micro-batches' times, and as all micro-batches of one
+    unit; and one micro-batch passes all units. Under the papers' formulas Eq. 8, Eq. 5 and Eq. 4 the slowest stage counts
+    for all micro-batches but one, and all stages count for one.
     """
     (configuration,) = instance.configurations
     least = [_least_ns(configuration, unit.kind, l == instance.length - 1) for l, unit in enumerate(instance.units)]
@@ -116,8 +123,11 @@ def least_ns(instance: Instance) -> int:
 
 
 def _least_ns(configuration: Configuration, kind: int, last: bool) -> int:
-    """The least time in ns of both passes of a micro-batch in a kind of unit. last: whether the unit is the model's last, which
-    may share a table."""
+    """The least time in ns of both passes of a micro-batch in one kind of unit (sub-layer or layer), over all options and all
+    kinds of device group. kind: the number of the kind of unit; units of one kind have equal costs. last: whether the unit is
+    the model's last, which may have further options with a weight table that it shares with the embedding. configuration: one
+    schedule, number of micro-batches and division into device groups, with the costs of all options.
+    """
     tables = [group_tables.units[kind] for group_tables in configuration.tables]
     if last and configuration.tied is not None and configuration.tied.once is not None:
         tables.append(configuration.tied.once)
@@ -125,7 +135,8 @@ def _least_ns(configuration: Configuration, kind: int, last: bool) -> int:
 
 
 def _passes_ns(table: OptionTable) -> int:
-    """The least time in ns of both passes of a micro-batch over all options of a table, whole or in halves."""
+    """The least time in ns of both passes of a micro-batch over all options of a table, whole or in two halves if the table has
+    halves."""
     forward, backward = table.forward_ns, table.backward_ns
     if table.halved is not None:
         forward = np.minimum(forward, table.halved.forward_ns.sum(axis=0))

@@ -48,22 +48,28 @@ from trainplan.formulations.schedule.graph import Symbol
 
 
 def units(instance: Instance) -> tuple[int, int]:
-    """The nanoseconds and the bytes that one unit of the model's numbers stands for, chosen by a time that no step exceeds and
-    by the memory limit."""
+    """The scales of the MILP, as (nanoseconds, bytes) that one unit of the model's variables stands for: powers of two chosen
+    by a time that no step exceeds and by the memory limit, so that the solver's tolerances are small. instance: the
+    configurations to choose from, with costs and memory limits.
+    """
     nodes = Nodes(instance)
     return unit(nodes.most_ns() // 4), unit(instance.limit_bytes(nodes.configuration.device_groups[0]))
 
 
 def weight(instance: Instance) -> int:
-    """The factor by which the objective may exceed the error of a single row: the number of rows on a path of passes, each with
-    an end, its time and its message."""
+    """The largest factor by which the objective multiplies the error of a single constraint; the solver's tolerance is divided
+    by it. It is 6 (m v + p) for m micro-batches, v stages on each device group and p stages in all: the number of
+    constraints along a path of passes, each with an end, a time and a message. instance: the configurations to choose from,
+    with costs and memory limits.
+    """
     (configuration,) = instance.configurations
     return 6 * (configuration.micro_batches * configuration.schedule.chunks + configuration.stages)
 
 
 def build(instance: Instance) -> pyo.ConcreteModel:
-    """The Pyomo model of an instance with one configuration. `extract` reads a solution from its solved values. Raises Unsuited
-    where the model cannot state the instance."""
+    """The Pyomo model of an instance with one configuration (schedule, number of micro-batches and device groups); its
+    variables and constraints are listed at the head of this module. `extract` reads a solution from its solved values. Raises
+    Unsupported if the model cannot state the instance."""
     check_supported(instance)
     m, nodes = pyo.ConcreteModel(name=instance.name), Nodes(instance)
     ns_per_unit, bytes_per_unit = units(instance)
@@ -110,7 +116,9 @@ def build(instance: Instance) -> pyo.ConcreteModel:
 
 
 def _add_ends(m: Any, nodes: Nodes) -> None:
-    """Add the variables h and e and the rows `ends`: which nodes begin or end a stage."""
+    """Add to the Pyomo model `m` the variables h and e, which are 1 for nodes (unit, stage, option) that begin or end a stage,
+    and the constraints that tie them to the chosen nodes and to the boundaries at which stages begin. nodes: the instance's
+    nodes and boundaries."""
     crossings = [(q, crossing) for q, crossing in enumerate(nodes.crossings) if crossing.begins]
     m.h = pyo.Var(nodes.firsts, domain=pyo.NonNegativeReals)
     m.e = pyo.Var(nodes.lasts, domain=pyo.NonNegativeReals)
@@ -130,8 +138,13 @@ def _add_ends(m: Any, nodes: Nodes) -> None:
 
 
 def _tied(m: Any, nodes: Nodes, ns_per_unit: int) -> Any:
-    """The time, in model units, in which both ends of the pipeline sum the gradients of a shared table: 0 where it is one
-    parameter."""
+    """The time, in the model's unit of time, in which the first and the last stage sum the gradients of a weight table that
+    embedding and head share, as an expression of the Pyomo model `m`: 0 if there is none, or if under the chosen options
+    the table is one parameter.
+
+    nodes: the instance's choices (unit, stage, option) and boundaries. ns_per_unit: the nanoseconds of the model's unit of
+    time.
+    """
     tied = nodes.configuration.tied
     if tied is None:
         return 0
@@ -141,8 +154,9 @@ def _tied(m: Any, nodes: Nodes, ns_per_unit: int) -> Any:
 
 
 def _add_tied_once(m: Any, nodes: Nodes) -> None:
-    """Add the rows `once`: the last unit takes an option with the shared table as one parameter exactly where the first unit's
-    option allows it."""
+    """Add to the Pyomo model `m` the constraints by which the last unit (sub-layer or layer) takes an option with the shared
+    parameter table as one parameter exactly where the first unit's option allows it. nodes: the instance's nodes and
+    boundaries."""
     m.once = pyo.ConstraintList()
     if not nodes.has_tied_options:
         return
@@ -155,7 +169,9 @@ def _add_tied_once(m: Any, nodes: Nodes) -> None:
 
 
 def _add_simulated(m: Any, nodes: Nodes, time: Any, ns_per_unit: int) -> None:
-    """Add the rows `start` and `step` of the simulated schedule. time: gives the variable of a stage's time."""
+    """Add to the Pyomo model `m` the variables and constraints of the simulated schedule: the end of every pass, and the step.
+    time: a function that gives the variable of a stage's time for (name, stage). ns_per_unit: the nanoseconds of the model's
+    unit of time. nodes: the instance's nodes and boundaries."""
     passes = end_time_rows(graph_of(nodes.configuration), lambda duration: duration)
     m.S = pyo.Var(range(len(passes.rows)), domain=pyo.NonNegativeReals)
     m.start, m.step = pyo.ConstraintList(), pyo.ConstraintList()
@@ -177,7 +193,9 @@ def _add_simulated(m: Any, nodes: Nodes, time: Any, ns_per_unit: int) -> None:
 
 
 def _add_eq_8(m: Any, nodes: Nodes, time: Any, ns_per_unit: int) -> None:
-    """Add the rows of Galvatron-BMW's Eq. 8 in place of the simulation."""
+    """Add to the Pyomo model `m` the constraints by which the step is that of Galvatron-BMW's Eq. 8 instead of the simulated
+    one. time: a function that gives the variable of a stage's time for (name, stage). ns_per_unit: the nanoseconds of the
+    model's unit of time. nodes: the instance's nodes and boundaries."""
     m.V = pyo.Var(domain=pyo.NonNegativeReals)
     running = [_sum(time, ("forward_ns", "backward_ns", "message_forward_ns", "message_backward_ns"), x) for x in nodes.stages]
     syncs = sum(_sum(time, ("last_ns", "reduce_ns", "optimizer_ns"), x) for x in nodes.stages)
@@ -189,7 +207,9 @@ def _add_eq_8(m: Any, nodes: Nodes, time: Any, ns_per_unit: int) -> None:
 
 
 def _add_eq_5(m: Any, nodes: Nodes, time: Any, ns_per_unit: int, after_passes: Any = 0) -> None:
-    """Add the rows of AMP's Eq. 5 in place of the simulation. after_passes: an expression that is added to the step."""
+    """Add to the Pyomo model `m` the constraints by which the step is that of AMP's Eq. 5 instead of the simulated one. time: a
+    function that gives the variable of a stage's time for (name, stage). ns_per_unit: unused; part of the signature that all
+    objectives share. after_passes: an expression that is added to the step. nodes: the instance's nodes and boundaries."""
     m.V = pyo.Var(domain=pyo.NonNegativeReals)
     running = [_sum(time, ("forward_ns", "backward_ns"), x) for x in nodes.stages]
     moves = sum(_sum(time, ("message_forward_ns", "message_backward_ns"), x) for x in nodes.stages)
@@ -200,7 +220,9 @@ def _add_eq_5(m: Any, nodes: Nodes, time: Any, ns_per_unit: int, after_passes: A
 
 
 def _add_eq_4(m: Any, nodes: Nodes, time: Any, ns_per_unit: int) -> None:
-    """Add the rows of AMP's Eq. 4 in place of the simulation."""
+    """Add to the Pyomo model `m` the constraints by which the step is that of AMP's Eq. 4 instead of the simulated one. time: a
+    function that gives the variable of a stage's time for (name, stage). ns_per_unit: the nanoseconds of the model's unit of
+    time. nodes: the instance's nodes and boundaries."""
     m.W = pyo.Var(domain=pyo.NonNegativeReals)
     m.after_passes = pyo.ConstraintList()
     for x in nodes.stages:
@@ -213,13 +235,16 @@ _ADD = {"simulated": _add_simulated, "eq8": _add_eq_8, "eq5": _add_eq_5, "eq4": 
 
 
 def _sum(time: Any, names: Iterable[str], stage: int) -> Any:
-    """The sum of the named times of a stage."""
+    """The sum of the variables of several times of a stage, as a Pyomo expression. time: returns the variable of a stage's
+    time, given (name, stage). names: fields of `StageTimes`.
+    """
     return sum(time((name, stage)) for name in names)
 
 
 def _add_memory(m: Any, nodes: Nodes, numbers: Mapping[Crossing, int], bytes_per_unit: int) -> None:
-    """Add the rows `hold`, `peak` and `host`: no device and no host holds more bytes than it has. numbers: the index of each
-    crossing."""
+    """Add to the Pyomo model `m` the constraints by which no device and no host holds more bytes than it has. numbers: for each
+    possible boundary crossing, the index of its variable z. bytes_per_unit: the bytes that one unit of the model's memory
+    variables stands for. nodes: the instance's nodes and boundaries."""
     configuration, instance = nodes.configuration, nodes.instance
     m.F = pyo.Var([(l, i) for l in nodes.units for i in nodes.stages_of(l)], domain=pyo.NonNegativeReals)
 
@@ -263,7 +288,10 @@ def _add_memory(m: Any, nodes: Nodes, numbers: Mapping[Crossing, int], bytes_per
 
 
 def extract(instance: Instance, values: Mapping[str, Mapping[Any, float]]) -> Solution:
-    """The solution for which the values of x stand: for every unit, the node with the largest value."""
+    """The solution that solved values stand for: for every unit (sub-layer or layer), the node (unit, stage, option) whose
+    variable x has the largest value. values: by name of the variable, the solved values by index, of which those of `x` are
+    read. instance: the configurations to choose from, with costs and memory limits.
+    """
     nodes = Nodes(instance)
     rows = [[node for node in nodes.all_nodes if node[0] == l] for l in nodes.units]
     return nodes.solution([max(row, key=lambda node: values["x"].get(node, 0.0)) for row in rows])

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from trainplan.formulations import parameters
-from trainplan.formulations.joint.search_space import SCHEDULES, ZERO_STAGES, Space, ZeroStage
+from trainplan.formulations.joint.search_space import BOUNDED, SCHEDULES, ZERO_STAGES, Space, ZeroStage
 from trainplan.formulations.joint.tables import HOST_PARTS, HostPart
 from trainplan.formulations.parameters import MICRO_BATCHES, PIPELINE, Parameter
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.plan.strategy import EXCHANGES, Exchange
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 from trainplan.profiling.clusters.recipes import RECIPES
-from trainplan.profiling.models.optimizers import MUON_ZERO, OPTIMIZERS
+from trainplan.profiling.models.optimizers import OPTIMIZERS
 
 SCHEDULE = Parameter("schedule", str, "orders of passes to choose from: one of them, or all", "1f1b", (*SCHEDULES, "all"))
 SLICED = Parameter("sliced", int, "micro-batches that 1F1B may begin in two halves, at most", 0, least=0)
@@ -68,9 +68,9 @@ GRADIENTS = Parameter(
 OPTIMIZER = Parameter(
     "optimizer",
     str,
-    "the optimizer: adamw, or muon, with one momentum for each matrix of the layers, in ZeRO 0 and 1",
+    f"the optimizer: {', or '.join(spec.about for spec in OPTIMIZERS.values())}",
     "adamw",
-    OPTIMIZERS,
+    tuple(OPTIMIZERS),
 )
 MEMORY_TABLES = Parameter(
     "memory_tables",
@@ -86,17 +86,19 @@ PARAMETERS = (
 
 
 def cost_words(cost_model: str) -> str:
-    """A cost model in words, with any further text of its name."""
+    """The description of a cost model for users: `streams` -> `with overlap`, `executed` -> `without overlap`; other names
+    stay. Text that follows the name after a comma is kept: `executed, Eq. 8` -> `without overlap, Eq. 8`."""
     name, comma, rest = cost_model.partition(",")
     return COSTS.get(name, name) + comma + rest
 
 
 def space_of(options: Mapping[str, Any]) -> Space:
-    """The search space for the parameters' values. Raises InputError."""
+    """The search space that the options of a request describe. options: the value of each of the parameters in `PARAMETERS` by
+    name. Raises InputError if the text of `zero` or of `host` is not understood."""
     return Space(
         depths=None if options["pipeline"] is None else [options["pipeline"]],
         micro_batches=None if options["micro_batches"] is None else [options["micro_batches"]],
-        schedules=SCHEDULES if options["schedule"] == "all" else (options["schedule"],),
+        schedules=BOUNDED if options["schedule"] == "all" else (options["schedule"],),
         most_sliced=options["sliced"],
         most_chunks=options["chunks"],
         even_chunks=True,
@@ -112,15 +114,20 @@ def space_of(options: Mapping[str, Any]) -> Space:
 
 
 def with_tables(request: Request, tables: str) -> Request:
-    """The request with memory tables that are an upper bound (`most`) or a lower bound (`least`) of the programs' bytes; the
-    request itself where its problem has no such parameter."""
+    """The request in which the option `memory_tables` is set to `tables`, if its problem has that parameter; otherwise the
+    request unchanged. tables: `most` for memory tables whose bytes are an upper bound of what programs hold, `least` for a
+    lower bound. request: the user's model, cluster, batch and options.
+    """
     if MEMORY_TABLES.name not in request.options:
         return request
     return replace(request, options={**request.options, MEMORY_TABLES.name: tables})
 
 
 def streams_refusal(request: Request) -> str | None:
-    """The reason, in words, why the cost model `streams` does not apply to a request; None where it applies."""
+    """The reason, in words, why the cost model `streams`, which counts overlap of communication and computation, does not
+    apply to a request; None if it applies. It needs a described cluster of equal nodes, devices with known kernel
+    efficiencies, and a described model. request: the user's model, cluster, batch and options.
+    """
     cluster, model, options = request.cluster, request.model, request.options
     if cluster is None or request.profile is not None or request.measured or model is None:
         return "the numbers are those of a profile"
@@ -137,8 +144,11 @@ def streams_refusal(request: Request) -> str | None:
 
 
 def unusual_costs_reason(request: Request) -> str | None:
-    """The reason, in words, why devices that `streams` could price are planned with `executed` though the user did not choose
-    it; None where they are not."""
+    """The reason, in words, why a request is planned with the cost model `executed` (without overlap) although its devices
+    have known kernel efficiencies, so that `streams` (with overlap) is usual for them. None if the user chose the cost
+    model, if the devices have no kernel efficiencies, or if `streams` applies. request: the user's model, cluster, batch
+    and options.
+    """
     kinds = () if request.cluster is None else request.cluster.used_kinds
     if not any(kind.efficiencies for kind in kinds) or request.options[COST_MODEL.name] != COST_MODEL.default:
         return None
@@ -147,8 +157,10 @@ def unusual_costs_reason(request: Request) -> str | None:
 
 
 def cost_model_of(request: Request) -> str:
-    """The name of the cost model with which a request is planned. Raises InputError where the request has an option of the
-    other one."""
+    """The name of the cost model with which a request is planned: `streams` (with overlap) or `executed` (without). request:
+    the user's model, cluster, batch and options. Raises InputError if the user requests `streams` and it does not apply,
+    or requests an option of `streams` (context parallelism, low precision) and it is not used.
+    """
     requested, refusal = request.options["cost_model"], streams_refusal(request)
     chosen = requested if requested != "auto" else "executed" if refusal else "streams"
     if chosen == "streams":
@@ -164,14 +176,33 @@ def cost_model_of(request: Request) -> str:
 
 
 def within_optimizer(request: Request) -> Request:
-    """The request with those ZeRO stages that its optimizer supports. Raises InputError where none is left, or where another
-    option does not go with the optimizer."""
+    """The request whose option `zero` is narrowed to the ZeRO stages that its optimizer supports; the request itself for an
+    optimizer that works on single elements. request: the user's model, cluster, batch and options. Raises InputError if
+    no ZeRO stage remains, where no model is described, or where an optimizer of whole matrices is combined with host
+    offload or hybrid sharding.
+    """
     options, optimizer = request.options, request.options[OPTIMIZER.name]
-    if optimizer == "adamw":
-        return request
+    spec = OPTIMIZERS[optimizer]
     with_optimizer = f"with {OPTIMIZER.flag} {optimizer}"
+    if spec.whole_matrices:
+        _check_whole_matrices(request, with_optimizer)
+    elif set(spec.zero) == set(ZERO_STAGES):
+        return request
+    requested = _zero_stages(options["zero"])
+    zero = [stage for stage in requested if stage in spec.zero]
+    if not zero:
+        why = ": no rank has the gradient of a whole matrix in others" if spec.whole_matrices else ""
+        fix = f"give {' or '.join(map(str, spec.zero))}{why}"
+        raise InputError(COMMAND_LINE, ZERO.flag, f"is {options['zero']}, {with_optimizer}", fix)
+    return replace(request, options={**options, "zero": ",".join(map(str, zero))})
+
+
+def _check_whole_matrices(request: Request, with_optimizer: str) -> None:
+    """Raises InputError where a request does not go with an optimizer of whole matrices, such as Muon. with_optimizer: words on
+    the optimizer, for the message."""
+    options = request.options
     if request.described_model is None:
-        problem = f"is {optimizer}, of a profile without a described model"
+        problem = f"is {options[OPTIMIZER.name]}, of a profile without a described model"
         raise InputError(COMMAND_LINE, OPTIMIZER.flag, problem, "leave it out, or give --model")
     if options["host"] != HOST.default:
         fix = "give none: matrices are stepped on the device"
@@ -179,15 +210,12 @@ def within_optimizer(request: Request) -> Request:
     if options["hybrid"]:
         fix = "leave it out: whole matrices are dealt to all data-parallel ranks, or to none"
         raise InputError(COMMAND_LINE, HYBRID.flag, f"is given, {with_optimizer}", fix)
-    zero = [stage for stage in _zero_stages(options["zero"]) if stage in MUON_ZERO]
-    if not zero:
-        fix = f"give {' or '.join(map(str, MUON_ZERO))}: no rank has the gradient of a whole matrix in others"
-        raise InputError(COMMAND_LINE, ZERO.flag, f"is {options['zero']}, {with_optimizer}", fix)
-    return replace(request, options={**options, "zero": ",".join(map(str, zero))})
 
 
 def cp_degrees(options: Mapping[str, Any]) -> tuple[int, ...]:
-    """The context-parallel degrees from which all units together have one, ascending. Raises InputError."""
+    """The context-parallel degrees that the options allow, in ascending order; one plan has one of them in all of its units
+    (sub-layers or layers). options: the values of the parameters by name, of which `cp` is read, such as `1,2,4`. Raises
+    InputError if it is no list of degrees of at least 1."""
     words = {word.strip() for word in options[CP.name].split(",")}
     if not all(word.isdecimal() and int(word) for word in words):
         raise InputError(COMMAND_LINE, CP.flag, f"is {shown(options[CP.name])}", "give degrees of at least 1, such as 1,2,4")
@@ -195,8 +223,10 @@ def cp_degrees(options: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def cp_choices(options: Mapping[str, Any]) -> list[tuple[int, Exchange]]:
-    """The context-parallel degrees from which all units together have one, each with what its ranks exchange. Raises
-    InputError."""
+    """The pairs (context-parallel degree, exchange) that the options allow, by ascending degree; the exchange is what
+    context-parallel ranks send each other for attention, `keys` or `heads`. One plan has one pair in all of its units
+    (sub-layers or layers). options: the values of the parameters by name. Raises InputError if the degrees are not
+    understood, or an exchange is given with degree 1 alone."""
     degrees, requested = cp_degrees(options), options[CP_EXCHANGE.name]
     if requested != CP_EXCHANGE.default and degrees == (1,):
         fix = f"give {CP.flag} of at least 2, or leave it out: one rank exchanges nothing"
@@ -205,8 +235,20 @@ def cp_choices(options: Mapping[str, Any]) -> list[tuple[int, Exchange]]:
     return [(degree, exchange) for degree in degrees for exchange in (exchanges if degree > 1 else EXCHANGES[:1])]
 
 
+def cp_choice(options: Mapping[str, Any]) -> tuple[int, Exchange]:
+    """The context-parallel degree of all units (sub-layers or layers), and what context-parallel ranks send each other for
+    attention (`keys` or `heads`). options: the values of the parameters by name. Raises InputError if the options allow
+    several such pairs."""
+    (degree, exchange), *others = cp_choices(options)
+    if others:
+        parameter, noun, example = (CP, "degree", degree) if "," in options[CP.name] else (CP_EXCHANGE, "exchange", exchange)
+        fix = f"give one {noun} for an instance, such as {example}"
+        raise InputError(COMMAND_LINE, parameter.flag, f"is {options[parameter.name]}", fix)
+    return degree, exchange
+
+
 def _zero_stages(text: str) -> tuple[ZeroStage, ...]:
-    """The ZeRO stages that a parameter's text names. Raises InputError."""
+    """The ZeRO stages that a text such as `0,3` names, in ascending order. Raises InputError for a text with anything else."""
     words = {word.strip() for word in text.split(",")}
     if not words <= set(map(str, ZERO_STAGES)):
         fix = f"give some of {', '.join(map(str, ZERO_STAGES))}, such as 0,3"
@@ -215,7 +257,8 @@ def _zero_stages(text: str) -> tuple[ZeroStage, ...]:
 
 
 def _host_parts(text: str) -> tuple[HostPart, ...]:
-    """The parts of a unit that may be on the host by a parameter's text, in the order of HOST_PARTS. Raises InputError."""
+    """The parts of a unit (sub-layer or layer) that may be kept on the host, from a text such as `optimizer,hidden`, `all` or
+    `none`, in the order of HOST_PARTS. Raises InputError for unknown words, and for `parameters` without `optimizer`."""
     words = {word.strip() for word in text.split(",")}
     words = {"all": set[str](HOST_PARTS), "none": set[str]()}.get(text.strip(), words)
     if not words <= set(HOST_PARTS):

@@ -5,13 +5,13 @@ in what they recompute. So each configuration has one layout, and there are no r
 stages, states are copies or sharded in ZeRO stage 1, as frameworks have it there.
 
 The tables relax the overlap of lanes (see `overlap_lower_bounds`), so that the problem's step is never longer than the
-simulated step of the plan's programs (`execution.streams`). Times in which lanes wait for each other are in the simulation
-alone, as is the sum of the gradients of a table that both ends of a pipeline share.
+simulated step of the plan's programs (`execution.prediction.overlap`). Times in which lanes wait for each other are in the
+simulation alone, as is the sum of the gradients of a table that both ends of a pipeline share.
 
 Memory is that of trainplan's own programs, as under `executed`: an upper bound, without room for re-layouts and with room for
 prefetched buffers; or a lower bound (`MEMORY_TABLES`), without either. With context parallelism it is that of pieces of
 samples, and of the keys and values of whole samples while attention needs them. Of plans that no program carries out, it is
-that of the programs that stand for them (`execution.surrogate`), with copies of weights in few bits.
+that of the programs that stand for them (`execution.prediction.surrogate`), with copies of weights in few bits.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ from trainplan.formulations.joint.overlap_memory import OverlapMemory
 from trainplan.formulations.joint.problem import Configuration, Schedule
 from trainplan.formulations.joint.search_space import Space
 from trainplan.formulations.joint.tables import Boundary, Option, Tied
-from trainplan.formulations.joint.user_constraints import TP
 from trainplan.formulations.plan.request import Request
-from trainplan.formulations.plan.strategy import TREE, Exchange, Paradigm, Strategy, without_cp
+from trainplan.formulations.plan.strategy import LEVELS, Exchange, Strategy, without_cp
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster
@@ -63,7 +62,9 @@ LEFT_OUT = (
 
 
 class SingleLayoutBoundaries(Boundaries):
-    """Boundaries between units of one layout, with the message times of the cost model `streams` and no re-layouts."""
+    """Boundaries between units (sub-layers, or layers) that all have one layout (a strategy without recomputation), so that no
+    hidden states have to be re-laid. Message times are those of the cost model `streams`, which counts overlap.
+    """
 
     state_of = staticmethod(layout_of)
     state_name = staticmethod(str)
@@ -75,7 +76,10 @@ class SingleLayoutBoundaries(Boundaries):
     def boundary(
         self, size: int, strategies: Sequence[Strategy], group: int, samples: int, sliced: bool, chunks: int = 1
     ) -> Boundary:
-        """One kind of boundary with one interface state. Arguments as of `Boundaries.boundary`."""
+        """The costs of one kind of boundary between two units; since all units have one layout, there is a single interface
+        state and nothing is re-laid. size: bytes of one sample's hidden states. strategies: the one strategy of all units.
+        group: the number of devices of a stage. samples: samples per micro-batch. sliced: must be False, since halves of
+        micro-batches are not simulated with overlap. chunks: the number of stages on each device group."""
         assert not sliced, "halves of micro-batches have no simulation with overlap"
         (layout,) = map(layout_of, strategies)
         sent, none = message_bytes(layout, samples, size), np.zeros((1, 1), np.int64)
@@ -92,7 +96,13 @@ class SingleLayoutBoundaries(Boundaries):
 
 
 class StreamedCosts(JointCosts):
-    """The tables of one model on one cluster of equal devices under the cost model `streams`."""
+    """The tables of costs of one model on one cluster of equal devices under the cost model `streams`, in which collectives
+    overlap computations.
+
+    A unit is a sub-layer or layer; an option is one way to run it. A layout is a strategy without recomputation; all units
+    of a configuration (schedule, number of micro-batches and device groups) have the same layout. A setting holds what the
+    tables depend on: devices of a stage, samples per micro-batch and schedule.
+    """
 
     cost_model = COST_MODEL
 
@@ -104,18 +114,16 @@ class StreamedCosts(JointCosts):
         model: Model,
         cluster: Cluster,
         batch: int,
-        cp: int = 1,
-        exchange: Exchange = "keys",
         recipe: Recipe | None = None,
         precision: Precision | None = None,
     ) -> None:
-        """profile: of the model, for its memory; with context parallelism of degree cp, of a cp-th of its tokens. batch:
-        samples of a step. exchange: what context-parallel ranks exchange for attention. recipe: of the matrix multiplications
-        of transformer layers, where they are in fewer bits than the model's dtype. Other arguments as of `JointCosts`. Raises
-        InputError."""
+        """profile: the model's profile, used for memory; with the space's context parallelism of degree cp it is a profile of
+        1/cp of the tokens. space: the options to choose from. tp_degrees: the tensor-parallel degrees that the profile has.
+        batch: samples per step. recipe: the low-precision recipe of the matrix multiplications of transformer layers; None for
+        the model's dtype. precision: the precision of model states; None for the profile's. Raises InputError."""
         super().__init__(profile, space, tp_degrees, precision)
         self.model, self.cluster, self.batch, self.recipe = model, cluster, batch, recipe
-        self.cp, self.exchange = cp, exchange
+        cp, exchange = self.cp, self.exchange = space.cp, space.exchange
         self.element_bytes = DTYPE_BYTES[model.dtype]
         self.unsupported_layouts = 0  # layouts whose products a recipe does not take
         self.framework = planned_framework(space.optimizer, self.precision.gradient_bytes(self.element_bytes))
@@ -141,25 +149,31 @@ class StreamedCosts(JointCosts):
     # Possible options
 
     def _every_strategy(self, group: int) -> list[Strategy]:
-        """The strategies whose ranks are in the order of frameworks, with the context-parallel degree of these costs."""
-        possible = [strategy for strategy in super()._every_strategy(group) if _in_order(strategy)]
+        """The strategies of the search space for a stage of `group` devices, with the context-parallel degree of the space,
+        whose parallelism levels are in the order in which frameworks number ranks. In pipelines of several stages, only those
+        of ZeRO stages 0 and 1."""
+        possible = [strategy for strategy in super()._every_strategy(group) if strategy.in_rank_order]
         if group < self.profile.devices:
             possible = [strategy for strategy in possible if strategy.zero_stage < 2]
         return [strategy for without_cp in possible if (strategy := _with_cp(without_cp, self.cp, self.exchange)) is not None]
 
     def _settings(self, schedule: Schedule, group: int, samples: int) -> Sequence[Setting]:
-        """One setting for each layout that all kinds of units can have."""
+        """The settings on which tables of costs depend under a schedule, each of which becomes a configuration of its own: one
+        for each layout (strategy without recomputation) that all kinds of units can have. group: the number of devices of a
+        stage. samples: samples per micro-batch."""
         setting = Setting(group, samples, chunks=schedule.chunks)
         return [setting._replace(layout=layout) for layout in self.by_layout(group, samples)]
 
     def _options(self, setting: Setting) -> tuple[tuple[Option, ...], ...]:
-        """The options by kind of unit, of one layout where the setting has one."""
+        """For each kind of unit, its options: those with the layout that the setting fixes, or those of all layouts where it
+        fixes none."""
         if setting.layout is None:
             return super()._options(setting)
         return self.by_layout(setting.group, setting.samples)[setting.layout]
 
     def _by_layout(self, group: int, samples: int) -> dict[Strategy, tuple[tuple[Option, ...], ...]]:
-        """For each layout that all kinds of units can have, its options by kind of unit."""
+        """For each layout (strategy without recomputation) that all kinds of units can have, the options that have it, by kind
+        of unit. group: the number of devices of a stage. samples: samples per micro-batch."""
         every = self.options(Setting(group, samples))
         of_kinds: list[dict[Strategy, list[Option]]] = [{} for _ in every]
         for options, of_layout in zip(every, of_kinds, strict=True):
@@ -170,16 +184,19 @@ class StreamedCosts(JointCosts):
         return {layout: tuple(tuple(of_kind[layout]) for of_kind in of_kinds) for layout in layouts}
 
     def _supports_recipe(self, layout: Strategy, group: int, samples: int) -> bool:
-        """Whether the sizes of all matrix multiplications under a layout are allowed by the recipe; counts the layouts where
-        they are not."""
+        """Whether the request's low-precision recipe (such as FP8) supports the sizes of all matrix multiplications under a
+        layout; True without a recipe. If not, the number `unsupported_layouts`, which an error's text reports, is raised by
+        one. layout: a strategy without recomputation. group: the number of devices of a stage. samples: samples per
+        micro-batch.
+        """
         run = self.prices(layout, Setting(group, samples, layout=layout)).layout
         supported = all(supports_recipe(part, run) for part in self.model.sublayers.values())
         self.unsupported_layouts += not supported
         return supported
 
     def _configurations(self, batch: int) -> list[Configuration]:
-        """All configurations of a batch. Raises InputError, which names the recipe where it is the reason that
-        there are none."""
+        """All configurations (schedule, number of micro-batches, device groups) for a batch of `batch` samples. Raises
+        InputError if there are none; the error names the low-precision recipe where that is the reason."""
         try:
             return super()._configurations(batch)
         except InputError:
@@ -191,7 +208,8 @@ class StreamedCosts(JointCosts):
     # Numbers
 
     def _prices(self, layout: Strategy, setting: Setting) -> InstructionCosts:
-        """The costs of instructions under a layout in a setting."""
+        """The costs in ns of single instructions (passes, collectives, messages, optimizer) under a layout. layout: a strategy
+        without recomputation. setting: the devices of a stage, samples per micro-batch and number of chunks."""
         dtype: Any = self.model.dtype
         run = RunLayout(
             dp=layout.data_degree,
@@ -215,8 +233,13 @@ class StreamedCosts(JointCosts):
         return InstructionCosts(self.sublayers, run)
 
     def _part(self, sublayer: str, strategy: Strategy, setting: Setting, once: bool) -> dict[str, int]:
-        """The numbers of one sub-layer under a strategy, by their names in NAMES. once: whether it is a head whose table is
-        also the embedding's."""
+        """The costs of one sub-layer under a strategy, by column names of `OptionTable` (such as `forward_ns`). Its times are
+        not the time that the sub-layer takes alone: their sums over all sub-layers are a lower bound of the step under
+        overlap.
+
+        sublayer: the sub-layer's name in the profile. setting: devices of a stage, samples per micro-batch and number of
+        chunks. once: True for a head whose weight table is the embedding's, as one parameter.
+        """
         profile, samples = self.profile, setting.samples
         forward, backward, end = self.lanes.relaxed_ns(sublayer, strategy, setting, once)
         alone, group = without_cp(strategy), strategy.group
@@ -256,28 +279,25 @@ class StreamedCosts(JointCosts):
     def _with_host(
         self, sublayer: str, option: Option, samples: int, numbers: dict[str, int], in_flight: int
     ) -> dict[str, int]:
-        """The numbers of a sub-layer with its input on the host. Copies overlap computations, so times stay as they are."""
+        """The costs of a sub-layer with its input on the host, by the names in NAMES. Copies to the host overlap computations,
+        so times stay as they are. sublayer: the sub-layer's name in the profile. option: the option that keeps the input on the
+        host. samples: samples per micro-batch. numbers: the costs with the input on the device. in_flight: the largest number
+        of micro-batches whose inputs are on the host at the same time."""
         return with_input_away(numbers, input_bytes(self.profile, sublayer, strategy_of(option), samples), in_flight)
 
     def _tied(self, setting: Setting) -> Tied | None:
-        """The costs of a shared table, without the sum of its gradients, which the simulation alone counts."""
+        """The costs of a weight table that embedding and head share; the time to sum its gradients is 0 here, since under
+        overlap only the simulation of the plan counts it. None if embedding and head share no table. setting: devices of a
+        stage, samples per micro-batch and number of chunks.
+        """
         tied = super()._tied(setting)
         return None if tied is None else replace(tied, reduce_ns=0)
 
 
-def streamed_costs(
-    request: Request,
-    space: Space,
-    degrees: tuple[int, ...],
-    sizes: list[int],
-    groups: list[int],
-    cp: int,
-    exchange: Exchange,
-) -> StreamedCosts:
-    """The costs of a request under `streams`.
-
-    degrees: tensor-parallel degrees. sizes: samples of micro-batches. groups: devices of stages. cp: the context-parallel
-    degree. exchange: what its ranks exchange. Raises InputError.
+def recipe_of(request: Request) -> Recipe | None:
+    """The low-precision recipe in which a request's layers multiply matrices; None if they do so in the model's dtype.
+    request: the user's model, cluster, batch and options. Raises InputError if the devices or the model do not support
+    the recipe.
     """
     model, cluster, recipe = request.model, request.cluster, RECIPES.get(request.options[PRECISION.name])
     assert model is not None and cluster is not None
@@ -287,21 +307,28 @@ def streamed_costs(
     if recipe is not None and recipe.base not in (None, model.dtype):
         problem = f"is {recipe.name}, of models in {recipe.base}, and this one is in {model.dtype}"
         raise InputError("command line", PRECISION.flag, problem, f"give --dtype {recipe.base}, or another recipe")
-    if cp > 1 and (model.sequence_tokens % (2 * cp) or request.origin.devices % cp):
-        problem = f"is {cp}, for {model.sequence_tokens} tokens on {request.origin.devices} devices"
+    return recipe
+
+
+def request_of_one_rank(request: Request, cp: int) -> Request:
+    """The request whose model has only the tokens that one of `cp` context-parallel ranks has of each sample; a profile is
+    then obtained for that model. request: the user's model, cluster, batch and options. Raises InputError if the
+    sequence is not a multiple of twice the degree, or the devices are not a multiple of it.
+    """
+    model, devices = request.model, request.origin.devices
+    assert model is not None
+    if cp > 1 and (model.sequence_tokens % (2 * cp) or devices % cp):
+        problem = f"is {cp}, for {model.sequence_tokens} tokens on {devices} devices"
         raise InputError("command line", "--cp", problem, "give a degree that divides the devices, and twice the tokens")
-    if exchange == "heads":
-        degrees = _sharing_heads(model, degrees, cp, request.options.get(TP.name))
     part = model.with_fields(sequence=model.sequence_tokens // cp) if cp > 1 else model
-    requested = replace(request, model=part, obtained=[] if cp > 1 else request.obtained)
-    profile = requested.profile_for([size * cp for size in sizes], groups, degrees=degrees)
-    space = replace(space, messages_beside=True)
-    return StreamedCosts(profile, space, degrees, model, cluster, request.samples, cp, exchange, recipe, request.precision)
+    return replace(request, model=part, obtained=[] if cp > 1 else request.obtained)
 
 
-def _sharing_heads(model: Model, degrees: tuple[int, ...], cp: int, requested: int | None) -> tuple[int, ...]:
-    """Those of the tensor-parallel degrees whose attention heads `cp` context-parallel ranks can share. requested: the user's
-    degree, if any. Raises InputError where none is left."""
+def sharing_heads(model: Model, degrees: tuple[int, ...], cp: int, requested: int | None) -> tuple[int, ...]:
+    """The tensor-parallel degrees, among the given ones, at which `cp` context-parallel ranks can divide each tensor-parallel
+    rank's attention heads among them, as an exchange of heads requires. degrees: the degrees to choose from. requested: the
+    one degree that the user fixed, None if all are tried. Raises InputError if no degree is possible.
+    """
     tried = [tp for tp in degrees if requested in (None, tp)] or degrees
     why = {tp: [why_no_head_share(part, tp, cp) for part in model.sublayers.values()] for tp in tried}
     possible = tuple(tp for tp, reasons in why.items() if not any(reasons))
@@ -311,26 +338,23 @@ def _sharing_heads(model: Model, degrees: tuple[int, ...], cp: int, requested: i
     return possible
 
 
-def _in_order(strategy: Strategy) -> bool:
-    """Whether a strategy's levels are in the order of frameworks' ranks: copies, shards, then tensor parallelism on the fastest
-    links."""
-    axes = [paradigm for paradigm, _ in strategy.levels]
-    return axes == [paradigm for paradigm in TREE if paradigm in axes]
-
-
 def _with_cp(strategy: Strategy, degree: int, exchange: Exchange) -> Strategy | None:
-    """The strategy for which another one stands (see `without_cp`), with this degree and exchange of context parallelism; None
-    where its data-parallel ranks cannot be divided so."""
+    """The strategy in which context-parallel ranks are taken out of the data-parallel ones: dp8 with degree 2 -> dp4-cp2. None
+    if the data-parallel degree is not a multiple of the context-parallel one, or if no sharding would remain of a sharded
+    strategy.
+
+    degree: the context-parallel degree; 1 leaves the strategy unchanged. exchange: what context-parallel ranks send each
+    other for attention, `keys` or `heads`.
+    """
     if degree == 1:
         return strategy
-    data: Paradigm = "sdp" if strategy.degree("sdp") > 1 else "dp"
+    data = strategy.innermost_data
     degrees = dict(strategy.levels)
     if degrees.get(data, 1) % degree:
         return None
     degrees[data] //= degree
-    if data == "sdp" and degrees["sdp"] == 1:
+    if LEVELS[data].shares and degrees[data] == 1:
         return None  # ranks share states with others of their own samples alone: not written yet
-    order: tuple[Paradigm, ...] = ("dp", "sdp", "cp", "tp")
     degrees["cp"] = degree
-    levels = tuple((paradigm, degrees[paradigm]) for paradigm in order if degrees.get(paradigm, 1) > 1)
+    levels = tuple((paradigm, degrees[paradigm]) for paradigm in LEVELS if degrees.get(paradigm, 1) > 1)
     return replace(strategy, levels=levels, exchange=exchange)

@@ -40,7 +40,7 @@ from typing import Literal, NamedTuple
 from trainplan.formulations.costs.overlapped.analytic_step import LEAST_BUCKETS, exposed_gather_ns
 from trainplan.formulations.costs.overlapped.instruction_costs import InstructionCosts
 from trainplan.formulations.joint.cost_tables import Setting
-from trainplan.formulations.plan.strategy import Strategy, without_cp
+from trainplan.formulations.plan.strategy import COPIES, Strategy, without_cp
 from trainplan.profiling.profiles import Profile
 
 MIXED = 0.01  # the share of the bound that a mean of both lanes may cost it
@@ -49,8 +49,12 @@ ROUNDED_NS = 1  # that rounding may take off a unit's part of the gathering
 
 
 class EndOfStepTimes(NamedTuple):
-    """Times in ns of a unit after its last backward pass: the reduction of its gradients to shards (scattered), their sum over
-    copies (summed), its optimizer, and the gathering of its updated parameters, hidden or not (updated)."""
+    """Times in ns of a sub-layer's work after its last backward pass.
+
+    scattered: the reduce-scatter of its gradients to shards. summed: the sum of its gradients over copies of the model
+    states. optimizer: the optimizer's step. updated: the all-gather of its updated parameters, whether or not forward
+    passes hide it.
+    """
 
     scattered: int
     summed: int
@@ -59,12 +63,20 @@ class EndOfStepTimes(NamedTuple):
 
 
 def layout_of(strategy: Strategy) -> Strategy:
-    """A strategy without its recomputation."""
+    """The layout of a strategy: the strategy without recomputation, which says only how ranks share work and states.
+    dp2-tp4-ckpt -> dp2-tp4."""
     return replace(strategy, ckpt=False, modules=())
 
 
 class LaneTimes:
-    """Times of one model's sub-layers on the lanes of frameworks."""
+    """Times of one model's sub-layers on the two lanes of a device, from which lower bounds of the step under overlap are
+    made. A lane runs its work one after the other: the first has the computations and the collectives of tensor-parallel
+    ranks, the second moves parameters and gradients; both run at the same time.
+
+    A layout is a strategy without recomputation. There are four lower bounds, each named after the work that it counts
+    after the last pass: `optimizer`, `updates` (the gathering of updated parameters), `reductions` (of gradients), and
+    `collectives` (all work of the second lane). A setting holds the devices of a stage and the samples per micro-batch.
+    """
 
     def __init__(
         self,
@@ -74,8 +86,9 @@ class LaneTimes:
         batch: int,
         prices: Callable[[Strategy, Setting], InstructionCosts],
     ) -> None:
-        """profile: of the model. element_bytes: of the model's dtype. key_of: for each sub-layer of the profile, its name in
-        the model. batch: samples of a step. prices: gives the costs of instructions under a layout in a setting."""
+        """profile: the model's profile. element_bytes: bytes of one parameter in the model's dtype. key_of: for each sub-layer
+        of the profile, its name in the model. batch: samples per step. prices: a function that gives the costs of instructions
+        under a layout in a setting (devices of a stage, samples per micro-batch)."""
         self.profile, self.key_of, self.batch, self.prices = profile, key_of, batch, prices
         self.counts = Counter(unit.sublayer for unit in profile.units)
         self.element_bytes = element_bytes
@@ -86,9 +99,11 @@ class LaneTimes:
         self.lane = cache(self._lane)
 
     def relaxed_ns(self, sublayer: str, strategy: Strategy, setting: Setting, once: bool) -> tuple[int, int, int]:
-        """The times in ns of a sub-layer that add up to a lower bound of the step, as the module's head defines it: forward
-        pass, backward pass, and once in a step. once: whether it is a head whose table is also the embedding's, as one
-        parameter."""
+        """Three times in ns of a sub-layer: forward pass of a micro-batch, backward pass of a micro-batch, and work done once
+        in a step. Their sums over all sub-layers and micro-batches of a plan are a lower bound of its step under overlap.
+        setting: the devices of a stage and samples per micro-batch. once: whether the sub-layer is a head whose parameter
+        table is also the embedding's, as one parameter. sublayer: the sub-layer's name in the profile.
+        """
         layout = layout_of(strategy)
         lane, share = self.lane(layout, setting)
         computed = self.computed_ns(sublayer, strategy, setting)
@@ -100,7 +115,10 @@ class LaneTimes:
         return forward, backward, int((1 - share) * end)
 
     def end_ns(self, sublayer: str, layout: Strategy, setting: Setting, lane: Lane) -> int:
-        """The part in ns of a sub-layer in the time after the passes, by the bound that `lane` names."""
+        """The time in ns of a sub-layer's work after the last pass, as one of the four lower bounds of the step counts it.
+        lane: the name of the lower bound: `optimizer`, `updates`, `reductions` or `collectives`. sublayer: the sub-layer's
+        name in the profile.
+        """
         end, head = self.end_of_step(sublayer, layout, setting), self.profile.shapes[sublayer].kind == "head"
         if lane == "optimizer":
             return end.optimizer
@@ -113,7 +131,9 @@ class LaneTimes:
         return updated
 
     def _lane(self, layout: Strategy, setting: Setting) -> tuple[Lane, float]:
-        """The name of the bound whose times a layout's tables have, and the share of the passes in these times."""
+        """The largest of the four lower bounds of the step for a layout, as (name, weight). The weight, from 0 to 1, is the
+        share with which computations count in it: below 1 if the bound is a weighted mean of the work on both lanes.
+        """
         counts, micro_batches = self.counts, self.batch // setting.samples
 
         def total(lane: Lane) -> int:
@@ -131,14 +151,18 @@ class LaneTimes:
         return lane, 1.0
 
     def _unhidden_reduction_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> int:
-        """The reduction of a unit's gradients less its own backward pass with everything recomputed, in ns: r - b of the
-        module's head."""
+        """The time in ns to reduce a sub-layer's gradients, less the time of its own backward pass with full recomputation,
+        which may hide it; negative if the backward pass takes longer. sublayer: the sub-layer's name in the profile.
+        """
         end = self.end_of_step(sublayer, layout, setting)
         whole = self.computed_ns(sublayer, replace(layout, ckpt=True), setting)
         return end.scattered + end.summed - whole[1]
 
     def _computed_ns(self, sublayer: str, strategy: Strategy, setting: Setting) -> tuple[int, int]:
-        """Forward and backward pass in ns of a sub-layer on the lane of computations, as its instructions are priced."""
+        """The forward and the backward pass in ns of a sub-layer for one micro-batch on the lane of computations, with the
+        collectives of tensor-parallel ranks and with recomputation. setting: the devices of a stage and samples per
+        micro-batch. sublayer: the sub-layer's name in the profile.
+        """
         name, kind = self.key_of[sublayer], self.profile.shapes[sublayer].kind
         prices = self.prices(layout_of(strategy), setting)
         forward_sums, end = prices.sums(kind)
@@ -147,8 +171,11 @@ class LaneTimes:
         return forward, backward + (prices.recompute_ns(name) if strategy.ckpt else 0)
 
     def _moved_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> tuple[int, int]:
-        """The times in ns of the other lane for a micro-batch in ZeRO stages 2 and 3, in the forward and the backward pass. The
-        last unit's parameters are still there for its backward pass."""
+        """The time in ns of a sub-layer for one micro-batch on the lane that moves parameters and gradients, in the forward
+        and in the backward pass; for ZeRO stages 2 and 3. The head's parameters are still gathered when its backward pass
+        begins, so they are gathered once. setting: the devices of a stage and samples per micro-batch. sublayer: the
+        sub-layer's name in the profile.
+        """
         alone, prices, shape = without_cp(layout), self.prices(layout, setting), self.profile.shapes[sublayer]
         ranks, stride, parameters = alone.degree("sdp"), alone.strides()["sdp"], self.parameters(sublayer, layout)
         gather, scatter = 0, self.end_of_step(sublayer, layout, setting).scattered
@@ -157,9 +184,12 @@ class LaneTimes:
         return gather, scatter + (0 if shape.kind == "head" else gather)
 
     def _end_of_step(self, sublayer: str, layout: Strategy, setting: Setting) -> EndOfStepTimes:
-        """The times of a sub-layer after its last backward pass."""
+        """The times in ns of a sub-layer after its last backward pass: reductions, optimizer and gathering of updated
+        parameters. setting: the devices of a stage and samples per micro-batch. sublayer: the sub-layer's name in the
+        profile.
+        """
         alone, prices, name = without_cp(layout), self.prices(layout, setting), self.key_of[sublayer]
-        shared, copies, strides = alone.degree("sdp"), alone.degree("dp"), alone.strides()
+        shared, copies, strides = alone.degree("sdp"), alone.copies, alone.strides()
         parameters, stage = self.parameters(sublayer, layout), layout.zero_stage
         gradient_bytes = prices.layout.framework.gradient_bytes
         scattered = summed = updated = 0
@@ -172,20 +202,23 @@ class LaneTimes:
             updated = prices.bucketed_ns(name, 1, parameters * self.element_bytes, shared, strides["sdp"])
         if copies > 1:
             part = parameters // shared if stage else parameters
-            summed = prices.bucketed_ns(name, 2, part * gradient_bytes, copies, strides["dp"])
-        stepped = parameters // prices.states_sharing(name)
+            summed = prices.bucketed_ns(name, 2, part * gradient_bytes, copies, min(strides[x] for x in COPIES if x in strides))
+        stepped = parameters // prices.ranks_sharing_states(name)
         return EndOfStepTimes(scattered, summed, prices.optimizer_ns(name, stepped), updated)
 
     def _exposed_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> int:
-        """A lower bound in ns of the part of the gathering of a sub-layer's updated parameters that forward passes
-        do not hide."""
+        """A lower bound in ns of the part of the gathering of a sub-layer's updated parameters that the next step's forward
+        passes do not hide. setting: the devices of a stage and samples per micro-batch. sublayer: the sub-layer's name in
+        the profile.
+        """
         updated = self.end_of_step(sublayer, layout, setting).updated
         share, hidden = self.exposed(layout, setting)
         return max(0, int(share * updated - hidden * self._forward_ns(sublayer, layout, setting)) - ROUNDED_NS)
 
     def _exposed(self, layout: Strategy, setting: Setting) -> tuple[float, float]:
-        """Two factors of the exposed part of the gathering of updated parameters: the share of a unit's gathering, and the
-        number of its forward passes that are taken off."""
+        """Two factors (a, n) from which the unhidden part of gathering a sub-layer's updated parameters is computed: a times
+        the time of the gathering, less n times the time of the sub-layer's forward pass.
+        """
         counts, alone = self.counts, setting.group == self.profile.devices and setting.chunks == 1
         updated = {name: self.end_of_step(name, layout, setting).updated for name in counts}
         if alone and self.profile.tied_parameters:
@@ -203,10 +236,14 @@ class LaneTimes:
         return (1.0, passes) if longer and all(updated[x] >= passes * forward[x] for x in counts) else (least, 0.0)
 
     def _forward_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> float:
-        """A forward pass in ns, as it counts for hiding the gathering of parameters."""
+        """The time in ns of a sub-layer's forward pass during which the gathering of parameters can go on. setting: the
+        devices of a stage and samples per micro-batch. sublayer: the sub-layer's name in the profile.
+        """
         prices = self.prices(layout, setting)
         return prices.times(self.key_of[sublayer]).forward_with_collectives_ns * prices.jitter
 
     def parameters(self, sublayer: str, layout: Strategy) -> int:
-        """The number of a sub-layer's parameters on one tensor-parallel rank."""
+        """The number of a sub-layer's parameters on one tensor-parallel rank, before any sharding over data-parallel ranks.
+        sublayer: the sub-layer's name in the profile.
+        """
         return self.profile.shapes[sublayer].shard(layout.degree("tp")).parameters

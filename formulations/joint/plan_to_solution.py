@@ -10,9 +10,11 @@ from trainplan.formulations.plan.plan import Plan
 
 
 def solution_of_plan(instance: Instance, plan: Plan) -> Solution | None:
-    """The solution of an instance that becomes a plan with the same programs. None where the instance has none: the plan is for
-    another batch or optimizer, has stages, a schedule or strategies that the instance does not offer, runs on other devices, or
-    keeps something on the host."""
+    """The solution of an instance that stands for a given plan, that is, which becomes a plan with the same programs. None if
+    the instance has none: the plan is for another batch or optimizer, has stages, a schedule or strategies that the
+    instance does not offer, runs on other devices, or keeps something on the host. instance: the configurations to choose
+    from, with costs and memory limits.
+    """
     batch, ends = plan.batch, [unit.last for unit in instance.units]
     if batch.global_samples != instance.batch or batch.shares or len(plan.units) != ends[-1] + 1 or plan.uses_host:
         return None
@@ -34,7 +36,10 @@ def solution_of_plan(instance: Instance, plan: Plan) -> Solution | None:
 
 
 def _has_shape_of(configuration: Configuration, plan: Plan) -> bool:
-    """Whether a plan has the stages, devices, schedule and number of micro-batches of a configuration."""
+    """Whether a plan has the stages, devices, schedule and number of micro-batches of a configuration. In a pipeline of one
+    stage, the schedule does not matter. configuration: one schedule, number of micro-batches and division into device
+    groups, with the costs of all options.
+    """
     groups, schedule, begin = configuration.device_groups, configuration.schedule, [0]
     begin += accumulate(group.size for group in groups)
     ranks = [list(range(begin[x % len(groups)], begin[x % len(groups) + 1])) for x in range(configuration.stages)]
@@ -44,8 +49,11 @@ def _has_shape_of(configuration: Configuration, plan: Plan) -> bool:
 
 
 def _choice(instance: Instance, configuration: Configuration, plan: Plan, cuts: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The option of every unit that has the plan's strategy, if possible the same index for all units; None where some unit has
-    no such option. cuts: the first units of the stages after the first."""
+    """For every unit (sub-layer or layer), the index of the option with the plan's strategy and nothing on the host, if
+    possible the same index for all units; None if some unit has no such option. cuts: the first unit of every stage but the
+    first. instance: the configurations to choose from, with costs and memory limits. configuration: one schedule, number of
+    micro-batches and division into device groups, with the costs of all options.
+    """
     strategies, choices, x = plan.strategies(), list[list[int]](), 0
     for l, unit in enumerate(instance.units):
         x += l in cuts

@@ -68,16 +68,26 @@ ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
 @dataclass(frozen=True)
 class Schedule(DataclassRecord):
     """The order in which the stages of a pipeline run their passes, written `gpipe`, `1f1b`, `sliced(2)` or `interleaved(2)`.
+    A pass is the forward or the backward computation of one micro-batch on one stage.
 
-    name: the schedule. sliced: the number of first micro-batches that run in two halves, under 1F1B alone. chunks: the number
-    of stages that each device group has, 1 unless the schedule is interleaved. beside: whether messages travel while passes
-    run, so that a pass waits for its own message alone; interleaved schedules only.
+    name: the schedule's name. sliced: the number of first micro-batches that run in two halves; only with 1F1B. chunks: the
+    number of stages that each device group has, 1 unless the schedule is interleaved. overlaps_messages: whether messages
+    travel while passes run, so that a pass waits for its own message alone; only with interleaved schedules. Files call
+    this field `beside`.
     """
 
     name: ScheduleName = "1f1b"
     sliced: Count = 0
     chunks: Annotated[int, Field(ge=1)] = 1
-    beside: bool = False
+    overlaps_messages: Annotated[bool, Field(alias="beside")] = False
+
+    def __repr__(self) -> str:
+        """The text from which digests of instances are made, with the names that files have."""
+        return f"Schedule({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The schedule as the dict that files hold, in which `overlaps_messages` is called `beside`."""
+        return {("beside" if name == "overlaps_messages" else name): value for name, value in super().to_dict().items()}
 
     def __str__(self) -> str:
         if self.sliced:
@@ -86,25 +96,33 @@ class Schedule(DataclassRecord):
 
     @property
     def planned(self) -> PlanSchedule:
-        """The schedule's name in plans."""
+        """The name that plans have for the schedule: `interleaved-1f1b` for `interleaved`, else the schedule's own name."""
         return "interleaved-1f1b" if self.name == "interleaved" else self.name
 
+    @property
+    def has_closed_forms(self) -> bool:
+        """Whether passes are of whole micro-batches, with one stage on every device group, in an order of which closed forms of
+        times and lower bounds are known (GPipe and 1F1B); other schedules are simulated by their orders of passes."""
+        return self.chunks == 1 and not self.sliced and self.name in schedules.CLOSED_FORMS
+
     def orders(self, stages: int, micro_batches: int) -> list[list[Pass]]:
-        """The passes of every device group in the order in which it runs them. stages: the number of stages of the whole
-        pipeline."""
+        """For each device group, in pipeline order, its passes in the order in which it runs them; each pass names its stage,
+        its micro-batch and its direction. stages: the number of stages of the whole pipeline, all chunks of all device groups.
+        micro_batches: the number of micro-batches per step."""
         return schedules.orders(self.planned, stages, micro_batches, self.sliced, self.chunks)
 
     def in_flight(self, stages: int, micro_batches: int, stage: int) -> int:
-        """The largest number of micro-batches whose forward pass a stage has run, and whose backward pass it has not. stages:
-        the number of stages. stage: the index of the stage. Of schedules with one stage on every device group only."""
+        """The largest number of micro-batches in flight on a stage: those whose forward pass the stage has run, and whose
+        backward pass it has not. stages: the number of stages of the pipeline. micro_batches: the number of micro-batches of a
+        step. stage: the index of the stage. Only for schedules with one stage on every device group."""
         assert self.chunks == 1
-        return micro_batches if self.name == "gpipe" else min(micro_batches, stages - stage)
+        return schedules.most_in_flight(self.planned, stages, micro_batches, stage)
 
 
 @dataclass(frozen=True)
 class DeviceClass(DataclassRecord):
-    """Devices that are equal to each other. count: their number. memory_bytes: of one device. host_bytes: one device's part of
-    its host's memory; None where nothing may be kept on hosts."""
+    """Devices that are equal to each other. count: the number of these devices. memory_bytes: the memory of one device.
+    host_bytes: one device's part of its host's memory; None if nothing may be kept on hosts."""
 
     name: str
     count: Annotated[int, Field(ge=1, le=2**20)]
@@ -114,8 +132,10 @@ class DeviceClass(DataclassRecord):
 
 @dataclass(frozen=True)
 class DeviceGroup(DataclassRecord):
-    """The devices that run one stage, or several where stages are interleaved. devices: for each device class of the instance,
-    the number of devices of that class. kind: the index of the group's tables in `Configuration.tables`."""
+    """The devices that run one stage, or several stages if the schedule is interleaved. devices: for each device class of the
+    instance (devices that are equal to each other), the number of devices of that class in the group. kind: the index of
+    the group's tables of costs in `Configuration.tables`.
+    """
 
     devices: Items[Count]
     kind: Count = 0
@@ -127,14 +147,15 @@ class DeviceGroup(DataclassRecord):
 
     @property
     def size(self) -> int:
-        """The number of devices."""
+        """The number of devices of the group, of all classes together."""
         return sum(self.devices)
 
 
 @dataclass(frozen=True)
 class Unit(DataclassRecord):
-    """One or several sub-layers that lie in one stage and have one option together. kind: units of one kind have equal costs.
-    first, last: the indices of the first and the last of the sub-layers in the model, both included."""
+    """One sub-layer of the model, or several consecutive ones, that lie in one stage and run under one option together. kind:
+    the number of the unit's kind; units of one kind have equal costs. first, last: the indices of the first and the last of the
+    sub-layers in the model, both included."""
 
     name: str
     kind: Count
@@ -144,26 +165,30 @@ class Unit(DataclassRecord):
 
 @dataclass(frozen=True)
 class Reduction(DataclassRecord):
-    """The one all-reduce in which a stage sums all of its gradients, the same for every stage. network: of the cluster.
-    devices: the indices of the devices in the network that take part."""
+    """The all-reduce in which a stage sums all of its gradients at once over its data-parallel ranks; it takes equally long on
+    all stages. network: the network of the cluster. devices: the indices, in the network, of the devices that take part.
+    """
 
     network: Network
     devices: Annotated[Items[Count], Field(min_length=1)]
 
     def time_ns(self, gradient_bytes: int) -> int:
-        """The time in ns of the all-reduce of a number of bytes."""
+        """The time in ns, rounded, of an all-reduce of `gradient_bytes` bytes over the devices of the reduction."""
         return round(collective_ns(self.network, "all-reduce", gradient_bytes, self.devices))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Configuration:
-    """A schedule, a number of micro-batches, the device groups in pipeline order, and the costs of options there.
+    """A schedule, a number of micro-batches, the device groups in pipeline order, and the costs of all options there: all that
+    is fixed before stages and options are chosen. An option is one way to run a unit (a sub-layer, or several that are
+    chosen together).
 
-    links: for each stage but the last, the index of the kind of link to the next stage, by which `Boundary` lists its messages.
-    make_tables: gives the tables by kind of device group; called when they are first needed, and configurations with equal
-    device groups and micro-batches of one size share its results. make_tied: gives the costs of a table that embedding and head
-    share, None where there is none. cuts: the first unit of every stage but the first, where these are fixed; None where they
-    may be chosen. reduction: the all-reduce of gradients, where a stage reduces all of them together.
+    links: for each stage but the last, the index of the kind of link to the next stage, by which `Boundary` lists its
+    messages. make_tables: returns the tables of costs by kind of device group; called when the tables are first needed.
+    Configurations with equal device groups and micro-batches of one size share the function's result. make_tied: returns
+    the costs of a weight table that embedding and head share, None if they share none. cuts: the first unit of every stage
+    but the first, if the stages are fixed; None if they may be chosen. reduction: the all-reduce of gradients, if a stage
+    reduces all of its gradients together; else None.
     """
 
     schedule: Schedule
@@ -177,39 +202,48 @@ class Configuration:
 
     @property
     def stages(self) -> int:
-        """The number of stages p: of all chunks of all device groups."""
+        """The number of stages of the pipeline: the number of device groups times the number of chunks (stages) that each of
+        them has."""
         return len(self.device_groups) * self.schedule.chunks
 
     @cached_property
     def tables(self) -> tuple[Tables, ...]:
-        """The tables by kind of device group."""
+        """The costs of all options, one `Tables` for each kind of device group; `DeviceGroup.kind` is an index into it.
+        Computed when first read."""
         return self.make_tables()
 
     @cached_property
     def tied(self) -> Tied | None:
-        """The costs of a table that the first and the last unit share; None where they share none."""
+        """The costs of a weight table that the first unit (embedding) and the last unit (head) share; None if they share none.
+        Computed when first read."""
         return self.make_tied()
 
     def device_group(self, stage: int) -> DeviceGroup:
-        """The device group that runs a stage."""
+        """The device group that runs a stage. stage: the stage's index in the pipeline. If every group runs several stages
+        (chunks), stage s is on group s modulo the number of groups.
+        """
         return self.device_groups[stage % len(self.device_groups)]
 
     def tables_of(self, stage: int) -> Tables:
-        """The tables of the device group that runs a stage."""
+        """The costs of options and boundaries on the device group that runs a stage. stage: the stage's index in the
+        pipeline."""
         return self.tables[self.device_group(stage).kind]
 
     def orders(self) -> list[list[Pass]]:
-        """The passes of every device group in the order in which it runs them."""
+        """For each device group, in pipeline order, its passes in the order in which it runs them; each pass names its stage,
+        its micro-batch and its direction."""
         return self.schedule.orders(self.stages, self.micro_batches)
 
     def in_flight(self, stage: int) -> int:
-        """The largest number of micro-batches in flight on a stage at once. Of schedules with one stage on every device group
-        only."""
+        """The largest number of micro-batches in flight on a stage at the same time (forward pass done, backward pass not yet).
+        stage: the stage's index. Only for schedules with one stage on every device group."""
         return self.schedule.in_flight(self.stages, self.micro_batches, stage)
 
     def with_more(self, every: int, last: int) -> Configuration:
-        """The configuration with tables of more memory. every: bytes added while any unit's passes run. last: bytes added on
-        top of them while those of the last kind of unit run."""
+        """A copy of the configuration whose tables of costs say that passes need more memory. every: bytes of one device that
+        are added while the passes of any unit run. last: bytes that are added, on top of `every`, while the passes of the
+        last kind of unit run.
+        """
         if not every and not last:
             return self
 
@@ -233,18 +267,22 @@ class Configuration:
 
 
 def _constant(value: Any) -> Any:
-    """The value itself: a function that can be sent to another process, with `partial`, as one that always gives this value."""
+    """Return `value` unchanged. `partial(_constant, value)` is a function without arguments that, unlike a lambda, can be sent
+    to another process.
+    """
     return value
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Instance(ProblemInstance):
-    """One instance of the joint problem, in arrays.
+    """One instance of the joint problem, in arrays: what may be chosen, and what it costs. A unit is a sub-layer, or several
+    that are chosen together; an option is one way to run a unit; a boundary lies between two neighbouring units; a
+    configuration fixes schedule, number of micro-batches and device groups.
 
-    classes: the device classes. batch: samples of one step. units: the L units in model order. boundary_kinds: for each of the
-    L - 1 boundaries between units, the index of its kind in `Tables.boundaries`. cuttable: for each boundary, whether a stage
-    may begin after it. configurations: those to choose from. step: how stages' times add up to the step. reserve_bytes: memory
-    of every device that is left free.
+    classes: the device classes. batch: samples per step. units: the L units in model order. boundary_kinds: for each of the L -
+    1 boundaries between units, the index of its kind in `Tables.boundaries`. cuttable: for each boundary, whether a stage may
+    begin after it. configurations: the configurations to choose from. step: the formula by which stages' times add up to the
+    step, such as `simulated`. reserve_bytes: memory of every device that is left free.
     """
 
     classes: tuple[DeviceClass, ...]
@@ -270,62 +308,75 @@ class Instance(ProblemInstance):
 
     @property
     def common_memory_bytes(self) -> int | None:
-        """The memory in bytes that a device has without the reserve; None where classes have different ones."""
+        """The memory in bytes that plans may use on every device, which is its memory less the reserve; None if device
+        classes have different memory."""
         limits = {devices.memory_bytes - self.reserve_bytes for devices in self.classes}
         return limits.pop() if len(limits) == 1 else None
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The numbers of units, configurations and devices, and the memory of one device in bytes where all have the same."""
+        """The numbers of units, configurations and devices, under these names; and, as `memory_bytes`, the bytes that plans may
+        use on one device, if all devices have the same limit."""
         sizes = {"units": self.length, "configurations": len(self.configurations), "devices": self.devices}
         limit = self.common_memory_bytes
         return sizes if limit is None else sizes | {"memory_bytes": limit}
 
     def limit_bytes(self, group: DeviceGroup) -> int:
-        """The memory in bytes that a stage may use on the smallest device of a group, after the reserve."""
+        """The memory in bytes that a plan may use on each device of a group: that of the device with the least memory, less the
+        reserve."""
         limits = [devices.memory_bytes for devices, count in zip(self.classes, group.devices, strict=True) if count]
         return min(limits) - self.reserve_bytes
 
     def host_limit_bytes(self, group: DeviceGroup) -> int | None:
-        """The host memory in bytes that each device of a group may use; None where host memory has no limit."""
+        """The host memory in bytes that each device of a group may use, the least over its device classes; None if host
+        memory has no limit."""
         limits = [devices.host_bytes for devices, count in zip(self.classes, group.devices, strict=True) if count]
         present = [limit for limit in limits if limit is not None]
         return min(present, default=None)
 
     def table(self, configuration: Configuration, stage: int, unit: int) -> OptionTable:
-        """The options of a unit where it lies in a stage of a configuration."""
+        """The options of a unit, with their costs, where the unit lies in a given stage. configuration: the configuration that
+        has the stage. stage: the stage's index in the pipeline. unit: the unit's index in the model."""
         return configuration.tables_of(stage).units[self.units[unit].kind]
 
     def boundary(self, configuration: Configuration, stage: int, unit: int) -> Boundary:
-        """The boundary before a unit that lies in a stage of a configuration."""
+        """The costs (re-layouts and messages) of the boundary between unit `unit` - 1 and unit `unit`, from the tables of the
+        device group that runs stage `stage`, in which unit `unit` lies. configuration: the configuration that has the
+        stage.
+        """
         return configuration.tables_of(stage).boundaries[self.boundary_kinds[unit - 1]]
 
     def with_memory(self, memory_bytes: int) -> Self:
-        """The instance with another memory limit in bytes of every device; the reserve is added to it."""
+        """The instance with another memory limit for every device. memory_bytes: the bytes that plans may use; the reserve is
+        added to it."""
         classes = tuple(replace(devices, memory_bytes=memory_bytes + self.reserve_bytes) for devices in self.classes)
         return replace(self, classes=classes)
 
     def with_more(self, more: Sequence[tuple[int, int]]) -> Self:
-        """The instance with tables of more memory. more: for each configuration, the bytes added while any unit's passes run,
-        and the bytes added on top of them while those of the last unit run."""
+        """A copy of the instance whose tables of costs say that passes need more memory. more: for each configuration, two
+        numbers of bytes of one device: those added while the passes of any unit run, and those added on top while the
+        passes of the last unit run.
+        """
         configurations = [configuration.with_more(*pair) for configuration, pair in zip(self.configurations, more, strict=True)]
         return replace(self, configurations=tuple(configurations))
 
     def only(self, indices: Sequence[int]) -> Self:
-        """The instance with these configurations alone, by their indices, in this order."""
+        """The instance reduced to some of its configurations. indices: the indices of the configurations to keep, in the order
+        that they then have."""
         return replace(self, configurations=tuple(self.configurations[index] for index in indices))
 
     def even_cuts(self, stages: int) -> tuple[int, ...] | None:
-        """The first unit of every stage but the first, such that the units between embedding and head are spread as evenly as
-        can be over the stages; None where no such cut is allowed."""
+        """Cuts into stages such that the units between embedding and head are spread as evenly as possible: the first unit of
+        every stage but the first. stages: the number of stages. None if such cuts leave a stage empty, or begin a stage where
+        the instance does not allow it."""
         cuts = tuple(1 + round((self.length - 2) * x / stages) for x in range(1, stages))
         possible = all(a < b for a, b in pairwise((0, *cuts, self.length))) and all(self.cuttable[cut - 1] for cut in cuts)
         return cuts if possible else None
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256, in hexadecimal digits, of all fields that a solution's cost depends on; names and provenance are not among
-        them."""
+        """SHA-256, in hexadecimal digits, of all fields on which a solution's cost depends; names and provenance are left
+        out."""
         digest = hashlib.sha256()
         kinds = [unit.kind for unit in self.units]
         limits = [(devices.memory_bytes, devices.host_bytes) for devices in self.classes]
@@ -342,14 +393,18 @@ class Instance(ProblemInstance):
         return digest.hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
-        """The instance in its file format."""
+        """The instance in its JSON file format: a dict of JSON-ready values, in which tables that configurations share are
+        written once.
+        """
         from trainplan.formulations.joint.instance_file import instance_dict  # it imports this module
 
         return instance_dict(self)
 
 
 def uncounted(instance: Instance) -> str | None:
-    """A feature of an instance that bounds on simulated steps do not cover, in words; None where there is none."""
+    """The first feature of an instance that certified lower bounds of the simulated step do not cover, in words for an error
+    message, such as "gradients that a stage reduces all together"; None if they cover all of it.
+    """
     for configuration in instance.configurations:
         if configuration.reduction is not None:
             return "gradients that a stage reduces all together"
@@ -360,13 +415,14 @@ def uncounted(instance: Instance) -> str | None:
 
 @dataclass(frozen=True)
 class Solution(DataclassRecord):
-    """A configuration by its index, the first unit of every stage but the first (cuts), and for every unit the index of its
-    option (choice)."""
+    """One plan of an instance. A unit is a sub-layer or layer that has one option. configuration: the index of the
+    configuration. cuts: the first unit of every stage but the first, as indices of units. choice: for every unit, the index of
+    its option in its table."""
 
     configuration: Count
     cuts: Items[Annotated[int, Field(ge=1)]]
     choice: Items[Count]
 
     def spans(self) -> list[tuple[int, int]]:
-        """The first and the last unit of every stage, in order."""
+        """For every stage, in pipeline order, the indices of its first and its last unit, both included."""
         return [(first, end - 1) for first, end in pairwise((0, *self.cuts, len(self.choice)))]

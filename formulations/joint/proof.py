@@ -16,23 +16,33 @@ from trainplan.formulations.plan.request import Request
 
 
 class JointCertificate(Certificate):
-    """Lower bounds on the step of joint plans that can be checked without a solver."""
+    """Lower bounds on the step of plans of the joint problem (schedule, micro-batches, stages and strategies chosen together)
+    that can be checked without a solver. An instance holds the configurations to choose from, with their costs.
+    """
 
     def checked_bound_ns(self, instance: Instance, proof: Mapping[str, Any] | None) -> int:
-        """See `Certificate`: the bound that a proof shows; without a proof, the least of the configurations' bounds in closed
-        form."""
+        """A lower bound in ns on the step of every plan of an instance, checked here without a solver: the bound that the
+        proof shows or, without a proof, the smallest of the closed-form bounds of all configurations. proof: the evidence
+        of a solver in its JSON file format, None if there is none. Raises ValueError if the proof belongs to another
+        instance, or claims more than it shows.
+        """
         if proof is None:
             return min(closed_form_ns(instance, configuration) for configuration in instance.configurations)
         return checked_bound_ns(instance, Evidence.from_dict(dict(proof)))
 
     def any_schedule_bound_ns(self, instance: Instance, solution: Solution) -> int | None:
-        """See `Certificate`: None where the instance's step is not the simulated one."""
+        """A lower bound in ns on the step of a solution's stages and strategies under any order of passes, whatever memory the
+        order needs; None if the instance's step is a paper's formula and not simulated. solution: the chosen configuration,
+        the cuts between stages, and an option for every unit.
+        """
         if instance.step != "simulated":
             return None
         return any_schedule_ns(instance.configurations[solution.configuration], evaluate(instance, solution))
 
     def settled_options(self, instance: Instance, request: Request) -> dict[str, Any]:
-        """See `Certificate`: the context-parallel degree of this instance, the exchange of its ranks, and whether its tables
-        bound memory from above or below."""
+        """The request's options (values by parameter name) with those choices fixed that distinguish the given instance from
+        other instances of the request: the context-parallel degree, what context-parallel ranks exchange, and whether the
+        tables bound memory from above or from below.
+        """
         settled = (CP.name, CP_EXCHANGE.name, MEMORY_TABLES.name)
         return {**request.options, **{name: instance.provenance[name] for name in settled if name in instance.provenance}}

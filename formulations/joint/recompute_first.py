@@ -37,8 +37,10 @@ ENDS = ("embedding", "head")
 
 
 def whole_layers(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a request for such plans, without those for which they leave no choice: recomputed modules, sliced
-    micro-batches, and the host. Raises InputError where the user named one of the latter two."""
+    """The options of a request for plans that recompute the first layers of every stage; options that then have no choice
+    (recomputed modules, sliced micro-batches, parts on the host) are set to nothing. options: the request's options, by
+    parameter name. Raises InputError if the user requests sliced micro-batches or parts on the host.
+    """
     for name, without in (("host", ("none", "all")), ("sliced", (0,))):
         if options[name] not in without:
             problem, fix = f"is {options[name]}, with {RECOMPUTE_FIRST.flag}", f"leave it or {RECOMPUTE_FIRST.flag} out"
@@ -47,8 +49,9 @@ def whole_layers(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_first_layers(instance: Instance, model: Model, requested: str) -> Instance:
-    """The instance of such plans, made from a usual one whose cuts are all fixed. requested: the user's text for n. Raises
-    InputError."""
+    """The instance of plans that recompute the first n layers of every stage and nothing else. instance: an instance whose
+    configurations (schedule, number of micro-batches and device groups) all have fixed cuts. requested: the user's text for n:
+    a number, several such as `0,4,8`, or `any`. Raises InputError if the text is not understood, or no plan remains."""
     units = [model.units[unit.first] for unit in instance.units]
     layers = [None if unit.kind in ENDS else unit.layer for unit in units]
     numbers, configurations = _numbers(requested, len(set(layers) - {None})), list[Configuration]()
@@ -72,7 +75,8 @@ def with_first_layers(instance: Instance, model: Model, requested: str) -> Insta
 
 
 def _numbers(requested: str, layers: int) -> list[int]:
-    """The numbers n that a text names, ascending. layers: of the model. Raises InputError."""
+    """The numbers of first layers to recompute that a user's text names, ascending: `0,4` -> [0, 4]; `any` -> 0 up to `layers`.
+    layers: the number of the model's layers. requested: the text. Raises InputError for other texts."""
     words = {word.strip() for word in requested.split(",")}
     if words == {ANY}:
         return list(range(layers + 1))
@@ -83,8 +87,9 @@ def _numbers(requested: str, layers: int) -> list[int]:
 
 
 def _layers_before(layers: Sequence[int | None], cuts: Sequence[int]) -> list[int | None]:
-    """For each unit, the number of layers of its stage that precede its own layer; None for embedding and head. layers: the
-    layer of each unit. Raises InputError where a stage begins within a layer."""
+    """For each unit (sub-layer), the number of layers of its stage that precede its own layer; None for embedding and head.
+    layers: the layer of each unit, None for embedding and head. cuts: the first unit of every stage but the first. Raises
+    InputError if a stage begins within a layer."""
     layers_before, before = list[int | None](), dict[int, int]()
     for l, layer in enumerate(layers):
         if l in cuts:
@@ -97,14 +102,17 @@ def _layers_before(layers: Sequence[int | None], cuts: Sequence[int]) -> list[in
 
 
 def _layouts(configuration: Configuration) -> list[Strategy]:
-    """The strategies, without recomputation and with nothing on the host, that all kinds of units of a configuration have."""
+    """The layouts that all units (sub-layers or layers) of a configuration (schedule, number of micro-batches and device
+    groups) can have: strategies without recomputation and with nothing on the host."""
     (tables,) = configuration.tables
     by_kind = [[option.strategy for option in table.options if _plain(option)] for table in tables.units]
     return [layout for layout in by_kind[0] if layout is not None and all(layout in strategies for strategies in by_kind)]
 
 
 def _plain(option: Option) -> bool:
-    """Whether an option recomputes nothing and has nothing on the host."""
+    """Whether an option is nothing but a layout (a strategy without recomputation): it recomputes nothing and keeps nothing on
+    the host. option: a strategy, and what of the unit is kept on the host.
+    """
     strategy = option.strategy
     return strategy is not None and not option.host and strategy == layout_of(strategy)
 
@@ -116,8 +124,12 @@ def _in_layout(
     layers_before: Sequence[int | None],
     numbers: Sequence[int],
 ) -> Configuration | None:
-    """The configuration with all units in one layout and an option for each n; None where units cannot be recomputed as any n
-    requires. layers_before: see `_layers_before`. numbers: the values of n."""
+    """The configuration (schedule, number of micro-batches and device groups) whose units (sub-layers or layers) all have one
+    layout, with one option for each number n of first layers to recompute; None if units cannot be recomputed as any of
+    these numbers requires. layout: a strategy without recomputation. layers_before: for each unit, the number of layers of
+    its stage before its own layer, None for embedding and head. numbers: the numbers n to choose from. instance: the
+    configurations to choose from, with costs and memory limits.
+    """
     (tables,) = configuration.tables
     by_kind = [{option.strategy: s for s, option in enumerate(table.options) if not option.host} for table in tables.units]
     again, kinds = replace(layout, ckpt=True), [unit.kind for unit in instance.units]
@@ -153,8 +165,13 @@ def _in_layout(
 
 
 def _agreeing(boundary: Boundary, state: int, count: int) -> Boundary:
-    """A boundary between units whose interface state is the index of n: re-layouts and messages of interface state `state`,
-    forbidden where the two units differ in n. count: the number of values of n."""
+    """A copy of a boundary between two units (sub-layers or layers) that forces both units to recompute the same number n of
+    first layers: as interface states it has the indices of n in the list of allowed numbers, and it forbids going from one
+    state to another.
+
+    boundary: the usual boundary. state: its interface state (how ranks share hidden states) whose costs of re-layouts and
+    messages are taken over. count: the number of allowed numbers n.
+    """
     same = np.eye(count, dtype=bool)
 
     def within(matrix: Integers) -> Integers:

@@ -16,16 +16,21 @@ from trainplan.formulations.joint.tables import Option
 
 
 def without_needless_recomputation(instance: Instance, solution: Solution) -> Solution:
-    """The solution with as few recomputed units, and then as few inputs on the host, as memory and its step allow: a binary
-    search over how many units, counted from the last one, may do without."""
+    """The solution with as few recomputed units (sub-layers or layers), and then as few inputs on the host, as fit into memory
+    without a longer step. Units are relieved from the end of the model: a binary search finds the largest number of last
+    units that can do without. instance: the configurations to choose from, with costs and memory limits. solution: the
+    chosen configuration, the cuts between stages, and an option for every unit.
+    """
     for lighter in (_kept, _at_home):
         solution = _with_lighter(instance, solution, lighter)
     return solution
 
 
 def _kept(option: Option) -> Option | None:
-    """The option that recomputes nothing and keeps its input on the device; None where the option recomputes
-    nothing already."""
+    """The option that is like a given one but recomputes nothing and keeps the unit's input on the device; None if the given
+    option recomputes nothing. The result is not necessarily in any table of options. option: a strategy, and what of the
+    unit is kept on the host.
+    """
     strategy = option.strategy
     if strategy is None or not (strategy.ckpt or strategy.modules):
         return None
@@ -33,13 +38,18 @@ def _kept(option: Option) -> Option | None:
 
 
 def _at_home(option: Option) -> Option | None:
-    """The option whose input stays on the device; None where it is there already."""
+    """The option that is like a given one but keeps the unit's input on the device; None if the given option's input is there
+    already. option: a strategy, and what of the unit is kept on the host.
+    """
     return replace(option, host=tuple(part for part in option.host if part != "hidden")) if "hidden" in option.host else None
 
 
 def _with_lighter(instance: Instance, solution: Solution, lighter: Callable[[Option], Option | None]) -> Solution:
-    """The solution with lighter options for as many units as memory and its step allow. lighter: gives the lighter option of an
-    option, None where there is none."""
+    """The solution in which as many units (sub-layers or layers) as fit into memory without a longer step, counted from the
+    last unit, have lighter options. lighter: takes an option and returns the lighter one to have instead, None if there is
+    none. instance: the configurations to choose from, with costs and memory limits. solution: the chosen configuration, the
+    cuts between stages, and an option for every unit.
+    """
     configuration = instance.configurations[solution.configuration]
     kept: dict[int, int] = {}  # by unit, the lighter option
     for stage, (first, last) in enumerate(solution.spans()):

@@ -15,30 +15,46 @@ from trainplan.formulations.request_scope import RequestScope
 
 
 class JointScope(RequestScope):
-    """The limits of the joint problem: devices of one kind with regular links, and what optimizer, runtime and
-    options exclude."""
+    """Which requests and plans the joint problem covers: devices of one kind with regular links, less the plans that
+    optimizer, runtime and options exclude.
+    """
 
     def unsupported_reason(self, request: Request) -> str | None:
-        """See `RequestScope`: devices of several kinds, or unequal links."""
+        """The reason, in words, why a request is better planned by another problem than the joint one: its devices are of
+        several kinds, or have unequal links; None if the joint problem applies. request: the user's model, cluster, batch
+        and options.
+        """
         return unsupported_reason(request)
 
     def clipped_request(self, request: Request) -> Request:
-        """See `RequestScope`."""
+        """The request whose options are reduced to what its optimizer and its runtime support. request: the user's model,
+        cluster, batch and options. Raises InputError if an option then has no value.
+        """
         return within_runtime(within_optimizer(request))
 
     def restrictions(self, request: Request, cost_model: str) -> list[str]:
-        """See `RequestScope`: restrictions by the options, by devices whose links are unequal, and by the cost model."""
+        """Texts that say which plans an instance of the request leaves out: by the user's options, such as `--zero 0,3`, by
+        devices whose links are unequal, and by the cost model. cost_model: the name of the cost model. request: the user's
+        model, cluster, batch and options.
+        """
         links = unlike_links(request)
         of_links = [] if links is None else [f"no stages or groups with unlike links ({links})"]
         return [*restrictions(request.options), *of_links, *(LEFT_OUT if cost_model.startswith(COST_MODEL) else ())]
 
     def unusual_costs_reason(self, request: Request) -> str | None:
-        """See `RequestScope`."""
+        """The reason, in words, why a request is planned without overlap though its devices could be priced with overlap, so
+        that its predicted steps do not compare with usual ones; None if it has the usual costs, or if the user chose the
+        cost model. request: the user's model, cluster, batch and options.
+        """
         return unusual_costs_reason(self.clipped_request(request))
 
     def outside(self, instance: Instance, narrower: Instance, left_out: str) -> Instance | None:
-        """See `RequestScope`: where the parameter chooses among configurations alone, so that those of both instances have the
-        same options, the configurations that only the wider instance has."""
+        """The part of an instance that a narrower instance lacks, as an instance of its own; None if it lacks nothing. If the
+        constraint concerns only the choice of a configuration (schedule, micro-batches, device groups), the result has the
+        configurations that the narrower instance lacks; else it is the whole of `instance`.
+
+        narrower: an instance of the same request with one more constraint. left_out: the parameter name of that constraint.
+        """
         if left_out not in OF_CONFIGURATIONS:
             return instance
         both = set(map(_key, narrower.configurations))
@@ -47,7 +63,10 @@ class JointScope(RequestScope):
 
 
 def _key(configuration: Configuration) -> tuple[Any, ...]:
-    """The fields in which configurations of one request differ."""
+    """A key that is equal for equal configurations of two instances of one request: schedule, micro-batches, device groups,
+    links and cuts. configuration: one schedule, number of micro-batches and division into device groups, with the costs of
+    all options.
+    """
     return (
         configuration.schedule,
         configuration.micro_batches,

@@ -11,7 +11,19 @@ from typing import Literal, get_args
 
 from trainplan.formulations.joint.problem import Schedule, ScheduleName, Step
 from trainplan.formulations.joint.tables import HostPart, Option
-from trainplan.formulations.plan.strategy import MODULES, TREE, Module, Paradigm, Strategy
+from trainplan.formulations.plan.strategy import (
+    COPIES,
+    DATA,
+    LEVELS,
+    MODULES,
+    TREE,
+    Exchange,
+    Module,
+    Paradigm,
+    Strategy,
+    mixes_states,
+)
+from trainplan.formulations.schedule.orders import SCHEDULES as SCHEDULE_SPECS
 from trainplan.formulations.schedule.orders import most_sliced
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.models.optimizers import OptimizerName
@@ -22,23 +34,30 @@ ZeroStage = Literal[0, 1, 2, 3]
 Recompute = Literal["none", "modules", "full"]
 ZERO_STAGES: tuple[ZeroStage, ...] = get_args(ZeroStage)
 SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
+BOUNDED = tuple(  # those that every method solves, which `--schedule all` means
+    name for name in SCHEDULES if Schedule(name).has_closed_forms or SCHEDULE_SPECS[Schedule(name).planned].chunked
+)
 
 
 @dataclass(frozen=True)
 class Space:
-    """The choices that a plan may have; a field that is None leaves all that are possible.
+    """The choices that a plan may have; a field that is None leaves all that are possible. A unit is a sub-layer or, with
+    by_unit False, a layer: what has one option.
 
-    depths: numbers of device groups in a pipeline. micro_batches: their numbers. schedules: by name. most_sliced: the largest
-    number of sliced micro-batches. most_chunks: the largest number of stages on a device group. zero: ZeRO stages of ranks that
-    split the samples, 0 for copies (dp). hybrid: whether such ranks may also hold copies of shards (HSDP). sequence_parallel:
-    whether ranks that split a unit may also share its tokens (not where micro-batches are sliced). recompute: the parts of a
-    unit that may be recomputed: nothing, all of it, or any of its modules. host: the parts that units may keep on the host (not
-    where micro-batches are sliced). strategies: a filter of strategies. cuts: the first units of the stages after the first.
-    even_chunks: whether interleaved stages have equally many layers (see `schedule.even_chunks`); even_stages: whether all
-    stages do. by_unit: whether every sub-layer is a unit; else every layer is one. between_layers: whether a stage begins with
-    a layer. step: how a step is judged. optimizer: of the parameters of all units. messages_beside: whether messages of
-    interleaved stages overlap passes. least_memory: whether tables have a lower bound of the programs' bytes, not an upper
-    bound.
+    depths: numbers of device groups in a pipeline. micro_batches: numbers of micro-batches per step. schedules: names of
+    schedules. most_sliced: the largest number of sliced micro-batches. most_chunks: the largest number of stages on a device
+    group. zero: ZeRO stages of ranks that split the samples, 0 for copies (dp). hybrid: whether such ranks may also hold copies
+    of shards (HSDP). sequence_parallel: whether ranks that split a unit may also share its tokens (not where micro-batches are
+    sliced). recompute: the parts of a unit that may be recomputed: nothing, all of it, or any of its modules. host: the parts
+    that units may keep on the host (not where micro-batches are sliced). strategies: a function that says whether a strategy is
+    allowed. cuts: the first units of the stages after the first. even_chunks: whether interleaved stages have equally many
+    layers (see `schedule.even_chunks`); even_stages: whether all stages do. by_unit: whether every sub-layer is a unit; else
+    every layer is one. between_layers: whether a stage begins with a layer. step: the formula by which stages' times add up to
+    the step. optimizer: the optimizer of the parameters of all units. least_memory: whether tables have a lower bound of the
+    programs' bytes, not an upper bound. overlapped: whether costs are those of the cost model `streams`, in which collectives,
+    and messages of interleaved stages, overlap passes. cp, exchange: the context-parallel degree of all units, and what
+    context-parallel ranks send each other for attention. first_layers: the user's text for how many first layers of each stage
+    are recomputed (`--recompute-first`), where nothing else is.
     """
 
     depths: Sequence[int] | None = None
@@ -59,41 +78,49 @@ class Space:
     between_layers: bool = False
     step: Step = "simulated"
     optimizer: OptimizerName = "adamw"
-    messages_beside: bool = False
     least_memory: bool = False
+    overlapped: bool = False
+    cp: int = 1
+    exchange: Exchange = "keys"
+    first_layers: str | None = None
 
     def schedules_of(self, depth: int, micro_batches: int, units: int) -> Iterator[Schedule]:
-        """The schedules of the space for a number of device groups, of micro-batches and of units. Of schedules with equal
-        orders only one is given."""
+        """The schedules that the space allows for a pipeline; of several schedules with equal orders of passes only one is
+        given. depth: the number of device groups. micro_batches: the number of micro-batches per step. units: the number of
+        units of the model.
+        """
         if "1f1b" in self.schedules:
             yield Schedule("1f1b")
             for sliced in range(1, min(self.most_sliced, most_sliced(depth, micro_batches)) + 1):
                 yield Schedule("1f1b", sliced=sliced)
-        if "gpipe" in self.schedules and ("1f1b" not in self.schedules or (depth > 1 and micro_batches > 1)):
-            yield Schedule("gpipe")
+        if "1f1b" not in self.schedules or (depth > 1 and micro_batches > 1):
+            for name in self.schedules:
+                if name != "1f1b" and not SCHEDULE_SPECS[Schedule(name).planned].chunked:
+                    yield Schedule(name)
         if "interleaved" in self.schedules and depth > 1 and micro_batches % depth == 0:
             for chunks in range(2, self.most_chunks + 1):
                 if depth * chunks <= units:
-                    yield Schedule("interleaved", chunks=chunks, beside=self.messages_beside)
+                    yield Schedule("interleaved", chunks=chunks, overlaps_messages=self.overlapped)
 
 
 def every_strategy(
     group: int, tp_degrees: Sequence[int], zero: Sequence[ZeroStage] = (0, 3), hybrid: bool = False
 ) -> list[Strategy]:
-    """All strategies of a unit on `group` devices with these tensor-parallel degrees, without recomputation.
+    """All strategies of a unit (sub-layer or layer) on a stage of `group` devices, without recomputation.
 
-    Degrees are divisors of the group, 2 or more. zero: ZeRO stages, 0 for dp and others for sdp. hybrid: also dp with sdp
-    inside it, one level next to the other, so that shards are gathered over the faster links. For a power of two, stages 0 and
-    3 and no hybrids, these are the strategies of Galvatron-BMW's decision trees, in their order.
+    tp_degrees: the tensor-parallel degrees to choose from; 1 stands for none. zero: ZeRO stages, 0 for dp and others for sdp.
+    hybrid: also dp with sdp inside it, one level next to the other, so that shards are gathered over the faster links. For a
+    power of two, stages 0 and 3 and no hybrids, these are the strategies of Galvatron-BMW's decision trees, in their order.
     """
     sharing: tuple[Literal[1, 2, 3], ...] = (3, 2, 1)
     stages, strategies = [stage for stage in sharing if stage in zero], list[Strategy]()
     for count in range(len(TREE) + 1):
         for order in permutations(TREE, count):
-            mixed = {"dp", "sdp"} <= set(order)
-            if mixed and not (hybrid and order.index("sdp") == order.index("dp") + 1):
+            data = [index for index, name in enumerate(order) if name in DATA]
+            copies, mixed = any(name in COPIES for name in order), mixes_states(order)
+            if mixed and not (hybrid and data[-1] - data[0] == len(data) - 1 and LEVELS[order[data[-1]]].shares):
                 continue
-            if "dp" in order and not mixed and 0 not in zero:
+            if copies and not mixed and 0 not in zero:
                 continue
             for degrees in _factors(group, count):
                 levels = tuple(zip(order, degrees, strict=True))
@@ -102,10 +129,11 @@ def every_strategy(
 
 
 def options(space: Space, layouts: Sequence[Strategy], parts: Sequence[Sublayer]) -> list[Option]:
-    """The options of one unit in a space, made from its layouts; those that recompute less come first.
+    """The options of one unit in a search space, made from layouts; those that recompute less come first.
 
     layouts: strategies without recomputation. parts: the sub-layers of the unit; none where no model is described, and then
-    ranks share no tokens, no modules are recomputed, and nothing is on the host.
+    ranks share no tokens, no modules are recomputed, and nothing is on the host. space: the allowed schedules, stages,
+    strategies and recomputations.
     """
     strategies = []
     for ckpt, modules in _recomputed(space, parts):
@@ -123,9 +151,10 @@ def options(space: Space, layouts: Sequence[Strategy], parts: Sequence[Sublayer]
 
 
 def _on_host(space: Space, strategy: Strategy, parts: Sequence[Sublayer]) -> list[tuple[HostPart, ...]]:
-    """The sets of parts that a unit under a strategy may have on the host. Parameters may be there only where the optimizer
-    works there, and the optimizer only where all states are sharded or none; inputs only of units with one sub-layer that is
-    recomputed whole and that no other tensor passes by."""
+    """The sets of parts that a unit under a strategy may keep on the host, each a tuple in the order of HOST_PARTS; the empty
+    one is always included. parts: the sub-layers of the unit. Parameters may be there only where the optimizer works there, and
+    the optimizer only where all states are sharded or none; inputs only of units with one sub-layer that is recomputed whole
+    and that no other tensor bypasses. space: the search space, which names the parts that may be there at all."""
     states: list[tuple[HostPart, ...]] = [()]
     if "optimizer" in space.host and parts and strategy.zero_stage in (0, 3):
         states += [("optimizer",), *([("optimizer", "parameters")] if "parameters" in space.host else [])]  # type: ignore[list-item]
@@ -134,7 +163,10 @@ def _on_host(space: Space, strategy: Strategy, parts: Sequence[Sublayer]) -> lis
 
 
 def _recomputed(space: Space, parts: Sequence[Sublayer]) -> list[tuple[bool, tuple[Module, ...]]]:
-    """The possible recomputations of a unit: whether all of it is recomputed, and else which of its modules are."""
+    """The possible recomputations of a unit, as pairs: whether the whole unit is recomputed, and otherwise the names of its
+    modules that are. parts: the sub-layers of the unit. space: the search space, which names the allowed kinds of
+    recomputation.
+    """
     named = {module for part in parts for module in modules_of(part)}
     modules = [module for module in MODULES if module in named]
     some = [chosen for count in range(1, len(modules) + 1) for chosen in combinations(modules, count)]
@@ -144,7 +176,8 @@ def _recomputed(space: Space, parts: Sequence[Sublayer]) -> list[tuple[bool, tup
 
 
 def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:
-    """The ordered factorisations of a number into `count` factors of at least 2, by ascending first factor."""
+    """The ordered factorisations of a number into `count` factors of at least 2, by ascending first factor: 12 into 2 -> (2,
+    6), (3, 4), (4, 3), (6, 2)."""
     if count == 0:
         if number == 1:
             yield ()
@@ -155,5 +188,7 @@ def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def only(*paradigms: Paradigm, ckpt: bool = True) -> Filter:
-    """A filter of strategies with no other paradigms than these, and without recomputation unless `ckpt` is true."""
+    """A function (filter) that says whether a strategy is allowed: all of its parallelism levels must be among `paradigms`.
+    ckpt: whether strategies with recomputation are allowed.
+    """
     return lambda strategy: {paradigm for paradigm, _ in strategy.levels} <= set(paradigms) and (ckpt or not strategy.ckpt)

@@ -32,11 +32,12 @@ from trainplan.formulations.schedule.vectorised import pass_ends_ns
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Times in ns of one stage: f, b, c, d, l, g and o of the problem's head, in this order.
+    """Times in ns of one stage for one micro-batch. forward_ns, backward_ns: its two passes. message_forward_ns: receiving the
+    hidden states from the stage before. message_backward_ns: receiving the gradients from the stage after. After the last
+    micro-batch: last_ns, the additional backward work; reduce_ns, the reduction of gradients; optimizer_ns, the optimizer.
 
-    first_half_ns, second_half_ns: the forward pass of each half of a sliced micro-batch. message_half_ns: each message of a
-    half that the stage receives. halved_backward_ns: the backward pass after halves. They are 0 where the schedule is not
-    sliced.
+    first_half_ns, second_half_ns: the forward pass of each half of a sliced micro-batch. message_half_ns: receiving one
+    half. halved_backward_ns: the backward pass after halves. These four are 0 if the schedule does not slice micro-batches.
     """
 
     forward_ns: int
@@ -53,13 +54,16 @@ class StageTimes:
 
     @property
     def micro_batch_ns(self) -> int:
-        """Both passes of one micro-batch in ns, without messages."""
+        """The time in ns of both passes of one micro-batch, without messages."""
         return self.forward_ns + self.backward_ns
 
 
 def step_ns(configuration: Configuration, stages: Sequence[StageTimes], tied_ns: int) -> int:
-    """The simulated step in ns. tied_ns: the time in which the ends of the pipeline sum their gradients of a shared table, 0
-    where there is none."""
+    """The simulated step in ns: the time at which the last device group has ended its passes, reduced its gradients and run
+    its optimizer. stages: the times of every stage. tied_ns: the time in which the first and the last stage sum the gradients
+    of a parameter table that they share, 0 if there is none. configuration: one schedule, number of micro-batches and
+    division into device groups, with the costs of all options.
+    """
     group_count = len(configuration.device_groups)
     reduced = [
         end + sum(stage.reduce_ns for stage in stages[x::group_count]) for x, end in enumerate(ends_ns(configuration, stages))
@@ -70,9 +74,12 @@ def step_ns(configuration: Configuration, stages: Sequence[StageTimes], tied_ns:
 
 
 def ends_ns(configuration: Configuration, stages: Sequence[StageTimes]) -> list[int]:
-    """For each device group, the time in ns at which its last pass, and every message after it, has ended."""
+    """For each device group, in pipeline order, the time in ns from the step's beginning at which its last pass, and every
+    message after it, has ended. stages: the times of every stage. configuration: one schedule, number of micro-batches and
+    division into device groups, with the costs of all options.
+    """
     schedule = configuration.schedule
-    if schedule.chunks == 1 and not schedule.sliced:
+    if schedule.has_closed_forms:
         return _in_blocks(configuration, stages)
 
     def time_ns(duration: Duration) -> int:
@@ -86,7 +93,11 @@ def ends_ns(configuration: Configuration, stages: Sequence[StageTimes]) -> list[
 
 
 def _in_blocks(configuration: Configuration, stages: Sequence[StageTimes]) -> list[int]:
-    """As `ends_ns`, for whole micro-batches and one stage on each device group: computed faster than by the graph."""
+    """For each device group, in pipeline order, the time in ns at which its last pass has ended. It computes many equal
+    repetitions of the schedule at once with arrays, which is faster than the graph of dependencies. Only for whole
+    micro-batches and one stage on each device group. stages: the times of every stage. configuration: one schedule, number
+    of micro-batches and division into device groups, with the costs of all options.
+    """
     forward, backward, last = (
         np.array(column, np.int64)[:, None]
         for column in (
@@ -95,22 +106,26 @@ def _in_blocks(configuration: Configuration, stages: Sequence[StageTimes]) -> li
             [stage.last_ns for stage in stages],
         )
     )
-    by_site: list[int] = pass_ends_ns(configuration.schedule.name, forward, backward, configuration.micro_batches, last)[
-        :, 0
-    ].tolist()
-    return by_site
+    ends_ns = pass_ends_ns(configuration.schedule.name, forward, backward, configuration.micro_batches, last)
+    by_group: list[int] = ends_ns[:, 0].tolist()
+    return by_group
 
 
 def graph_of(configuration: Configuration) -> Graph:
-    """The graph of dependencies between the passes of a configuration, whose durations are names of `StageTimes` and stages,
-    and whose devices are the device groups."""
+    """The graph of dependencies between the passes and messages of a configuration. A node's duration is not a number but a
+    sum of named times, each a pair (field of `StageTimes`, stage); the graph's devices are the device groups.
+    configuration: one schedule, number of micro-batches and division into device groups, with the costs of all options.
+    """
     return recorded(_shape(configuration))
 
 
 def _shape(configuration: Configuration) -> Shape:
-    """The fields of a configuration on which its graph depends."""
+    """The part of a configuration that decides its graph of dependencies: schedule, numbers of stages and micro-batches, and
+    how messages travel. configuration: one schedule, number of micro-batches and division into device groups, with the
+    costs of all options.
+    """
     schedule = configuration.schedule
-    messages: Messages = "ordered" if schedule.chunks > 1 and not schedule.beside else "received"
+    messages: Messages = "ordered" if schedule.chunks > 1 and not schedule.overlaps_messages else "received"
     return Shape(
         schedule.planned, configuration.stages, configuration.micro_batches, schedule.sliced, schedule.chunks, messages
     )

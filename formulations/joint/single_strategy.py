@@ -10,8 +10,11 @@ from trainplan.formulations.joint.tables import OptionTable
 
 
 def single_strategy_instances(instance: Instance) -> list[Instance]:
-    """A list with one instance: for each configuration, and each option that all units have there, a configuration with that
-    option alone. Empty for plans that recompute the first layers of stages, whose units differ by definition."""
+    """A list with one instance, in which all units (sub-layers, or layers) of a plan have the same option: for each
+    configuration (schedule, number of micro-batches and device groups), and each option that all units have there, it has a
+    configuration with that option alone. An empty list for plans that recompute the first layers of stages, whose units
+    differ by definition. instance: the configurations to choose from, with costs and memory limits.
+    """
     if RECOMPUTE_FIRST.name in instance.provenance:
         return []
     configurations = [single for configuration in instance.configurations for single in with_one_option(configuration)]
@@ -19,8 +22,10 @@ def single_strategy_instances(instance: Instance) -> list[Instance]:
 
 
 def widened(instance: Instance, solution: Solution) -> Solution:
-    """A solution of the instance that `single_strategy_instances` gives, as a solution of the original instance: the same cuts,
-    and for every unit the option of the same name."""
+    """Translate a solution of the instance that `single_strategy_instances` makes, in which all units have one option, into a
+    solution of the original instance: the same cuts, and for every unit (sub-layer or layer) the option of the same name.
+    instance: the original instance. solution: the solution to translate.
+    """
     names = [(index, name) for index, configuration in enumerate(instance.configurations) for name in _common(configuration)]
     index, name = names[solution.configuration]
     configuration = instance.configurations[index]
@@ -33,19 +38,22 @@ def widened(instance: Instance, solution: Solution) -> Solution:
 
 
 def with_one_option(configuration: Configuration) -> list[Configuration]:
-    """For each option that all units of a configuration have, the configuration with that option alone."""
+    """For each option that all units (sub-layers or layers) of a configuration (schedule, number of micro-batches and device
+    groups) have, the configuration reduced to that option for all units."""
     return [_with_option(configuration, name) for name in _common(configuration)]
 
 
 def _common(configuration: Configuration) -> list[str]:
-    """The names of the options that all units of a configuration have."""
+    """The names of the options that all units (sub-layers or layers) of a configuration (schedule, number of micro-batches and
+    device groups) have, on all kinds of device groups."""
     tables = [table for group_tables in configuration.tables for table in group_tables.units]
     names = [option.name for option in tables[0].options]
     return [name for name in names if all(any(option.name == name for option in table.options) for table in tables)]
 
 
 def _with_option(configuration: Configuration, name: str) -> Configuration:
-    """The configuration with the option of one name alone."""
+    """The configuration (schedule, number of micro-batches and device groups) reduced to one option for all units (sub-layers
+    or layers). name: the option's name, which all units have."""
 
     def kept(table: OptionTable) -> OptionTable:
         return table.keep([next(s for s, option in enumerate(table.options) if option.name == name)])

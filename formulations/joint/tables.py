@@ -43,9 +43,10 @@ HOST_PARTS: tuple[HostPart, ...] = get_args(HostPart)
 
 @dataclass(frozen=True)
 class Option(DataclassRecord):
-    """One way to run a unit. name: unique in its table. strategy: the strategy in a plan, None for options of no plan. host:
-    the parts that are on the host, in the order of HOST_PARTS: the optimizer with gradients and its states, parameters, inputs.
-    """
+    """One way to run a unit (a sub-layer, or several that are chosen together). name: unique in its table. strategy: its
+    parallelism and recomputation as plans have them; None for options of no plan. host: the parts of the unit that are on the
+    host, in the order of HOST_PARTS: `optimizer` (with gradients and optimizer states), `parameters`, `hidden` (the unit's
+    input)."""
 
     name: Annotated[str, Field(min_length=1)]
     strategy: Annotated[Strategy, ReadAs(str, parse_strategy)] | None = None
@@ -55,27 +56,30 @@ class Option(DataclassRecord):
 
     @classmethod
     def of(cls, strategy: Strategy, host: tuple[HostPart, ...] = ()) -> Option:
-        """The option with a strategy and parts on the host, under the name that users read."""
+        """The option with a strategy and parts on the host, under the name that users read, such as `dp8-ckpt, input on the
+        host`. host: the parts on the host."""
         words = " and ".join(host).replace("hidden", "input")
         return cls(f"{strategy}, {words} on the host" if host else str(strategy), strategy, host)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OptionTable:
-    """The S options of one kind of unit, on one kind of device group, for one size of micro-batch. Every array has shape (S,).
+    """The S options (ways to run it) of one kind of unit, a sub-layer or layer, on one kind of device group, for one size of
+    micro-batch. Every array has shape (S,). An interface state, numbered from 0, says how ranks share the hidden states that go
+    into or out of a unit.
 
     forward_ns, backward_ns: the passes of one micro-batch. last_ns: the additional time of the last micro-batch's backward
-    pass. reduce_ns, optimizer_ns: the work after the stage's last backward pass, before and after the sum of a shared table's
-    gradients; together `end_ns`. head_ns: added to the forward pass of a stage that begins with the unit; tail_ns: added to its
-    backward pass. turn_ns: added to the backward pass of a stage that ends with the unit.
+    pass. reduce_ns, optimizer_ns: the work after the stage's last backward pass, before and after the sum of a shared weight
+    table's gradients; together `end_ns`. head_ns: added to the forward pass of a stage that begins with the unit; tail_ns:
+    added to its backward pass. turn_ns: added to the backward pass of a stage that ends with the unit.
 
     kept_bytes: kept for a micro-batch from the unit's forward pass to its backward pass, stacked (O_f of Galvatron's Eq. 2).
     held_bytes: held for a micro-batch as long as it is in flight on the stage. work_forward_bytes, work_backward_bytes: added
     while the unit's pass runs. state_bytes: held during the whole step; host_bytes: on the host during the whole step.
-    gradient_bytes: of the gradients, where a stage reduces all of them together (`Configuration.reduction`).
+    gradient_bytes: the bytes of gradients, where a stage reduces all of them together (`Configuration.reduction`).
 
-    enter, leave: the interface states of input and output, counted from 0. halved: the passes of a micro-batch in two halves,
-    where the schedule is sliced.
+    enter, leave: the interface states of input and output. halved: the passes of a micro-batch in two halves, where the
+    schedule is sliced; else None.
     """
 
     options: tuple[Option, ...]
@@ -100,28 +104,31 @@ class OptionTable:
 
     @classmethod
     def of(cls, options: Sequence[Option], halved: Halved | None = None, **columns: Any) -> OptionTable:
-        """A table from some of its columns; the others are 0."""
+        """A table from some of its columns. options: the S options. halved: the passes in halves, None if there are none.
+        columns: by name, arrays or lists of S whole numbers; a column that is not given is all 0."""
         arrays = {name: np.asarray(columns.get(name, np.zeros(len(options))), np.int64) for name in COLUMNS}
         assert set(columns) <= set(COLUMNS)
         return cls(options=tuple(options), halved=halved, **arrays)
 
     @cached_property
     def end_ns(self) -> Integers:
-        """(S,): nanoseconds of work after the stage's last backward pass."""
+        """(S,): for each option, the work in ns after the stage's last backward pass, `reduce_ns` + `optimizer_ns`."""
         return self.reduce_ns + self.optimizer_ns
 
     @cached_property
     def work_bytes(self) -> Integers:
-        """(S,): bytes added while the larger of the two passes runs."""
+        """(S,): for each option, the bytes added while one of the unit's passes runs, the larger of forward and backward
+        pass."""
         return np.maximum(self.work_forward_bytes, self.work_backward_bytes)
 
     def with_more(self, more_bytes: int) -> OptionTable:
-        """The table with `more_bytes` added while a pass runs."""
+        """A copy of the table in which every option needs `more_bytes` more bytes while its forward or backward pass runs."""
         forward, backward = self.work_forward_bytes + more_bytes, self.work_backward_bytes + more_bytes
         return replace(self, work_forward_bytes=forward, work_backward_bytes=backward)
 
     def keep(self, options: Sequence[int]) -> OptionTable:
-        """The table with these options alone, by their indices, in this order."""
+        """The table reduced to some of its options. options: the indices of the options to keep, in the order that they then
+        have."""
         chosen = list(options)
         columns = {name: getattr(self, name)[chosen] for name in COLUMNS}
         halved = None if self.halved is None else self.halved.keep(chosen)
@@ -135,7 +142,8 @@ class OptionTable:
         return core_schema.no_info_after_validator_function(table, handler.generate_schema(TableRecord))
 
     def to_dict(self) -> dict[str, Any]:
-        """The table in its file format, see `TableRecord`."""
+        """The table in its JSON file format: the options, the columns that are not all 0, by name, and the passes in halves if
+        there are any."""
         columns = {name: column.tolist() for name in COLUMNS if (column := getattr(self, name)).any()}
         halved = {} if self.halved is None else {"halved": self.halved.to_dict()}
         return {"options": written(self.options), "columns": columns, **halved}
@@ -145,7 +153,8 @@ COLUMNS = ("enter", "leave", *TIMES, *BYTES, "gradient_bytes")
 
 
 class TableRecord(Record):
-    """An `OptionTable` in a file. columns: by name, one number for each option; a column that is left out is 0."""
+    """An `OptionTable` in a file. options: the options, with different names. columns: by name, one number for each option; a
+    column that is left out is 0. halved: the passes of a micro-batch in two halves, None if there are none."""
 
     options: Annotated[Items[Option], Field(min_length=1)]
     columns: dict[str, Row]
@@ -153,7 +162,8 @@ class TableRecord(Record):
 
     @model_validator(mode="after")
     def _lengths(self) -> TableRecord:
-        """Raises InputError where a name occurs twice or is unknown, or a column has another length than the options."""
+        """Check the table after a file is read. Returns it; raises InputError if a name occurs twice or is unknown, or a
+        column has another length than the options."""
         count, meaning = len(self.options), "one for each option"
         if len({option.name for option in self.options}) < count:
             raise InputError("", "options", "have one name twice", "give each option its own name")
@@ -170,14 +180,14 @@ class TableRecord(Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Halved(DataclassRecord):
-    """Passes in ns of the S options for a micro-batch in two halves. forward_ns: (2, S), by half. backward_ns: (S,), of both
-    halves one after the other."""
+    """The passes in ns of the S options of a unit for a micro-batch that runs in two halves. forward_ns: (2, S), for each half
+    and option. backward_ns: (S,), both halves one after the other."""
 
     forward_ns: Annotated[Matrix, Field(min_length=2, max_length=2)]
     backward_ns: Row
 
     def keep(self, options: Sequence[int]) -> Halved:
-        """The passes of these options alone, by their indices."""
+        """The passes of some of the options. options: the indices of the options to keep, in the order that they then have."""
         return Halved(forward_ns=self.forward_ns[:, options], backward_ns=self.backward_ns[options])
 
 
@@ -188,19 +198,19 @@ MESSAGES = ("message_forward_ns", "message_backward_ns", "halved_message_forward
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Boundary(DataclassRecord):
-    """One kind of boundary between two units, with C interface states before it, D after it, and K kinds of link between
-    stages.
+    """The costs of one kind of boundary between two neighbouring units. An interface state says how ranks share hidden states:
+    C states are possible before the boundary and D after it; K is the number of kinds of link between stages. A re-layout moves
+    hidden states between the ranks of a stage, from one state to another.
 
     relayout_forward_ns, relayout_backward_ns: (C, D), by the `leave` of the unit before and the `enter` of the unit after: time
     added to the receiving unit's pass where both units lie in one stage and, with `relayout_at_cut`, where a stage begins
-    between them. FORBIDDEN where the states may not be neighbours, in either case.
+    between them. FORBIDDEN where neighbouring units may not have the two states, in either case.
 
     message_forward_ns, message_backward_ns: (K, C, D), where a stage begins here: the time that the stage after it waits for
     its input once that has been sent, and the stage before it for the gradients. message_forward_bytes, message_backward_bytes:
-    (C, D), their sizes, which count where messages wait for passes, as under the interleaved schedule; None stands for 0. The
-    halved arrays are of half a micro-batch forward (both halves are equal), and of the backward re-layouts of both halves
-    together; None where the schedule is not sliced.
-    """
+    (C, D), the sizes of these messages, which count where messages wait for passes, as under the interleaved schedule; None
+    stands for 0. The arrays named `halved_` are for half a micro-batch forward (both halves are equal), and for the backward
+    re-layouts of both halves together; None if the schedule is not sliced."""
 
     relayout_forward_ns: Matrix
     relayout_backward_ns: Matrix
@@ -217,7 +227,8 @@ class Boundary(DataclassRecord):
 
     @model_validator(mode="after")
     def _without_links(self) -> Boundary:
-        """The boundary with messages of shape (0, C, D), for a file whose stages have no links and so empty lists."""
+        """Give empty message lists of a file, whose stages have no links, the shape (0, C, D); C and D are the numbers of
+        interface states before and after the boundary. Returns the boundary itself if it has links."""
         shape = getattr(self.relayout_forward_ns, "shape", None)  # none of lists of unequal lengths
         empty = [name for name in MESSAGES if (matrices := getattr(self, name)) is not None and not len(matrices)]
         if shape is None or not empty:
@@ -226,19 +237,21 @@ class Boundary(DataclassRecord):
         return replace(self, **arrays)
 
     def to_dict(self) -> dict[str, Any]:
-        """The boundary in its file format."""
+        """The boundary in its JSON file format, in which arrays that are None are left out."""
         values = super().to_dict()
         return {name: values[name] for name in (*MATRICES, *MESSAGES, "relayout_at_cut") if name in values}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Tied(DataclassRecord):
-    """A table that the first and the last unit share (embedding and head).
+    """A weight table that the first and the last unit of the model share (embedding and head).
 
-    It is one parameter where both units are in one stage with equal levels. Else it is two, whose gradients are summed over the
-    ranks of both stages, after both have reduced theirs and before either's optimizer. equal: (S, T), bool, by the options of
-    the first and of the last unit: whether the table is one parameter. once: the last unit's options where it is. Both are None
-    where that cannot be, as with several stages. reduce_ns: the time of the sum.
+    It is one parameter if both units are in one stage with equal levels of parallelism. Otherwise it is two parameters,
+    whose gradients are summed over the ranks of both stages after each stage has reduced its own and before the optimizer.
+
+    equal: (S, T), bool, for the S options of the first unit and the T options of the last: whether the table is one
+    parameter. once: the last unit's options, with their costs, if it is one parameter. Both are None if that is impossible,
+    as with several stages. reduce_ns: the time in ns to sum the gradients.
     """
 
     reduce_ns: Whole
@@ -249,7 +262,9 @@ class Tied(DataclassRecord):
 
     @model_validator(mode="after")
     def _both(self) -> Tied:
-        """Raises InputError where only one of `equal` and `once` is given."""
+        """Check, after a file is read, that a shared weight table has either both of `equal` and `once` or neither. Returns
+        the record; raises InputError otherwise.
+        """
         if (self.equal is None) != (self.once is None):
             raise InputError("", "once", "and equal are not both there", "give both, or none")
         return self
@@ -257,22 +272,24 @@ class Tied(DataclassRecord):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Tables(DataclassRecord):
-    """The costs of one kind of device group for one size of micro-batch. units: by kind of unit. boundaries: by kind of
-    boundary. states: names of the interface states, for users."""
+    """The costs of all units (sub-layers or layers) and boundaries on one kind of device group for one size of micro-batch.
+    units: the options for each kind of unit. boundaries: the costs for each kind of boundary between units. states: for users,
+    the names of the interface states (how ranks share hidden states), in the order of their numbers."""
 
     units: Annotated[Items[OptionTable], Field(min_length=1)]
     boundaries: Items[Boundary]
     states: Items[str] = ()  # names of interface states, for people
 
     def with_more(self, every: int, last: int) -> Tables:
-        """The tables with `every` bytes added while any unit's passes run, and `last` bytes on top while those of the last kind
-        of unit run."""
+        """A copy of the tables in which passes need more memory. every: bytes of one device that are added while the passes of
+        any unit run. last: bytes that are added on top while the passes of the last kind of unit run.
+        """
         *others, end = self.units
         return replace(self, units=(*(table.with_more(every) for table in others), end.with_more(every + last)))
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of names and numbers."""
+        """SHA-256, as 32 bytes, of the names of all options and of all numbers, to tell different tables apart."""
         digest = hashlib.sha256()
         for unit in self.units:
             update(digest, unit)
@@ -282,7 +299,8 @@ class Tables(DataclassRecord):
 
 
 def update(digest: hashlib._Hash, record: OptionTable | Boundary | Halved | Tied) -> None:
-    """Add all fields of a record of arrays to a digest."""
+    """Add all fields of a record of arrays, with shapes and the names of options, to a hash. digest: the hash, which is updated
+    in place."""
     for entry in fields(record):
         value = getattr(record, entry.name)
         if isinstance(value, np.ndarray):

@@ -16,13 +16,13 @@ TRIED = 16  # options of each unit, those of the least work of their own; more o
 
 @dataclass(frozen=True)
 class Alternative:
-    """The plan with one unit under another option.
+    """The costs of a plan in which one unit (sub-layer or layer) has another option, with all else unchanged.
 
     Attributes:
         option: the name of the other option.
-        step_ns: the step of the plan with it.
-        over_bytes: the bytes that a device or a host then lacks; 0 or less where all fits.
-        more_bytes: for each stage, the bytes that its fullest device needs more than in the plan.
+        step_ns: the step of the changed plan.
+        over_bytes: the bytes by which the changed plan exceeds the memory of a device or a host; 0 or less if it fits.
+        more_bytes: for each stage, the bytes that its fullest device needs in addition to the unchanged plan.
     """
 
     option: str
@@ -41,8 +41,8 @@ class UnitAlternatives:
         units: the names of the first and the last unit.
         count: the number of units.
         option: the name of the option that they have.
-        next_best: the option that fits with the least step; None where none of those tried fits.
-        prevented: the option with the least step of those that do not fit and would shorten the step; None where there is
+        next_best: the option that fits with the least step; None if none of those tried fits.
+        prevented: the option with the least step of those that do not fit and would shorten the step; None if there is
             none among those tried.
     """
 
@@ -58,9 +58,12 @@ class UnitAlternatives:
 def unit_alternatives(
     instance: Instance, solution: Solution, stop: Callable[[], bool] = lambda: False
 ) -> list[UnitAlternatives]:
-    """For each run of units of a stage with equal options, the other options that its first unit could have.
+    """For each run of consecutive units (sub-layers, or layers) of a stage with equal options, the best other option that its
+    first unit could have, and the best one that memory prevents, with all else unchanged.
 
-    stop: called before each evaluation; once it returns true, nothing more is tried. Raises ValueError where the solution does
+    stop: called before each evaluation; when it returns True, the current run is closed with the options tried until then,
+    and later runs have none. instance: the configurations to choose from, with costs and memory limits. solution: the
+    chosen configuration, the cuts between stages, and an option for every unit. Raises ValueError if the solution does
     not belong to the instance.
     """
     configuration, now = instance.configurations[solution.configuration], evaluate(instance, solution)
@@ -85,7 +88,11 @@ def unit_alternatives(
 
 
 def _by_own_work(instance: Instance, solution: Solution, stage: int, unit: int) -> list[int]:
-    """The indices of a unit's other options, by the time of their own work in a step, shortest first."""
+    """The indices of the other options that a unit (sub-layer or layer) could have, sorted by the time in ns that the unit
+    itself takes in a step (passes of all micro-batches and work at the end), shortest first. stage: the stage in which the
+    unit lies. instance: the configurations to choose from, with costs and memory limits. solution: the chosen
+    configuration, the cuts between stages, and an option for every unit.
+    """
     configuration = instance.configurations[solution.configuration]
     table = instance.table(configuration, stage, unit)
     work = configuration.micro_batches * (table.forward_ns + table.backward_ns) + table.last_ns + table.end_ns
@@ -93,8 +100,13 @@ def _by_own_work(instance: Instance, solution: Solution, stage: int, unit: int) 
 
 
 def _changed(instance: Instance, solution: Solution, now: Evaluation, unit: int, option: int, name: str) -> Alternative | None:
-    """The plan with another option for one unit; None where its neighbours cannot have their options next to it. now: the
-    evaluation of the solution. option, name: the index and the name of the other option."""
+    """The costs of the solution with another option for one unit (sub-layer or layer): its step and the memory that it lacks.
+    None if the neighbouring units' options may not stand next to the new one.
+
+    now: the evaluation of the unchanged solution. option: the index of the other option. name: the other option's name.
+    instance: the configurations to choose from, with costs and memory limits. solution: the chosen configuration, the cuts
+    between stages, and an option for every unit.
+    """
     other = replace(solution, choice=(*solution.choice[:unit], option, *solution.choice[unit + 1 :]))
     try:
         evaluation = evaluate(instance, other)

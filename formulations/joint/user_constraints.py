@@ -11,8 +11,20 @@ from math import lcm, prod
 from typing import Any
 
 from trainplan.formulations.joint.cost_tables import tp_degrees
-from trainplan.formulations.joint.options import CHUNKS, CP, CP_EXCHANGE, MEMORY_TABLES, PARAMETERS, SCHEDULE, SLICED, ZERO
-from trainplan.formulations.joint.recompute_first import RECOMPUTE_FIRST
+from trainplan.formulations.joint.options import (
+    CHUNKS,
+    CP,
+    CP_EXCHANGE,
+    MEMORY_TABLES,
+    PARAMETERS,
+    SCHEDULE,
+    SLICED,
+    ZERO,
+    cost_model_of,
+    cp_choice,
+    space_of,
+)
+from trainplan.formulations.joint.recompute_first import RECOMPUTE_FIRST, whole_layers
 from trainplan.formulations.joint.search_space import Filter, Space
 from trainplan.formulations.joint.within_runtime import FOR
 from trainplan.formulations.parameters import MICRO_BATCHES, PIPELINE, Parameter
@@ -42,19 +54,42 @@ WIDEST = {"schedule": "all", "hybrid": True, "modules": True, "host": "all"}  # 
 WORD = re.compile(r"(dp|sdp|tp|cp|ep)(\d*)|single|sp|ckpt(:[a-z+]+)?|zero[12]")
 
 
-def narrowed(space: Space, request: Request) -> Space:
-    """The space under the constraints of a request, apart from that of one strategy for all sub-layers. Raises InputError."""
+def requested_space(request: Request) -> Space:
+    """The search space that a request's options and constraints leave for one instance. The constraint that all sub-layers
+    have one strategy is not included, since it is applied later. request: the user's model, cluster, batch and options.
+    Raises InputError if constraints contradict each other or leave nothing.
+    """
     options = request.options
+    if (first := options[RECOMPUTE_FIRST.name]) is not None:
+        if request.described_model is None:
+            problem = f"is {first}, of a profile without a described model"
+            raise InputError("command line", RECOMPUTE_FIRST.flag, problem, "leave it out, or give --model")
+        options = whole_layers(options)
+        request = replace(request, options=options)
+    space = space_of(options)
     filters = [space.strategies, *_filters(request, options)]
-    cuts = space.cuts
+    cuts, depths = space.cuts, space.depths
     if options["cuts"]:
         cuts = _first_units(request, options["cuts"], options["by_unit"])
-        space = replace(space, depths=_depths(space, len(cuts) + 1, request.origin.devices))
-    return replace(space, strategies=lambda strategy: all(allows(strategy) for allows in filters), cuts=cuts)
+        depths = _depths(space, len(cuts) + 1, request.origin.devices)
+    cp, exchange = cp_choice(options)
+    return replace(
+        space,
+        strategies=lambda strategy: all(allows(strategy) for allows in filters),
+        cuts=cuts,
+        depths=depths,
+        even_stages=first is not None,
+        overlapped=cost_model_of(request) == "streams",
+        cp=cp,
+        exchange=exchange,
+        first_layers=first,
+    )
 
 
 def restrictions(options: Mapping[str, Any]) -> list[str]:
-    """The command's options by which the parameters' values exclude plans that the problem knows, as texts."""
+    """The values of parameters that exclude plans which the problem could choose, as texts of the command's options such as
+    `--zero 0,3`; empty if nothing is excluded. options: the values of the parameters by name.
+    """
     texts = []
     for parameter in (*PARAMETERS, *CONSTRAINTS):
         value, name = options.get(parameter.name, parameter.default), parameter.name
@@ -76,7 +111,10 @@ def restrictions(options: Mapping[str, Any]) -> list[str]:
 
 
 def _filters(request: Request, options: Mapping[str, Any]) -> Iterator[Filter]:
-    """The filters of strategies by which the options of a request narrow the space. Raises InputError."""
+    """The filters by which a request's options narrow the strategies of the search space; a filter is a function that says
+    whether a strategy is allowed. request: the user's model, cluster, batch and options. options: the request's options, by
+    parameter name. Raises InputError if the options contradict each other.
+    """
     copies, shares = options["dp"] or 1, options["sdp"] or 1
     if copies > 1 and shares > 1 and not options["hybrid"]:
         problem = f"is {shares} with --dp {copies}, and sub-layers have copies or shards, not both"
@@ -96,7 +134,9 @@ def _filters(request: Request, options: Mapping[str, Any]) -> Iterator[Filter]:
 
 
 def _check_degree(request: Request, paradigm: str, degree: int) -> None:
-    """Raises InputError where no unit can have a degree of a paradigm (`tp`, `dp` or `sdp`)."""
+    """Raise InputError if no unit (sub-layer or layer) can have the degree that the user fixed for a paradigm. paradigm:
+    `tp`, `dp` or `sdp`. request: the user's model, cluster, batch and options.
+    """
     devices = request.origin.devices
     possible = list(tp_degrees(request, devices)) if paradigm == "tp" else divisors(devices)
     if degree not in possible:
@@ -105,8 +145,9 @@ def _check_degree(request: Request, paradigm: str, degree: int) -> None:
 
 
 def _unsplit(request: Request, degree: int) -> str:
-    """The sub-layer of the model that cannot be split into `degree` parts, as a text that goes on a sentence; empty where there
-    is none."""
+    """The end of an error's sentence that names the model's attention whose heads cannot be split into `degree` parts; empty
+    if all can be split. degree: a tensor-parallel degree. request: the user's model, cluster, batch and options.
+    """
     for part in () if request.described_model is None else request.described_model.sublayers.values():
         attention = attention_of(part)
         if attention is not None and not attention.splits_into(degree):
@@ -116,7 +157,9 @@ def _unsplit(request: Request, degree: int) -> str:
 
 
 def _check_together(request: Request, options: Mapping[str, Any]) -> None:
-    """Raises InputError where the product of the degrees that the user fixed does not divide the devices."""
+    """Raise InputError if the product of the degrees that the user fixed (tp, dp, sdp, pipeline) does not divide the number
+    of devices. request: the user's model, cluster, batch and options. options: the request's options, by parameter name.
+    """
     fixed = {flag: options[name] for name in ("tp", "dp", "sdp", "pipeline") if options[name] for flag in [f"--{name}"]}
     if len(fixed) > 1 and request.origin.devices % (together := prod(fixed.values())):
         (flag, degree), *others = reversed(fixed.items())
@@ -128,13 +171,13 @@ def _check_together(request: Request, options: Mapping[str, Any]) -> None:
 
 
 def _of_degree(paradigm: Any, degree: int) -> Filter:
-    """A filter of strategies with one degree of a paradigm."""
+    """A filter that allows strategies with exactly this degree of a paradigm, such as `tp`."""
     return lambda strategy: strategy.degree(paradigm) == degree
 
 
 def _without(words: Sequence[str]) -> Filter:
-    """A filter of strategies that are none of `words` and contain none of them. Raises InputError for a word that is neither a
-    strategy nor a part of one."""
+    """A filter that allows strategies that are none of `words` and contain none of them: with `ckpt` and `dp2-tp4`, neither
+    recomputed strategies nor dp2-tp4 itself. Raises InputError for a word that is neither a strategy nor a part of one."""
     for word in words:
         if WORD.fullmatch(word) is None:
             try:
@@ -153,8 +196,9 @@ def _without(words: Sequence[str]) -> Filter:
 
 
 def _inside(node: int, devices: int) -> Filter:
-    """A filter of strategies whose tensor-parallel groups lie inside nodes of `node` devices, wherever on the `devices` devices
-    their stage begins."""
+    """A filter that allows strategies in which, in every stage of the pipeline, each tensor-parallel group lies inside one
+    node. node: the number of devices of a node. devices: the number of devices of the cluster.
+    """
 
     def inside(strategy: Strategy) -> bool:
         size = strategy.group
@@ -166,7 +210,9 @@ def _inside(node: int, devices: int) -> Filter:
 
 
 def _node_devices(request: Request) -> int:
-    """The number of devices of a node. Raises InputError where no cluster is described, or where nodes differ."""
+    """The number of devices of a node in the request's cluster. request: the user's model, cluster, batch and options. Raises
+    InputError if no cluster is described, or if nodes differ.
+    """
     sizes = {node.devices for node in request.cluster.nodes} if request.cluster else set()
     if len(sizes) != 1:
         problem = "is given without a cluster" if not sizes else "is given for nodes of unlike sizes"
@@ -175,7 +221,9 @@ def _node_devices(request: Request) -> int:
 
 
 def _depths(space: Space, stages: int, devices: int) -> list[int]:
-    """The numbers of device groups with which a pipeline can have `stages` stages. Raises InputError where there are none."""
+    """The numbers of device groups with which a pipeline can have `stages` stages: with interleaving, 8 stages may be 4 groups
+    of 2 each. devices: the number of devices. space: the search space, which may limit these numbers. Raises InputError if
+    there are none."""
     chunks = range(1, space.most_chunks + 1) if "interleaved" in space.schedules else range(1, 2)
     depths = [stages // chunk for chunk in chunks if stages % chunk == 0 and devices % (stages // chunk) == 0]
     if space.depths is not None:
@@ -189,7 +237,10 @@ def _depths(space: Space, stages: int, devices: int) -> list[int]:
 
 
 def _first_units(request: Request, names: Sequence[str], by_unit: bool) -> tuple[int, ...]:
-    """The indices of the named units, in order. Raises InputError where a name is unknown, or the indices do not rise."""
+    """The indices of the units that the user names as the beginnings of stages. names: the user's texts, each one name or
+    several with commas. by_unit: whether every sub-layer is a unit, which named cuts require. request: the user's model,
+    cluster, batch and options. Raises InputError if a name is unknown, or the indices do not rise.
+    """
     units = [unit.name for unit in request.chain.units]
     wanted = [name for text in names for name in text.split(",")]
     if not by_unit:

@@ -17,9 +17,8 @@ from trainplan.profiling.profiles import Profile
 
 @dataclass(frozen=True)
 class EvenStage:
-    """One stage of a pipeline whose stages have equal numbers of Transformer blocks, and the pipeline's micro-batches.
-
-    count: the number of stages; index: which of them this is, from 0.
+    """One stage of a pipeline whose stages have equal numbers of Transformer blocks. count: the number of stages of the
+    pipeline. index: the index of the stage, from 0. micro_batches: the number of micro-batches per step.
     """
 
     count: int = 1
@@ -28,17 +27,19 @@ class EvenStage:
 
     @property
     def in_flight(self) -> int:
-        """The most micro-batches whose activations this stage holds at once under 1F1B-Flush."""
+        """The largest number of micro-batches whose activations this stage holds at the same time under 1F1B-Flush."""
         return most_in_flight("1f1b", self.count, self.micro_batches, self.index)
 
     def samples(self, batch: int) -> int:
-        """Samples of one micro-batch, of a step of `batch` samples. Raises InputError where they cannot be equal."""
+        """Samples per micro-batch. batch: samples per step. Raises InputError if micro-batches cannot be equal."""
         [micro_batches] = micro_batch_counts(batch, self.micro_batches)
         return batch // micro_batches
 
     def span(self, profile: Profile, by_unit: bool) -> tuple[int, int]:
-        """Index of the first and of the last layer of this stage, or of its sub-layers with `by_unit`. The embedding belongs to
-        the first block, the head to the last. Raises InputError where the model has no such stage."""
+        """The indices of the first and of the last layer of the stage, both included; the embedding belongs to the first
+        stage, the head to the last. profile: has the model's layers. by_unit: return indices of sub-layers instead. Raises
+        InputError if the model's blocks cannot be divided into equal stages.
+        """
         last = profile.units[-1].layer
         blocks = max(1, last - 1)
         if not 1 <= self.count <= blocks:
@@ -65,22 +66,23 @@ def build(
     name: str | None = None,
     provenance: dict[str, Any] | None = None,
 ) -> Instance:
-    """The instance of one pipeline stage on all devices of the profile.
+    """The layer-strategies instance of one pipeline stage on all devices of the profile.
 
-    In a pipeline of one stage the objective is the time of the whole step, m micro-batches with synchronisation in the last
-    one only (Eq. 8 of Galvatron-BMW); in a longer pipeline it is that of one micro-batch, and the activations of all
-    micro-batches in flight count.
+    In a pipeline of one stage the objective is the time of the whole step, m micro-batches with synchronisation in the last one
+    only (Eq. 8 of Galvatron-BMW); in a longer pipeline it is that of one micro-batch, and the activations of all micro-batches
+    in flight count.
 
     Args:
-        memory_bytes: memory of one device.
-        batch: samples of one step.
+        profile: measured or estimated costs of the model's sub-layers and of the devices' links.
+        memory_bytes: the memory of one device.
+        batch: samples per step.
         costs: the cost model of times and bytes.
-        stage: which stage, of how many (default: the only one).
+        stage: which stage, of how many; None for the only one.
         by_unit: let every sub-layer choose a strategy, not every layer.
         takeaway3: leave out strategies that mix DP with SDP.
-        name, provenance: those of the instance, where they are not the profile's.
+        name: the instance's name; None for the profile's. provenance: entries in addition to the profile's.
 
-    Raises InputError where no strategy divides the samples of a micro-batch, or the model has no such stage.
+    Raises InputError if no strategy divides the samples of a micro-batch, or the model has no such stage.
     """
     stage = stage or EvenStage()
     samples = stage.samples(batch)

@@ -26,7 +26,10 @@ Choice = list[list[cp_model.IntVar]]
 
 
 def build(instance: Instance) -> tuple[cp_model.CpModel, Choice]:
-    """The model of an instance, and its variables x by layer and option."""
+    """The CP-SAT model of an instance, and its Boolean variables x by layer and option, true if the layer takes that option.
+    The model's constraints are listed at the head of this module. instance: the costs of each layer under each of its
+    options (strategies), and the memory limit.
+    """
     model = cp_model.CpModel()
     x = [[model.new_bool_var(f"x[{l},{s}]") for s in range(count)] for l, count in enumerate(instance.options)]
     for row in x:
@@ -68,5 +71,8 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Choice]:
 
 
 def extract(instance: Instance, x: Choice, value: Callable[[cp_model.IntVar], bool]) -> tuple[int, ...]:
-    """The choice that x stands for. value: the solved value of a variable."""
+    """For every layer, the index of the option that a solver's answer chooses. x: the model's variables by layer and option.
+    value: returns the value of a variable in the answer, True or False. instance: the costs of each layer under each of its
+    options (strategies), and the memory limit.
+    """
     return tuple(next(s for s, v in enumerate(row) if value(v)) for row in x)

@@ -30,8 +30,10 @@ Choice = Sequence[int]
 
 
 def improving(instance: Instance) -> Iterator[Choice | None]:
-    """Every choice of an instance that fits and takes less time than those before it; None now and then, to look at the
-    clock."""
+    """Solutions for brute force: every choice of options (one per layer) that fits into memory and takes less time than all
+    choices before it; None from time to time, so that the caller can check the time limit. instance: the costs of each
+    layer under each of its options (strategies), and the memory limit.
+    """
     best = float("inf")
     for number, choice in enumerate(product(*map(range, instance.options))):
         if number % EVERY == 0:
@@ -43,13 +45,17 @@ def improving(instance: Instance) -> Iterator[Choice | None]:
 
 
 def single_strategy_instances(instance: Instance) -> list[Instance]:
-    """For each strategy that all layers offer, the instance in which every layer has only that strategy."""
+    """For each strategy that all layers offer, the instance in which every layer has only that strategy. instance: the costs
+    of each layer under each of its options (strategies), and the memory limit.
+    """
     shared = [name for name in instance.strategies[0] if all(name in names for names in instance.strategies)]
     return [instance.only([names.index(name) for names in instance.strategies]) for name in shared]
 
 
 class LayerStrategies(Problem):
-    """The problem of choosing a strategy for each layer of one pipeline stage, under its true peak memory."""
+    """The problem `layer-strategies`: choose a parallel strategy for each layer of one pipeline stage for the shortest time,
+    under the stage's peak memory. An option is a strategy of a layer with its costs.
+    """
 
     name = problem.NAME
     record, solution_record = InstanceRecord, SolutionRecord
@@ -73,13 +79,19 @@ class LayerStrategies(Problem):
     describe = staticmethod(problem.describe)
 
     def cost_model(self, instance: Instance) -> str:
-        """The name of the costs, and the objective: Eq. 8 of the whole step, or a micro-batch of one of several stages."""
+        """The names of an instance's cost model and of its objective: `Eq. 8` (the whole step) for a pipeline of one stage,
+        else the time of a micro-batch in the stage, such as `a micro-batch in stage 1 of 4`. instance: the costs of each
+        layer under each of its options (strategies), and the memory limit.
+        """
         index, count = instance.provenance.get("stage", (0, 1))
         objective = "Eq. 8" if count == 1 else f"a micro-batch in stage {index} of {count}"
         return f"{super().cost_model(instance)}, {objective}"
 
     def instance(self, request: Request) -> Instance:
-        """The instance of the requested stage of a pipeline of even stages (default: the only stage). Raises InputError."""
+        """The instance of the stage that the request names, of a pipeline whose stages have equally many layers; by default of
+        the only stage. request: the user's model, cluster, batch and options. Raises InputError if the problem cannot
+        express the request.
+        """
         options, devices = request.options, request.origin.devices
         [count], index = stage_counts(devices, options["pipeline"] or 1), options["stage"]
         stage = EvenStage(count, index, options["micro_batches"] or 1)
@@ -98,7 +110,10 @@ class LayerStrategies(Problem):
         )
 
     def plan(self, instance: Instance, solution: Choice, request: Request) -> Plan:
-        """The plan of a solution, all devices in one stage. Raises InputError where the request has several stages."""
+        """The plan of a solution, with all devices in one stage. solution: for every layer, the index of its option. instance:
+        the costs of each layer under each of its options (strategies), and the memory limit. request: the user's model,
+        cluster, batch and options. Raises InputError if the request has several stages.
+        """
         count = request.options["pipeline"] or 1
         if count > 1:
             raise InputError("command line", "--pipeline", f"is {count}", "give 1: a plan has all stages of its pipeline")
@@ -107,16 +122,19 @@ class LayerStrategies(Problem):
         return staged_plan(request, [(0, instance.layers - 1)], strategies, batch)
 
     def tables(self, instance: Instance, solution: Choice) -> list[Table]:
-        """One table: the strategies of the layers, with a row for each run of layers of equal strategy."""
+        """One table for the screen: a row for each run of layers with equal strategy. solution: for every layer, the index of
+        its option. instance: the costs of each layer under each of its options (strategies), and the memory limit.
+        """
         chosen = [names[s] for names, s in zip(instance.strategies, solution, strict=True)]
         rows = strategy_runs(instance.layer_names, chosen)
         return [Table("strategies", ("layers", "count", "strategy"), tuple(rows))]
 
 
 def strategy_runs(names: Sequence[str], strategies: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Rows of (layers, their number, strategy) for people, with consecutive layers of equal strategy as one row.
+    """Rows (layers, number of layers, strategy) of a table for the screen, with consecutive layers of equal strategy as one
+    row.
 
-    names, strategies: of each layer, in order.
+    names, strategies: the name and the strategy of each layer, in order.
     """
     return [(layers, str(count), in_words(strategy)) for _, layers, count, strategy in runs(names, strategies)]
 

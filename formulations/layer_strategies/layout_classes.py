@@ -1,7 +1,7 @@
 """Options that meet equal re-layout costs form a class, found in the tables alone: the integer formulations use these classes.
 
-A transition depends on where the data lies, not on the whole strategy, so many rows and columns of a transition table are
-equal. One flow variable per pair of classes, instead of options, has the same linear relaxation with far fewer columns.
+A transition depends on where the data lies, not on the whole strategy; therefore a transition table has many equal rows and
+columns. One flow variable per pair of classes, instead of options, has the same linear relaxation with far fewer columns.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ Classes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class LayoutBoundary:
-    """The boundary between two layers, with options grouped into classes of equal costs.
+    """The boundary between two neighbouring layers, with each layer's options (strategies) grouped into classes that have
+    equal re-layout costs.
 
     Attributes:
-        before, after: the options of each class, of the layer before and of the layer after.
-        costs_ns: the re-layout cost of each pair of classes.
-        entries_ns: for each class after, the cost of beginning a stage there; empty where no stage may begin there.
+        before, after: for each class, the indices of its options, of the layer before and of the layer after the boundary.
+        costs_ns: (classes before, classes after), the re-layout cost of each pair of classes.
+        entries_ns: for each class after, the cost of a pipeline stage that begins there; empty if no stage may begin there.
     """
 
     before: Classes
@@ -32,13 +33,16 @@ class LayoutBoundary:
 
     @property
     def free(self) -> bool:
-        """Whether no transition here costs anything."""
+        """Whether no re-layout between the two layers costs anything, whatever their options."""
         return not any(map(any, self.costs_ns))
 
 
 def layout_boundary(table: Integers, entries: Integers | None = None) -> LayoutBoundary:
-    """The boundary with a table of costs (options before, options after). entries: the cost of beginning a stage with each
-    option after, where a stage may begin there."""
+    """Group the options (strategies) of two neighbouring layers into classes: options of one layer are in one class if they
+    have equal re-layout costs with every option of the other layer and, in the layer after, equal `entries`. table: (options
+    before, options after), the costs in ns. entries: (options after,), the cost in ns of beginning a stage with each option of
+    the layer after; None if no stage may begin there.
+    """
     rows, row_of = np.unique(table, axis=0, return_inverse=True)
     stacked = rows if entries is None else np.vstack([rows, entries])
     columns, column_of = np.unique(stacked, axis=1, return_inverse=True)
@@ -49,10 +53,15 @@ def layout_boundary(table: Integers, entries: Integers | None = None) -> LayoutB
 
 
 def _classes(class_of: Integers, count: int) -> Classes:
-    """The members of each of `count` classes. class_of: the class of each option."""
+    """For each of `count` classes, the indices of the options (strategies) that belong to it. class_of: for each option, the
+    number of its class.
+    """
     return tuple(tuple(np.flatnonzero(class_of.reshape(-1) == number).tolist()) for number in range(count))
 
 
 def boundaries(instance: Instance) -> list[LayoutBoundary]:
-    """The L - 1 boundaries of an instance, in order."""
+    """The boundaries between neighbouring layers of an instance (one fewer than layers), in order, each with the options on
+    both sides grouped into classes of equal re-layout costs. instance: the costs of each layer under each of its options
+    (strategies), and the memory limit.
+    """
     return [layout_boundary(table) for table in instance.transitions_ns]

@@ -31,16 +31,21 @@ from trainplan.formulations.milp import unit
 
 
 def units(instance: Instance) -> tuple[int, int]:
-    """Nanoseconds and bytes of one model unit, scaled by the largest time and by the memory.
+    """The scales of the MILP, as (nanoseconds, bytes) that one unit of the model's variables stands for: powers of two chosen
+    by the largest time and by the memory limit.
 
-    An integrality tolerance is multiplied by the coefficient of its variable, so the adapter sets it to 1e-9.
+    Since an integrality error is multiplied by the coefficient of its variable, the solver's adapter sets the tolerance to
+    1e-9. instance: the costs of each layer under each of its options (strategies), and the memory limit.
     """
     largest = sum(int(c.max()) for c in instance.time_ns) + sum(int(table.max()) for table in instance.transitions_ns)
     return unit(largest), unit(instance.memory_bytes)
 
 
 def build(instance: Instance) -> pyo.ConcreteModel:
-    """The Pyomo model of an instance; `extract` reads a choice from its solved values."""
+    """The Pyomo model of an instance; its variables and constraints are listed at the head of this module. `extract` reads the
+    chosen option of every layer from the solved values. instance: the costs of each layer under each of its options
+    (strategies), and the memory limit.
+    """
     m = pyo.ConcreteModel(name=instance.name)
     layers = range(instance.layers)
     borders = boundaries(instance)
@@ -104,5 +109,8 @@ def build(instance: Instance) -> pyo.ConcreteModel:
 
 
 def extract(instance: Instance, values: Mapping[str, Mapping[tuple[int, int], float]]) -> tuple[int, ...]:
-    """The choice that solved values of x stand for: for each layer the option of the largest value."""
+    """For each layer, the index of the option whose variable x has the largest value. values: by name of the variable, the
+    solved values by index, of which those of `x` are read. instance: the costs of each layer under each of its options
+    (strategies), and the memory limit.
+    """
     return tuple(max(range(count), key=lambda s: values["x"][l, s]) for l, count in enumerate(instance.options))

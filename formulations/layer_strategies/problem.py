@@ -33,7 +33,7 @@ COLUMNS = ("time_ns", "forward_bytes", "backward_bytes", "state_bytes")  # numbe
 
 
 class OptionRecord(Record):
-    """One option of a layer in a file: a strategy, and what the layer costs under it."""
+    """One option of a layer in a file: a strategy (degrees and kinds of parallelism), with the layer's time and bytes."""
 
     strategy: Annotated[str, Field(min_length=1, description="name, such as dp8-ckpt; any text, unique in its layer")]
     time_ns: TimeNs
@@ -67,7 +67,8 @@ class InstanceRecord(InstanceFile):
 
     @model_validator(mode="after")
     def _shapes(self) -> InstanceRecord:
-        """Raise InputError where options, tables and strategies do not fit each other."""
+        """Check the file after its fields are read. Returns the record; raises InputError if options, tables and strategies
+        do not fit each other."""
         for index, layer in enumerate(self.layers):
             self._check_options(f"layers[{index}]", index, layer)
         check_length("transitions_ns", self.transitions_ns, len(self.layers) - 1, "one fewer than layers", "tables")
@@ -84,8 +85,8 @@ class InstanceRecord(InstanceFile):
         return self
 
     def _check_options(self, where: str, index: int, layer: LayerRecord) -> None:
-        """Raise InputError unless a layer has either options of its own or an earlier layer to take them from. where: its
-        field."""
+        """Raise InputError unless a layer has either options of its own or an earlier layer to take them from. where: the path
+        of the layer's field in error messages. index: the layer's index."""
         if layer.options is None and layer.like is None:
             raise InputError("", f"{where}.options", "is missing", "add it (see `trainplan schema`)")
         if layer.options is not None and layer.like is not None:
@@ -94,7 +95,7 @@ class InstanceRecord(InstanceFile):
             raise InputError("", f"{where}.like", f"is {layer.like}", "give a layer before it that has options of its own")
 
     def options_of(self, layer: LayerRecord) -> list[OptionRecord]:
-        """The options of a layer, its own or those of the layer that it refers to by `like`."""
+        """The options of a layer: its own, or those of the earlier layer that its field `like` names."""
         return layer.options or (self.layers[layer.like].options if layer.like is not None else None) or []
 
 
@@ -106,15 +107,16 @@ class SolutionRecord(Record):
 
 @dataclass(frozen=True, eq=False)
 class Instance(ProblemInstance):
-    """The problem in arrays, for L layers of which layer l has S_l options.
+    """An instance of the problem `layer-strategies` in arrays, for L layers of which layer l has S_l options (strategies).
 
     Attributes:
-        memory_bytes: E, the memory of one device.
-        time_ns, forward_bytes, backward_bytes, state_bytes: c, O_f, O_b and O_ms: for each layer an array (S_l,).
-        transitions_ns: R, for each boundary between layers l and l+1 an array (S_l, S_{l+1}).
+        memory_bytes: the memory of one device (E of Galvatron-BMW).
+        time_ns, forward_bytes, backward_bytes, state_bytes: for each layer an array (S_l,): the time c, the bytes O_f kept
+            from forward to backward pass, the bytes O_b that the backward pass adds, and the model states O_ms.
+        transitions_ns: for each boundary between layers l and l+1 an array (S_l, S_{l+1}), the re-layout time R.
         strategies: the names of the options of each layer.
         layer_names: the name of each layer.
-        devices: devices of the stage, where they are known.
+        devices: the number of devices of the stage, if known.
     """
 
     memory_bytes: int
@@ -145,7 +147,7 @@ class Instance(ProblemInstance):
         return {"layers": self.layers, "options": max(self.options), "memory_bytes": self.memory_bytes}
 
     def only(self, choice: Sequence[int]) -> Instance:
-        """The instance in which each layer has a single option left: the one of the given choice."""
+        """The instance in which each layer has a single option. choice: for every layer, the index of the option to keep."""
         columns: dict[str, Any] = {
             name: tuple(a[[s]] for a, s in zip(getattr(self, name), choice, strict=True)) for name in COLUMNS
         }
@@ -155,13 +157,13 @@ class Instance(ProblemInstance):
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all that the answer depends on, in hexadecimal digits; names and provenance are left out."""
+        """SHA-256, in hexadecimal digits, of all fields on which the answer depends; names and provenance are left out."""
         arrays = (*self.time_ns, *self.forward_bytes, *self.backward_bytes, *self.state_bytes, *self.transitions_ns)
         parts = [self.memory_bytes, *(array.tolist() for array in arrays), self.strategies]
         return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
-        """The instance in its file format."""
+        """The instance in its JSON file format; a layer with the options of an earlier one refers to it."""
         layers, indices = [], dict[tuple[Any, ...], int]()
         for l, names in enumerate(self.strategies):
             columns = [getattr(self, column)[l] for column in COLUMNS]
@@ -180,10 +182,10 @@ class Instance(ProblemInstance):
 
 @dataclass(frozen=True)
 class Evaluation(Timed):
-    """Time and memory of a choice of options.
+    """The time and the memory of a choice of options.
 
-    memory_by_layer_bytes: for each layer l, the peak during its backward pass by Eq. 2; state_bytes: model states of all
-    layers.
+    time_ns: the objective. memory_by_layer_bytes: for each layer, the peak memory of a device during its backward pass, by Eq.
+    2 of Galvatron-BMW. state_bytes: model states of all layers.
     """
 
     time_ns: int
@@ -192,18 +194,18 @@ class Evaluation(Timed):
 
     @property
     def peak_bytes(self) -> int:
-        """The largest of the layers' peaks."""
+        """The peak memory of a device in bytes: the largest over all layers' backward passes."""
         return max(self.memory_by_layer_bytes)
 
     @property
     def peak_layer(self) -> int:
-        """The first layer whose backward pass reaches the peak."""
+        """The index of the first layer whose backward pass reaches the peak memory."""
         return self.memory_by_layer_bytes.index(self.peak_bytes)
 
 
 def load(source: Source, where: str = "instance") -> Instance:
-    """Read an instance from a file or a dict. Raises InputError with file, field, value and fix. where: the name that errors
-    call a dict by."""
+    """Read an instance from a file in its JSON format, or from a dict. where: what error messages call a dict. Raises
+    InputError which names file, field, value and fix."""
     record = parse(source, InstanceRecord, name_of_source(source, where))
 
     def column(name: str) -> Any:
@@ -226,17 +228,22 @@ def load(source: Source, where: str = "instance") -> Instance:
 
 
 def load_solution(source: Source) -> tuple[int, ...]:
-    """Read a choice, the index of every layer's option, from a file or a dict. Raises InputError."""
+    """Read a solution, the index of every layer's option, from a file in its JSON format, or from a dict. Raises InputError if
+    it cannot be read or is no solution.
+    """
     return tuple(parse(source, SolutionRecord, name_of_source(source, "solution")).choice)
 
 
 def solution_dict(choice: Sequence[int]) -> dict[str, Any]:
-    """A choice in its file format, as plain values."""
+    """A solution in its JSON file format. choice: for every layer, the index of its option."""
     return {"choice": [int(s) for s in choice]}
 
 
 def evaluate(instance: Instance, choice: Sequence[int]) -> Evaluation:
-    """Time and memory of a choice, by the objective and Eq. 2. Raises ValueError where it is no choice of the instance."""
+    """The time and the peak memory of a choice of options: the sum of layers' and re-layouts' times, and the memory by Eq. 2
+    of Galvatron-BMW. choice: for every layer, the index of its option. instance: the costs of each layer under each of its
+    options (strategies), and the memory limit. Raises ValueError if the choice does not belong to the instance.
+    """
     if wrong := _malformed(instance, choice):
         raise ValueError(wrong[0])
     time = sum(int(instance.time_ns[l][s]) for l, s in enumerate(choice))
@@ -248,8 +255,11 @@ def evaluate(instance: Instance, choice: Sequence[int]) -> Evaluation:
 
 
 def describe(instance: Instance, choice: Sequence[int]) -> dict[str, Any]:
-    """The costs of a choice as users see them, by name: time_ns, the peak and its layer, model states, and the peak by
-    layer."""
+    """The costs of a choice as a JSON-ready dict, as result files and screens show them. Keys: `time_ns` (the step),
+    `peak_bytes` (peak memory of a device), `peak_layer` (the index of the layer whose backward pass reaches the peak),
+    `peak_layer_name`, `state_bytes` (model states), and `memory_by_layer_bytes` (a list, one number per layer). choice: for
+    every layer, the index of its option. instance: the costs of each layer under each of its options (strategies), and the
+    memory limit."""
     result = evaluate(instance, choice)
     return {
         "time_ns": result.time_ns,
@@ -262,7 +272,9 @@ def describe(instance: Instance, choice: Sequence[int]) -> dict[str, Any]:
 
 
 def violations(instance: Instance, choice: Sequence[int]) -> list[str]:
-    """Every constraint that a choice breaks, in words; empty where it is feasible."""
+    """Every constraint that a choice breaks, one sentence each; empty if it is feasible. choice: for every layer, the index of
+    its option. instance: the costs of each layer under each of its options (strategies), and the memory limit.
+    """
     if wrong := _malformed(instance, choice):
         return wrong
     result = evaluate(instance, choice)
@@ -276,7 +288,8 @@ def violations(instance: Instance, choice: Sequence[int]) -> list[str]:
 
 
 def _malformed(instance: Instance, choice: Sequence[int]) -> list[str]:
-    """Why a sequence is no choice of the instance, in words; empty where it is one."""
+    """The reasons, in words, why a choice does not belong to the instance: a wrong number of entries or an option that does not
+    exist. Empty if it belongs. choice: for every layer, the index of its option."""
     if len(choice) != instance.layers:
         return [f"choice has {len(choice)} entries; the instance has {instance.layers} layers"]
     return [

@@ -9,7 +9,11 @@ from trainplan.formulations.strategy_tables import Tables
 
 
 class KindedLayers(Protocol):
-    """Layers whose costs stand in tables by kind (see `formulations.strategy_tables`)."""
+    """The L layers of a model, whose costs are in tables with one row for each kind of layer and of boundary.
+
+    Layers of one kind are made of the same sub-layers, and so cost the same under every strategy; boundaries (between a layer
+    and the next one) of one kind hand on hidden states of the same number of bytes. Kinds are numbered from 0.
+    """
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -18,12 +22,14 @@ class KindedLayers(Protocol):
 
     @property
     def layer_kinds(self) -> tuple[int, ...]:
-        """The kind of each layer: its row in the tables."""
+        """For each of the L layers, the number of its kind: its row in the tables of costs of a layer."""
         ...
 
     @property
     def boundary_kinds(self) -> tuple[int, ...]:
-        """The kind of each of the L - 1 boundaries between layers."""
+        """For each of the L - 1 boundaries between two neighbouring layers, the number of its kind: its row in the tables of
+        costs of crossing a boundary (`transitions_ns` and `entries_ns`).
+        """
         ...
 
 
@@ -39,18 +45,20 @@ def span_instance(
     name: str = "",
     provenance: dict[str, Any] | None = None,
 ) -> Instance:
-    """The instance of the layers `first` to `last`, both included, as one stage of a pipeline.
+    """The layers `first` to `last`, both included, as one pipeline stage: an instance of the problem `layer-strategies`, which
+    chooses a strategy for each of them.
 
-    Its objective is p (T - G) + q G, with T the stage's time for one micro-batch and G the synchronisation in it, which only
-    the last micro-batch pays. Where the span does not begin with the model's first layer, T includes receiving its input.
+    Its objective is p (T - G) + q G, where T is the stage's time for one micro-batch and G the synchronisation within it,
+    which only the last micro-batch has. If the span does not begin with the model's first layer, T includes receiving its
+    input.
 
     Args:
         layers: all layers of the model.
-        tables: costs of the layers' kinds.
-        memory_bytes: memory of one device.
-        in_flight: micro-batches whose activations the stage holds at once.
+        tables: the costs of all kinds of layers.
+        memory_bytes: the memory of one device.
+        in_flight: the number of micro-batches whose activations the stage holds at the same time.
         weights: (p, q).
-        name, provenance: those of the instance.
+        name, provenance: the instance's name, and where its numbers come from.
     """
     p, q = weights
     kinds = layers.layer_kinds[first : last + 1]

@@ -47,7 +47,9 @@ Row = dict[str, Any]
 
 
 def rows_of(batch: int, devices: int) -> int:
-    """Samples of one device, of a step of `batch` samples. Raises InputError where devices cannot have equally many."""
+    """The number of samples on each device in a step of `batch` samples over all devices. Raises InputError if the devices
+    cannot have equally many.
+    """
     rows, rest = divmod(batch, devices)
     if rest or rows < 1:
         fix = f"give a multiple of the {devices} devices, such as {max(1, rows) * devices}"
@@ -63,15 +65,18 @@ def build(
     offload_needs_ckpt: bool = True,
     by_unit: bool = True,
 ) -> Instance:
-    """The instance of a step of `batch` samples over all devices of the profile.
+    """The memory-switches instance of a step of `batch` samples over all devices of the profile.
 
     Args:
-        memory_bytes: memory of one device.
-        offload_needs_ckpt: see `InstanceRecord`.
+        profile: measured or estimated costs of the model's sub-layers and of the devices' links.
+        memory_bytes: the memory of one device.
+
+        offload_needs_ckpt: whether offloading a layer's input requires its recomputation.
+
         by_unit: whether every sub-layer is a layer of its own, as in a plan, instead of every Transformer layer, as in the
             paper.
 
-    Raises InputError where the batch cannot be split, or the profile lacks a shape or its host.
+    Raises InputError if the batch cannot be divided equally, or the profile lacks a shape or costs of its host.
     """
     rows, host, group = rows_of(batch, profile.devices), host_costs(profile), range(profile.devices)
     layers, begin = list[Row](), 0
@@ -102,7 +107,10 @@ def build(
 
 
 def _unit_row(profile: Profile, index: int, rows: int) -> Row:
-    """Times of computations and bytes of the unit with a given index in the chain. rows: samples of one device."""
+    """The times in ns of computations, and the bytes, of one sub-layer on one device, by the field names of a layer in
+    instance files. index: the sub-layer's index in the profile. rows: the number of samples on one device. profile:
+    measured or estimated costs of the model's sub-layers and of the devices' links.
+    """
     sublayer, last = profile.units[index].sublayer, len(profile.units) - 1
     entry, shape, element = profile.cost(sublayer, 1, rows), profile.shapes[sublayer], profile.parameter_bytes
     work = unit_work(profile, sublayer, Strategy(ckpt=True), rows)
@@ -129,7 +137,9 @@ def _unit_row(profile: Profile, index: int, rows: int) -> Row:
 
 
 def _joined(parts: Sequence[Row]) -> Row:
-    """One layer made of consecutive units, given what each of them takes."""
+    """The times in ns and bytes, by the field names of a layer in instance files, of a layer made of consecutive sub-layers.
+    parts: the same numbers for each sub-layer.
+    """
     if len(parts) == 1:
         return dict(parts[0])
     first, last = parts[0], parts[-1]
@@ -157,7 +167,9 @@ def _joined(parts: Sequence[Row]) -> Row:
 
 
 def _copies(profile: Profile, row: Row) -> Row:
-    """Times of a layer's copies between device and host. row: the layer's bytes."""
+    """The times in ns of a layer's copies between device and host, by the field names of a layer in instance files. row: the
+    layer's bytes, by these names. profile: measured or estimated costs of the model's sub-layers and of the devices' links.
+    """
     return {
         "prefetch_parameter_ns": host_copy(profile, "to_device", row["partitioned_parameter_bytes"]),
         "offload_gradient_ns": host_copy(profile, "to_host", row["partitioned_gradient_bytes"]),

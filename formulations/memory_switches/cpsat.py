@@ -34,7 +34,9 @@ LayerVariables = list[tuple[Columns, list[cp_model.IntVar]]]
 
 
 def build(instance: Instance) -> tuple[cp_model.CpModel, LayerVariables]:
-    """The model of an instance, and for every layer its columns with their variables."""
+    """The CP-SAT model of an instance, and for every layer its columns with one variable each. A column is a combination of the
+    layer's switches with those switches of the layers before and after that affect its cost, and their cost. instance: times
+    and bytes of every layer, and the memory limit."""
     chain = undominated(segments(instance))
     sizes = {int(v) for c in chain for values in (c.peak_bytes, c.delta_bytes, c.resident_bytes) for v in values}
     step = gcd(*sizes) or 1
@@ -66,21 +68,27 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, LayerVariables]:
 
 
 def _keys(columns: Columns) -> Iterator[tuple[int, int, int]]:
-    """The option, the state before and the state after of each column."""
+    """For each column of a layer (an option with the choices of neighbouring layers), its name in the model as three numbers:
+    the option (combination of switches), the state shared with the layer before, and the state shared with the layer after. A
+    state is a number from 0 to 15 for those switches at a boundary on which both neighbouring layers depend; 0 at the ends of
+    the model.
+    """
     return zip(*(numbers.tolist() for numbers in (columns.option, columns.enters, columns.leaves)), strict=True)
 
 
 def _sum(terms: Sequence[cp_model.LinearExprT]) -> cp_model.LinearExpr:
-    """The sum of some terms."""
+    """The sum of linear expressions, variables and numbers of a CP-SAT model."""
     return cp_model.LinearExpr.sum(terms)
 
 
 def _weighted(x: list[cp_model.IntVar], values: Integers) -> cp_model.LinearExpr:
-    """The sum of variables, each multiplied by its value."""
+    """The sum of variables, each multiplied by its value. values: (len(x),)."""
     return cp_model.LinearExpr.weighted_sum(x, values.tolist())
 
 
 def extract(instance: Instance, layers: LayerVariables, value: Callable[[cp_model.IntVar], bool]) -> Solution:
-    """The solution that x stands for. value: the solved value of a variable."""
+    """The solution that a solver's answer stands for. layers: for every layer, its columns (a combination of switches with the
+    those switches of the layers before and after that affect its cost) and one variable for each. value: returns the value of a
+    variable in the answer, True or False. instance: times and bytes of every layer, and the memory limit."""
     options = (columns.option[next(c for c, variable in enumerate(x) if value(variable))] for columns, x in layers)
     return Solution(tuple(instance.options[option] for option in options))

@@ -21,16 +21,21 @@ MARKS = {True: "●", False: "·"}
 
 
 def start(instance: Instance, solution: Solution) -> set[str]:
-    """The names of the variables x that are 1 in a solution, for a warm start: by layer, option, and the states before and
-    after, as in `segment_columns`."""
+    """The names of the model variables that are 1 in a solution, for a warm start: `x[i,s,q,q']` for layer i with option s (a
+    combination of switches); q and q' number those choices of layer i and of its neighbours that layer i shares with the
+    layer before and with the layer after. instance: times and bytes of every layer, and the memory limit. solution: the
+    memory switches of every layer.
+    """
     options, (r, lazy) = [instance.options.index(s) for s in solution.switches], shared_switches(matrix([solution])[0])
     states = [0, *(2 * r[:-1] + lazy[1:]).tolist(), 0]
     return {f"x[{i},{s},{states[i]},{states[i + 1]}]" for i, s in enumerate(options)}
 
 
 class MemorySwitches(Problem):
-    """H3T's problem: memory switches of every layer for the shortest step that fits, all devices one group of sharded data
-    parallelism."""
+    """The problem `memory-switches` of the paper H3T: choose, for every layer, seven memory switches (recomputation,
+    offloading to the host, partition of parameters, and the order of copies), for the shortest step that fits into memory;
+    all devices are one group of sharded data parallelism.
+    """
 
     name = problem.NAME
     record = problem.InstanceRecord
@@ -49,17 +54,22 @@ class MemorySwitches(Problem):
     describe = staticmethod(problem.describe)
 
     def cost_model(self, instance: Instance) -> str:
-        """The name of H3T's simulated step, whose segments are synchronised."""
+        """The name of the cost model: H3T's simulated step, whose segments are synchronised. instance: times and bytes of
+        every layer, and the memory limit.
+        """
         return "H3T's simulated step, synchronised"
 
     def instance(self, request: Request) -> Instance:
-        """The step of the request's batch on all devices, with a layer for each Transformer layer or, `by_unit`, for each
-        sub-layer."""
+        """The instance of the request's batch on all devices, with a layer for each Transformer layer or, with the option
+        `by_unit`, for each sub-layer. request: the user's model, cluster, batch and options. Raises InputError if the
+        problem cannot express the request.
+        """
         return _built(request, request.options["by_unit"])
 
     def instances(self, request: Request) -> list[Instance]:
-        """The one instance that planning solves, by sub-layers as plans are. Raises InputError where plans cannot express
-        it."""
+        """A list of the one instance that planning solves, with a layer for each sub-layer, as plans have them. request: the
+        user's model, cluster, batch and options. Raises InputError if plans cannot express it.
+        """
         cluster = request.cluster
         if cluster is not None and len(cluster.used_kinds) > 1:
             kinds = " and ".join(kind.name for kind in cluster.used_kinds)
@@ -74,7 +84,10 @@ class MemorySwitches(Problem):
 
     def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
         """The plan of a solution: one stage of all devices, with the switches of every sub-layer. Its memory limit is the
-        request's, before the margin is taken off. Raises InputError where the instance is not one of sub-layers."""
+        request's, before the safety margin is taken off. instance: times and bytes of every layer, and the memory limit.
+        request: the user's model, cluster, batch and options. Raises InputError if the instance's layers are not the
+        model's sub-layers.
+        """
         model = request.described_model
         if model and instance.layers != len(model.units):
             mismatch = f"has {instance.layers} layers, and {model.name!r} {len(model.units)} sub-layers"
@@ -90,12 +103,16 @@ class MemorySwitches(Problem):
         )
 
     def tables(self, instance: Instance, solution: Solution) -> list[Table]:
-        """Two tables: the switches of all layers, and the parts and lanes of the step."""
+        """Two tables for the screen: the switches of all layers, and the phases and lanes of the step. instance: times and
+        bytes of every layer, and the memory limit. solution: the memory switches of every layer.
+        """
         return [switch_table(instance, solution), step_table(instance, solution)]
 
 
 def _built(request: Request, by_unit: bool) -> Instance:
-    """The instance of a request, by Transformer layers or by sub-layers."""
+    """The instance of a request. by_unit: whether every sub-layer is a layer; else every Transformer layer is. request: the
+    user's model, cluster, batch and options.
+    """
     profile = request.profile_for([costs.rows_of(request.samples, request.origin.devices)], [1])
     return costs.build(
         profile,
@@ -107,8 +124,10 @@ def _built(request: Request, by_unit: bool) -> Instance:
 
 
 def switch_table(instance: Instance, solution: Solution) -> Table:
-    """The switches of all layers, with a row for every run of layers with equal switches, or two rows where two kinds of layer
-    alternate; the last row shows the share of layers in which each switch is on."""
+    """A table for the screen: the switches of all layers, with a row for every run of layers with equal switches, or two rows
+    where two combinations of switches alternate; the last row shows the share of layers in which each switch is on.
+    instance: times and bytes of every layer, and the memory limit. solution: the memory switches of every layer.
+    """
     rows = []
     for layers in folded(solution.switches):
         names = span(instance.name_of(layers[0]), instance.name_of(layers[-1]))
@@ -120,7 +139,10 @@ def switch_table(instance: Instance, solution: Solution) -> Table:
 
 
 def step_table(instance: Instance, solution: Solution) -> Table:
-    """How long the parts of the step are, how busy its lanes are, and how many bytes of shards stay on the device."""
+    """A table for the screen: how long the phases of the step are, how busy its lanes are, and how many bytes of shards stay
+    on the device. instance: times and bytes of every layer, and the memory limit. solution: the memory switches of every
+    layer.
+    """
     costs = describe(instance, solution)
     parts = ", ".join(f"{name} {format_time(costs[f'{name}_ns'])}" for name in ("forward", "backward", "optimizer"))
     busy = ", ".join(f"{lane} {time / max(1, costs['time_ns']):.0%}" for lane, time in costs["busy_ns"].items())
@@ -129,8 +151,9 @@ def step_table(instance: Instance, solution: Solution) -> Table:
 
 
 def folded(switches: Sequence[Switches]) -> list[range]:
-    """The layers of every row of the table: runs of layers with equal switches; where pairs of layers repeat, every second
-    layer."""
+    """Group the layers into the rows of a table of switches: a row is a run of layers with equal switches, or, if two layers
+    alternate, every second layer. Switches a a a b -> [0..2], [3]; a b a b -> [0, 2], [1, 3]. switches: the memory switches of
+    every layer."""
     rows, at = list[range](), 0
     while at < len(switches):
         single, double = (_end(switches, at, period) for period in (1, 2))
@@ -144,7 +167,8 @@ def folded(switches: Sequence[Switches]) -> list[range]:
 
 
 def _end(switches: Sequence[Switches], at: int, period: int) -> int:
-    """The index at which the pattern of the first `period` layers from index `at` stops repeating; whole patterns only."""
+    """The index at which the pattern of the `period` layers that begin at index `at` stops repeating, counting whole
+    repetitions only: a b a b a, at 0, period 2 -> 4. switches: the memory switches of every layer."""
     end = at + period
     while end < len(switches) and switches[end] == switches[end - period]:
         end += 1

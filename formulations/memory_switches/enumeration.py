@@ -13,16 +13,19 @@ LARGEST = 20_000_000  # choices of which the tables of the segments are looked a
 
 
 def count(instance: Instance) -> int:
-    """The number of choices of an instance: the combinations of one layer to the power of the number of layers."""
+    """The number of choices of an instance: the number of options (combinations of switches) of one layer to the power of the
+    number of layers."""
     return len(instance.options) ** instance.layers
 
 
 def solutions(instance: Instance) -> Iterator[Solution | None]:
-    """The fastest choice of each batch that fits and is faster than those of the batches before; None at the start of every
-    batch, which takes a while.
+    """Solutions for brute force, each with a shorter step than all before: for each batch of solutions the fastest one that
+    fits into memory, if it improves; None at the start of every batch, which takes a while, so that the caller can check
+    the time limit.
 
-    A batch is all choices with one option of the first layer; their costs are sums over the tables of the segments. As a
-    cross-check of the segments, the whole simulated step of each yielded choice takes as long (asserted here).
+    A batch is all solutions in which the first layer has one given option (combination of switches); their costs are sums over
+    tables of what each layer costs given its neighbours. As a cross-check, an assertion simulates the step of each yielded
+    solution and compares its time. instance: times and bytes of every layer, and the memory limit.
     """
     chain, layers, options = segments(instance), instance.layers, range(len(instance.options))
     others = np.ix_(*[options] * (layers - 1))
@@ -56,5 +59,7 @@ def solutions(instance: Instance) -> Iterator[Solution | None]:
 
 
 def _solution(instance: Instance, choice: Any) -> Solution:
-    """The solution with the given option of every layer."""
+    """The solution with given options. choice: for every layer, the index of its option in `Instance.options`. instance: times
+    and bytes of every layer, and the memory limit.
+    """
     return Solution(tuple(instance.options[int(option)] for option in choice))

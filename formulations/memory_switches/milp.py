@@ -2,8 +2,8 @@
 
 Sets         i = 0 .. N-1 layers; q = (r_i, lazy_{i+1}) states between two layers, 16 in all (see `segment_columns`);
              (s, q, q') columns of a layer: option s, entering in state q and leaving in q'
-Parameters   t time, d delta, o resident, p peak of a column, M memory (in scaled units, see `units`) Variables    x[i,s,q,q']
-in {0,1}    layer i takes the column
+Parameters   t time, d delta, o resident, p peak of a column, M memory (in scaled units, see `units`)
+Variables    x[i,s,q,q'] in {0,1}    layer i takes the column
              H[i] >= 0               what the layers before i keep from their forward to their backward pass
              R >= 0                  resident bytes of all layers
 
@@ -35,14 +35,18 @@ Column = tuple[int, int, int, int]
 
 
 def units(instance: Instance) -> tuple[int, int]:
-    """Nanoseconds and bytes of one model unit, scaled by the longest step, which does all that a step may do, and by the
-    memory."""
+    """The scales of the MILP, as (nanoseconds, bytes) that one unit of the model's variables stands for: powers of two chosen
+    by the time of all operations one after the other and by the memory limit. instance: times and bytes of every layer, and
+    the memory limit.
+    """
     longest = sum(int(column.sum()) for name, column in instance.columns.items() if name.endswith("_ns"))
     return unit(longest), unit(instance.memory_bytes)
 
 
 def build(instance: Instance) -> pyo.ConcreteModel:
-    """The Pyomo model of an instance; `extract` reads a solution from its solved values."""
+    """The Pyomo model of an instance; its variables and constraints are listed at the head of this module. `extract` reads a
+    solution from its solved values. instance: times and bytes of every layer, and the memory limit.
+    """
     m = pyo.ConcreteModel(name=instance.name)
     ns_per_unit, bytes_per_unit = units(instance)
     layers, memory = range(instance.layers), instance.memory_bytes / bytes_per_unit
@@ -81,7 +85,10 @@ def build(instance: Instance) -> pyo.ConcreteModel:
 
 
 def extract(instance: Instance, values: Mapping[str, Mapping[Column, float]]) -> Solution:
-    """The solution that x stands for: for every layer the option of the column of largest value."""
+    """The solution that solved values stand for: for every layer, the combination of switches of the column whose variable x
+    has the largest value. A column is a combination with those switches of the layers before and after that affect the layer's
+    cost. values: by name of the variable, the solved values by index, of which those of `x` are read. instance: times and bytes
+    of every layer, and the memory limit."""
     columns = sorted(values["x"], key=values["x"].__getitem__)
     best = {column[0]: column for column in columns}
     return Solution(tuple(instance.options[best[i][1]] for i in range(instance.layers)))

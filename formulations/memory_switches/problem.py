@@ -78,8 +78,10 @@ class InstanceRecord(InstanceFile):
 
     @model_validator(mode="after")
     def _shapes(self) -> InstanceRecord:
-        """Raise InputError where neighbouring layers do not fit, a peak is below what the computation makes, or sums are too
-        large."""
+        """Check the file after its fields are read. Returns the record; raises InputError if a layer's output has another size
+        than the next layer's input, a peak is below the bytes of what the computation makes, or times or bytes add up to too
+        much.
+        """
         for i, layer in enumerate(self.layers):
             where = f"layers[{i}]"
             if i + 1 < len(self.layers) and layer.output_bytes != self.layers[i + 1].input_bytes:
@@ -107,14 +109,14 @@ COLUMNS = tuple(name for name in LayerRecord.model_fields if name != "name")
 
 @dataclass(frozen=True, eq=False)
 class Instance(ProblemInstance):
-    """The problem in arrays, for N layers.
+    """An instance of the problem `memory-switches` in arrays, for N layers.
 
     Attributes:
-        nvlink: whether collectives have a lane of their own, apart from copies to the host.
-        memory_bytes: M, memory of one device.
-        columns: by the name of each number in `LayerRecord`, an array (N,).
+        nvlink: whether collectives have a lane of their own, so that they overlap with copies to the host.
+        memory_bytes: the memory of one device (M of H3T).
+        columns: a dict from the name of each number in `LayerRecord` (times in ns and bytes of a layer) to an array (N,).
         offload_needs_ckpt: whether offloading an input requires recomputation.
-        layer_names: the name of each layer, or empty.
+        layer_names: the name of each layer; empty if layers have none.
     """
 
     nvlink: bool
@@ -136,7 +138,7 @@ class Instance(ProblemInstance):
 
     @cached_property
     def options(self) -> tuple[Switches, ...]:
-        """The legal combinations of switches, the same for any layer."""
+        """The possible combinations of switches of a layer, equal for all layers."""
         return combinations(self.offload_needs_ckpt)
 
     @property
@@ -146,11 +148,11 @@ class Instance(ProblemInstance):
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all that the answer depends on, in hexadecimal digits; names of layers are left out, too."""
+        """SHA-256, in hexadecimal digits, of all fields on which the answer depends; names and provenance are left out."""
         return replace(self, layer_names=()).digest if self.layer_names else super().digest
 
     def name_of(self, layer: int) -> str:
-        """A layer's name, or its number where layers have none."""
+        """The name of a layer, or `layer 3` where layers have no names. layer: the layer's index."""
         return self.layer_names[layer] if self.layer_names else f"layer {layer}"
 
     def part(self, first: int, end: int) -> Instance:
@@ -159,7 +161,7 @@ class Instance(ProblemInstance):
         return Instance(self.nvlink, self.memory_bytes, columns, self.offload_needs_ckpt)
 
     def to_dict(self) -> dict[str, Any]:
-        """The instance in its file format."""
+        """The instance in its JSON file format."""
         rows = [{name: int(column[i]) for name, column in self.columns.items()} for i in range(self.layers)]
         names = [{"name": self.layer_names[i]} if self.layer_names else {} for i in range(self.layers)]
         return {
@@ -173,7 +175,8 @@ class Instance(ProblemInstance):
 
 
 def _switches(names: list[SwitchName]) -> Switches:
-    """The switches of one layer in a file, given the names of those that are on. Raises InputError where one is named twice."""
+    """The switches of one layer in a file. names: the names of the switches that are on. Raises InputError if a switch is
+    named twice."""
     if repeated := [name for name in names if names.count(name) > 1]:
         raise InputError("", "", f"names {repeated[0]} twice", "name each switch that is on once")
     return Switches.of(names)
@@ -188,19 +191,20 @@ class Solution(DataclassRecord):
     ]
 
     def to_dict(self) -> dict[str, Any]:
-        """The solution in its file format."""
+        """The solution in its JSON file format: for every layer, the names of the switches that are on."""
         return {"switches": [list(switches.names) for switches in self.switches]}
 
 
 def matrix(solutions: Sequence[Solution]) -> NDArray[np.bool_]:
-    """(K, N, 7): whether each switch is on in each of N layers of K solutions, in the order of `SWITCHES`, for `simulate`."""
+    """(K, N, 7): for K solutions and N layers, whether each of the seven switches is on, in the order of `SWITCHES`; the form
+    that `simulate` takes."""
     on = attrgetter(*SWITCHES)
     return np.array([[on(switches) for switches in solution.switches] for solution in solutions], bool)
 
 
 def load(source: Source, where: str = "instance") -> Instance:
-    """Read an instance from a file or a dict. Raises InputError with file, field, value and fix. where: the name that errors
-    call a dict by."""
+    """Read an instance from a file in its JSON format, or from a dict. where: what error messages call a dict. Raises
+    InputError which names file, field, value and fix."""
     record = parse(source, InstanceRecord, name_of_source(source, where))
     columns = {name: np.array([getattr(layer, name) for layer in record.layers], np.int64) for name in COLUMNS}
     named = any(layer.name for layer in record.layers)
@@ -213,17 +217,21 @@ def load(source: Source, where: str = "instance") -> Instance:
 
 
 def load_solution(source: Source) -> Solution:
-    """Read a solution from a file or a dict. Raises InputError."""
+    """Read a solution from a file in its JSON format, or from a dict. Raises InputError if it cannot be read or is no
+    solution.
+    """
     return parse(source, Solution, name_of_source(source, "solution"))
 
 
 def solution_dict(solution: Solution) -> dict[str, Any]:
-    """A solution in its file format, as plain values."""
+    """A solution in its JSON file format. solution: the memory switches of every layer."""
     return solution.to_dict()
 
 
 def evaluate(instance: Instance, solution: Solution) -> Evaluation:
-    """The simulated step of a solution. Raises ValueError where it is no solution of the instance."""
+    """The simulated step of a solution. instance: times and bytes of every layer, and the memory limit. solution: the memory
+    switches of every layer. Raises ValueError if the solution does not belong to the instance.
+    """
     if wrong := _malformed(instance, solution):
         raise ValueError(wrong[0])
     return _simulated(instance, solution)
@@ -231,14 +239,20 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
 
 @lru_cache(maxsize=4)
 def _simulated(instance: Instance, solution: Solution) -> Evaluation:
-    """The simulated step of a solution. The latest few are kept, since a solution is evaluated and described one after the
-    other."""
+    """The simulated step of a solution. The results of the latest four solutions are kept, since a solution is evaluated and
+    described one after the other. instance: times and bytes of every layer, and the memory limit. solution: the memory
+    switches of every layer.
+    """
     return simulate_one(instance.columns, instance.nvlink, matrix([solution]))
 
 
 def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
-    """The costs of a solution as users see them, by name: time and peak, the three phases, how long each lane is busy, and the
-    number of layers in which each switch is on."""
+    """The costs of a solution as a JSON-ready dict, as result files and screens show them. Keys: `time_ns` (the step),
+    `peak_bytes` (peak memory of a device), `peak_ns` (the time of the peak from the beginning of the step), `resident_bytes`
+    (shards that stay on the device), `forward_ns`, `backward_ns`, `optimizer_ns` (durations of the step's three phases),
+    `busy_ns` (a dict from the name of each lane, such as compute or copy, to the time in which it works), `layers_on` (a dict
+    from the name of each switch to the number of layers that have it on), and `layers` (the number of layers). instance: times
+    and bytes of every layer, and the memory limit. solution: the memory switches of every layer."""
     result = evaluate(instance, solution)
     busy: dict[str, int] = {}
     for operation in result.timeline:
@@ -259,7 +273,9 @@ def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
 
 
 def violations(instance: Instance, solution: Solution) -> list[str]:
-    """Every constraint that a solution breaks, in words; empty where it is feasible."""
+    """Every constraint that a solution breaks, one sentence each; empty if it is feasible. instance: times and bytes of every
+    layer, and the memory limit. solution: the memory switches of every layer.
+    """
     if wrong := _malformed(instance, solution):
         return wrong
     peak, limit = evaluate(instance, solution).peak_bytes, instance.memory_bytes
@@ -269,7 +285,9 @@ def violations(instance: Instance, solution: Solution) -> list[str]:
 
 
 def _malformed(instance: Instance, solution: Solution) -> list[str]:
-    """Why a solution does not belong to the instance, in words; empty where it does."""
+    """The reasons, in words, why a solution does not belong to the instance: a wrong number of layers, or a combination of
+    switches that is not allowed. Empty if it belongs. solution: the memory switches of every layer.
+    """
     if len(solution.switches) != instance.layers:
         return [f"switches has {len(solution.switches)} layers; give {instance.layers}"]
     legal, wrong = set(instance.options), []

@@ -25,12 +25,18 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The C columns of one layer; every array is (C,).
+    """The C columns of one layer; every array is (C,). A column is one option of the layer (a combination of switches), with
+    the choices of neighbouring layers on which its cost depends, and its cost. A state is a number from 0 to 15 for the four
+    switches at a boundary on which both neighbouring layers depend (offload_hidden, partition and lazy_prefetch of the layer
+    before, lazy_prefetch of the layer after). A solution takes one column of every layer, a chain, in which each column enters
+    in the state in which the column before leaves.
 
     Attributes:
-        option: index in `Segments.options`.
-        enters, leaves: the state before and after, as the number 2 r + lazy; 0 where there is no neighbour.
-        time_ns, peak_bytes, delta_bytes, resident_bytes: as in `Segments`.
+        option: the index in `Segments.options`.
+        enters, leaves: the state shared with the layer before and with the layer after; 0 if there is no such layer.
+        time_ns, peak_bytes, delta_bytes, resident_bytes: time in ns of the layer's forward, backward and optimizer segments,
+            peak memory in addition to what other layers hold, bytes kept after the forward pass, and bytes of shards that stay
+            for the whole step.
     """
 
     option: Integers
@@ -45,15 +51,19 @@ class Columns:
         return len(self.option)
 
     def where(self, which: Booleans) -> Columns:
-        """Only the columns that are marked; the same object where all are."""
+        """The columns that are marked; the object itself if all are. which: (C,), whether a column is kept."""
         return self if which.all() else Columns(*(values[which] for values in vars(self).values()))
 
 
 def undominated(chain: Segments, check_time: Callable[[], None] = lambda: None) -> tuple[Columns, ...]:
-    """For every layer, the columns that no other can replace; equal layers share theirs.
+    """For every layer, in order, its columns without those that can never be better. A column is one option of the layer (a
+    combination of memory switches such as offloading or recomputation), together with the switches of the layer before and of
+    the layer after on which its cost depends, and its cost. A column is left out if another column of the layer, with the same
+    switches of both neighbouring layers, the same effect on their costs and equally large resident shards, needs no more time,
+    peak memory and kept bytes. Layers with equal costs get the same Columns object.
 
-    check_time: called often; an exception that it raises is passed on.
-    """
+    chain: the costs of every layer, for each of its options and each combination of its neighbouring layers' switches.
+    check_time: called often; an exception that it raises is passed on."""
     count = len(chain.time_ns)
     distinct: dict[bytes, Columns] = {}
     columns = []
@@ -68,7 +78,9 @@ def undominated(chain: Segments, check_time: Callable[[], None] = lambda: None) 
 
 
 def _of_layer(chain: Segments, i: int, first: bool, last: bool) -> Columns:
-    """The undominated columns of layer i. first, last: whether it is the first or the last layer."""
+    """The columns of layer `i` (each an option, the switches of the layers before and after on which its cost depends, and the
+    cost) without those that another column can replace at no more time and memory. chain: the costs of every layer. first,
+    last: whether it is the first or the last layer."""
     before, after = 1 if first else 8, 1 if last else 2
     time, peak = chain.time_ns[i, :before, :, :after], chain.peak_bytes[i, :before, :, :after]
     r_before, option, lazy_after = (indices.ravel() for indices in np.indices(time.shape))
@@ -85,7 +97,9 @@ def _of_layer(chain: Segments, i: int, first: bool, last: bool) -> Columns:
 
 
 def _replaceable(columns: Columns) -> Booleans:
-    """(C,): whether another column with the same states can replace a column; of equal columns all but one are marked."""
+    """(C,), for the C columns of a layer: True if another column with the same states (`enters`, `leaves`) and resident bytes
+    needs no more time, peak and kept bytes; of equal columns all but one are True.
+    """
     alike = np.unique(np.stack((columns.enters, columns.leaves, columns.resident_bytes)), axis=1, return_inverse=True)[1]
     alike = alike.reshape(-1)
     order = np.lexsort((columns.delta_bytes, columns.peak_bytes, columns.time_ns, alike))
@@ -100,12 +114,17 @@ def _replaceable(columns: Columns) -> Booleans:
 
 
 def within(chain: Sequence[Columns], memory_bytes: int) -> tuple[Columns, ...]:
-    """The columns of every layer with which some solution may fit into the memory, with peaks as a constraint needs them.
+    """Remove the columns (options of a layer, each with the choices of its neighbours) that no solution within the memory limit
+    has, and those that another column can replace. Returns the remaining columns of every layer, with some peaks raised; if
+    nothing fits, all layers are without columns.
 
-    The other layers hold at least, and at most, what a chain through a column's states can hold: where even the least does not
-    fit, the column is dropped; where even the most fits, its peak is no restriction and is raised until it just fits, so that
-    columns that differ only in such peaks replace each other. No solution that fits is lost, none is gained; where nothing
-    fits, a layer may end up without columns, and then all do.
+    chain: the columns of every layer. memory_bytes: the memory of a device.
+
+    For each column, `_held_by_others` gives the least and the most bytes that the other layers hold during its peak, over all
+    solutions that have the column. If least + peak exceeds the memory, the column is removed. If most + peak is less than the
+    memory, the column fits in every solution, so its peak is raised to memory - most, which changes no answer: columns that
+    differ only in such peaks then have equal peaks, and all but the fastest can be removed. The least time of a solution that
+    fits stays the same.
     """
     layers = list(chain)
     while True:
@@ -122,9 +141,11 @@ def within(chain: Sequence[Columns], memory_bytes: int) -> tuple[Columns, ...]:
 
 
 def _held_by_others(chain: Sequence[Columns]) -> tuple[list[Floats], list[Floats]]:
-    """For every layer and column the least and the most bytes that other layers hold at its peak: deltas of earlier layers and
-    resident bytes of all layers; infinite where no chain goes through the column. Floats are exact here, since no bytes of an
-    instance reach 2^53."""
+    """For every layer, two arrays (C,) with a number for each of its C columns: the least and the most bytes that other layers
+    hold when the layer is at the column's peak, that is, the bytes kept by earlier layers and the resident bytes of all;
+    infinite if no solution has the column. chain: the columns of every layer. Floats are exact here, since no bytes of an
+    instance reach 2^53.
+    """
     low, high = np.zeros(STATES), np.zeros(STATES)
     before = []
     for columns in chain:
@@ -140,8 +161,12 @@ def _held_by_others(chain: Sequence[Columns]) -> tuple[list[Floats], list[Floats
 
 
 def _extremes(states: Integers, lows: Floats, highs: Floats) -> tuple[Floats, Floats]:
-    """(STATES,) twice: for each state the least of some values and the most of others; infinite, either way, where there are
-    none."""
+    """Two arrays (STATES,), by state (a number for the switches at a boundary on which both neighbouring layers depend): the
+    least of `lows` and the largest of `highs` in this state. For a state without values the least is infinity and the largest
+    minus infinity.
+
+    states: for each value, the state to which it belongs.
+    """
     low, high = np.full(STATES, np.inf), np.full(STATES, -np.inf)
     np.minimum.at(low, states, lows)
     np.maximum.at(high, states, highs)

@@ -32,17 +32,21 @@ NEIGHBOURS = tuple(Switches(segment_sync=True, **dict(zip(SHARED, r, strict=True
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """Costs of every layer i, by r of the layer before (8 values), the layer's option (S) and lazy_prefetch of the layer after
-    (2).
+    """The costs of every layer, depending on its own switches and on its neighbours'. Layer i of N depends on three switches
+    of the layer before (offload_hidden, partition, lazy_prefetch; 8 values, together called r), on its own option (S
+    combinations of switches), and on lazy_prefetch of the layer after (2 values).
 
     Attributes:
         options: the S combinations of switches.
-        time_ns: (N, 8, S, 2), forward and backward segment and the optimizer's.
-        peak_bytes: (N, 8, S, 2), above curr_{i-1} and the resident shards.
-        delta_bytes, resident_bytes: (N, S).
-        r: (S,), r of each option as a number from 0 to 7; lazy: (S,), its lazy_prefetch, 0 or 1.
+        time_ns: (N, 8, S, 2), the layer's forward, backward and optimizer segments together. A segment is a part of the
+            step between two synchronisations of all lanes.
+        peak_bytes: (N, 8, S, 2), the peak memory in addition to the bytes that earlier layers keep and the resident shards.
+        delta_bytes, resident_bytes: (N, S), bytes kept after the forward pass, and bytes of shards that stay for the whole
+            step.
+        r: (S,), the three switches of each option as a number from 0 to 7.
+        lazy: (S,), lazy_prefetch of each option, 0 or 1.
 
-    The first layer has nothing before it and the last nothing after it: their numbers are equal along that axis.
+    The first layer has no layer before it, and the last none after it: their numbers are equal along that axis.
     """
 
     options: tuple[Switches, ...]
@@ -55,7 +59,9 @@ class Segments:
 
 
 def segments(instance: Instance, check_time: Callable[[], None] = lambda: None) -> Segments:
-    """The segments of an instance. check_time: called often; an exception that it raises is passed on."""
+    """The costs of every layer of an instance by its own option (combination of switches) and the switches of the layers before
+    and after it. A segment is a part of the step between two synchronisations of all lanes. check_time: called often; an
+    exception that it raises is passed on. instance: times and bytes of every layer, and the memory limit."""
     options, count = instance.options, instance.layers
     on = matrix([Solution(options)])[0]  # (S, 7)
     time = np.zeros((count, 8, len(options), 2), np.int64)
@@ -71,10 +77,13 @@ def segments(instance: Instance, check_time: Callable[[], None] = lambda: None) 
 
 
 def kept_bytes(instance: Instance, on: Booleans) -> tuple[Integers, Integers]:
-    """Delta and resident bytes of every layer with every option: two arrays (N, S). on: (S, 7), the options' switches."""
+    """Two arrays (N, S) for N layers and S options (combinations of switches): bytes that a layer keeps after its forward
+    pass, and bytes of its shards that stay on the device for the whole step. on: (S, 7), whether each of the seven switches
+    is on in each option. instance: times and bytes of every layer, and the memory limit.
+    """
 
     def without(number: str, switch: SwitchName) -> Integers:
-        """(N, S): a number of every layer, or 0 where the option has a switch on."""
+        """(N, S): the bytes `number` of each of the N layers; 0 for those of the S options that have `switch` on."""
         return instance[number][:, None] * ~on[:, SWITCHES.index(switch)]
 
     delta = without("input_bytes", "offload_hidden") + without("graph_bytes", "ckpt")
@@ -83,13 +92,20 @@ def kept_bytes(instance: Instance, on: Booleans) -> tuple[Integers, Integers]:
 
 
 def shared_switches(on: Booleans) -> tuple[Integers, Integers]:
-    """r and lazy_prefetch of every option, as in `Segments`: two arrays (S,). on: (S, 7), the options' switches."""
+    """Two arrays (S,) with those switches of each of S options on which neighbouring layers depend: offload_hidden, partition
+    and lazy_prefetch, as a number from 0 to 7, which matter to the layer after; and lazy_prefetch alone, 0 or 1, which
+    matters to the layer before.
+
+    on: (S, 7), whether each of the seven switches is on in each option.
+    """
     r = on[:, [SWITCHES.index(name) for name in SHARED]] @ np.array([4, 2, 1])
     return r, r % 2
 
 
 def alike_layers(instance: Instance) -> Integers:
-    """(N,): for each layer the index of the first layer that equals it in all its numbers and in those of both neighbours."""
+    """(N,): for each layer, the index of the first layer that has equal numbers (times and bytes) and whose layers before and
+    after have equal numbers, so that both layers have equal costs. instance: times and bytes of every layer, and the memory
+    limit."""
     numbers = np.stack([*instance.columns.values()])
     padded = np.pad(numbers, ((0, 0), (1, 1)), constant_values=-1)  # before the first layer and after the last one
     numbers = np.concatenate((padded[:, :-2], padded[:, 1:-1], padded[:, 2:]))
@@ -98,8 +114,10 @@ def alike_layers(instance: Instance) -> Integers:
 
 
 def _blocks(layers: Integers, count: int) -> list[Integers]:
-    """The given layers grouped by the neighbours that they have: the first, inner ones (in blocks, to keep their arrays small),
-    the last. count: the number of all layers."""
+    """Group layers so that all layers of a group have, or lack, a layer before and a layer after: the first layer of the model
+    alone, inner layers (in blocks of at most BLOCK, to keep arrays small), the last layer alone. layers: the indices of the
+    layers to group. count: the number of all layers.
+    """
     inner = layers[(layers > 0) & (layers < count - 1)]
     blocks = [inner[start : start + BLOCK] for start in range(0, len(inner), BLOCK)]
     return [np.array([0]), *blocks, *([np.array([count - 1])] if count > 1 else [])]
@@ -113,12 +131,13 @@ def _simulate(
     after: Booleans | None,
     run: Callable[[SimulatedStep, int], None],
 ) -> tuple[Integers, Integers]:
-    """Time in ns and most memory in bytes of one segment of every layer, with every choice of switches: two arrays (layers,
-    choices).
+    """Simulate one segment (the part of the step for one layer and pass) of several layers, with every choice of switches.
+    Returns two arrays (layers, choices): its time in ns, and the most bytes held in it.
 
-        before, of_layer, after: (choices, 7), switches of the layer before, of the layer and of the one after; None where there
-            is none.
-        run: issues the segment of the layer with a given index in a simulated chain of these two or three layers.
+    instance: times and bytes of every layer, and the memory limit. layers: the indices of the layers. before, of_layer,
+    after: (choices, 7), whether each switch is on in the layer before, in the layer and in the layer after; None if there
+    is no such layer. run: issues the segment of the layer with a given index in a simulated chain of these two or three
+    layers.
     """
     chain = [switches for switches in (before, of_layer, after) if switches is not None]
     index = int(before is not None)
@@ -132,8 +151,10 @@ def _simulate(
 
 
 def _forward(instance: Instance, layers: Integers, on: Booleans) -> tuple[Integers, Integers]:
-    """Time and peak of head and forward segment, by layer, its option and lazy_prefetch of the layer after: two arrays (layers,
-    S, 2)."""
+    """Two arrays (layers, S, 2): the time in ns and the peak bytes of each layer's forward segment, by its option and
+    lazy_prefetch of the layer after; the first layer's include the work before it. layers: the indices of the layers: the first
+    layer of the model, the last one, or inner layers only. on: (S, 7), whether each switch is on in each option. instance:
+    times and bytes of every layer, and the memory limit."""
     first, last = layers[0] == 0, layers[-1] == instance.layers - 1
     of_layer = np.repeat(on, 2, axis=0)
     after = np.tile(matrix([Solution((NEIGHBOURS[0], NEIGHBOURS[1]))])[0], (len(on), 1))
@@ -158,8 +179,11 @@ def _forward(instance: Instance, layers: Integers, on: Booleans) -> tuple[Intege
 
 
 def _backward(instance: Instance, layers: Integers, on: Booleans) -> tuple[Integers, Integers]:
-    """Time and peak of turn, backward segment, tail and the optimizer's segment, by layer, r of the layer before and the
-    layer's option: two arrays (layers, 8, S)."""
+    """Two arrays (layers, 8, S): the time in ns and the peak bytes of each layer's backward and optimizer segments, by the
+    three switches of the layer before that matter, and the layer's option; the last and the first layer's include the work
+    before and after the backward pass. layers: the indices of the layers: the first layer of the model, the last one, or inner
+    layers only. on: (S, 7), whether each switch is on in each option. instance: times and bytes of every layer, and the memory
+    limit."""
     first, last = layers[0] == 0, layers[-1] == instance.layers - 1
     of_layer = np.tile(on, (8, 1))
     before = None if first else np.repeat(matrix([Solution(NEIGHBOURS)])[0], len(on), axis=0)
@@ -204,5 +228,5 @@ def _backward(instance: Instance, layers: Integers, on: Booleans) -> tuple[Integ
 
 
 def _hold(step: SimulatedStep, size: Any) -> None:
-    """Hold a number of bytes from the beginning of the segment."""
+    """Record in the simulation `step` that `size` bytes are held from the beginning of its segment."""
     step.change(step.clocks["compute"], size)

@@ -46,7 +46,10 @@ LayerNumbers = Mapping[str, Integers]  # of every number of a layer, by its name
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation that a lane runs from one moment to another, such as the all-gather of a layer."""
+    """An operation of a layer that a lane of the device runs. lane: `compute`, `communication`, `copy` or `host`. what: the
+    operation's name, such as `all-gather`. layer: the index of the layer. start_ns, end_ns: when it runs, from the
+    beginning of the step.
+    """
 
     lane: str
     what: str
@@ -80,11 +83,11 @@ class Evaluation(Timed):
 def simulate(
     columns: LayerNumbers, nvlink: bool, switches: Booleans, check_time: Callable[[], None] = lambda: None
 ) -> tuple[Integers, Integers]:
-    """Time in ns and peak in bytes of K choices of switches: two arrays (K,).
+    """Simulate the step for K choices of switches at once. Returns two arrays (K,): the time in ns and the peak bytes of each.
 
-    columns: numbers of the layers, (N,) each, by name.
-    switches: (K, N, 7), in the order of `SWITCHES`.
-    check_time: called for every layer and pass; an exception that it raises is passed on.
+    columns: by field name of a layer in instance files (such as `forward_ns`), the numbers of the N layers. nvlink: whether
+    communication and copies to the host have a lane each. switches: (K, N, 7), whether each switch is on, in the order of
+    `SWITCHES`. check_time: called for every layer and pass; an exception that it raises is passed on.
     """
     step = SimulatedStep(columns, nvlink, switches)
     step.whole(check_time)
@@ -92,7 +95,12 @@ def simulate(
 
 
 def simulate_one(columns: LayerNumbers, nvlink: bool, switches: Booleans) -> Evaluation:
-    """The simulated step of one choice of switches, (1, N, 7), with its timeline and its memory over time."""
+    """The simulated step of one choice of switches, with its timeline and its memory over time.
+
+    columns: by field name of a layer in instance files (such as `forward_ns`), the numbers of the N layers. nvlink: whether
+    communication and copies to the host have a lane each. switches: (1, N, 7), whether each switch is on, in the order of
+    `SWITCHES`.
+    """
     step = SimulatedStep(columns, nvlink, switches)
     forward, backward, optimizer = (int(moment[0]) for moment in step.whole())
     timeline = [
@@ -113,15 +121,18 @@ def simulate_one(columns: LayerNumbers, nvlink: bool, switches: Booleans) -> Eva
 
 @dataclass
 class SimulatedStep:
-    """K simulations at a time: of whole steps, or of segments that begin at a moment at which all lanes are done.
+    """K simulations at the same time: of whole steps, or of segments that begin when all lanes are done. A lane (compute,
+    communication, copy, host) runs its operations one after the other in the order in which they are issued; a segment is
+    the part of the step for one layer and pass. Methods that issue operations write to `done` and `changes`.
 
     Attributes:
-        columns: numbers of the layers by name, each (N,), or (N, K) where the simulations are of different layers.
-        nvlink: whether communication and copies have a lane each.
-        switches: (K, N, 7).
-        done: every operation in order of issue: lane, what it does, layer, start, end, and in which simulations it runs.
+        columns: by field name of a layer in instance files (such as `forward_ns`), the numbers of the N layers: (N,), or
+            (N, K) if the simulations are of different layers.
+        nvlink: whether communication and copies to the host have a lane each.
+        switches: (K, N, 7), whether each switch is on.
+        done: every operation in order of issue: lane, name, layer, start, end, and in which simulations it runs.
         changes: every change of memory: segment, moment and bytes.
-        segment: the number of the segment that is being issued, which orders changes at one moment.
+        segment: the number of the segment that is being issued, by which changes at one moment are ordered.
     """
 
     columns: LayerNumbers
@@ -141,23 +152,25 @@ class SimulatedStep:
         self.shard, self.gathered, self.hidden, self.scattered, self.stepped = ([zero] * self.layers for _ in range(5))
 
     def on(self, layer: int, name: SwitchName) -> Booleans:
-        """(K,): in which simulations a layer has a switch on."""
+        """(K,): in which simulations a layer has a switch on. layer: the layer's index. name: the switch."""
         column: Booleans = self.switches[:, layer, SWITCHES.index(name)]
         return column
 
     def number(self, name: str, layer: int) -> Any:
-        """A number of a layer by its name in the file format; (K,) where the simulations are of different layers."""
+        """The value that a layer has for a number of the file format, such as `forward_ns`: an integer; an array (K,) where the
+        simulations are of different layers.
+        """
         return self.columns[name][layer]
 
     @property
     def time_ns(self) -> Integers:
-        """(K,): when all lanes are done."""
+        """(K,): the time in ns at which all lanes are done, in each simulation."""
         latest: Integers = reduce(np.maximum, self.clocks.values())
         return latest
 
     def whole(self, check_time: Callable[[], None] = lambda: None) -> tuple[Integers, Integers, Integers]:
-        """Simulate the whole step; returns the moments at which forward pass, backward pass and optimizer end: three arrays
-        (K,)."""
+        """Simulate the whole step. Returns three arrays (K,), the moments in ns at which forward pass, backward pass and
+        optimizer end. check_time: called for every layer and pass; an exception that it raises is passed on."""
         self.change(self.clocks["compute"], self.number("input_bytes", 0))
         self.head()
         for i in range(self.layers):
@@ -183,12 +196,12 @@ class SimulatedStep:
     # Segments
 
     def head(self) -> None:
-        """Issue what comes before the first forward segment: P(0), as at the head of this file."""
+        """Issue the operations before the first forward segment: the fetch of the first layer's parameters."""
         self._prefetch_shard(0, self.always)
         self._all_gather(0, self.always)
 
     def forward(self, i: int) -> None:
-        """Issue the forward segment of layer i."""
+        """Issue the forward segment of layer `i`: its computation, and the copies and gathers that overlap it."""
         self._begin(i)
         if i:
             self._release(i - 1)
@@ -203,7 +216,8 @@ class SimulatedStep:
         self._compute("forward", i, "forward", output + graph, ~ckpt)
 
     def turn(self) -> None:
-        """Issue the segment between forward and backward pass."""
+        """Issue the segment between forward and backward pass, in which the last layer's parameters and input are fetched
+        again."""
         last = self.layers - 1
         self._begin(last)
         self._release(last)
@@ -211,7 +225,8 @@ class SimulatedStep:
         self._prefetch_hidden(last, self.always)
 
     def backward(self, i: int) -> None:
-        """Issue the backward segment of layer i."""
+        """Issue the backward segment of layer `i`: its computation, the reduction of the next layer's gradients, and fetches
+        for the layer before."""
         self._begin(i)
         eco, ckpt = self.on(i, "eco_backward"), self.on(i, "ckpt")
         if i + 1 < self.layers:
@@ -234,40 +249,41 @@ class SimulatedStep:
         self._offload_gradient(0, self.always)
 
     def optimizer(self, i: int) -> None:
-        """Issue the optimizer's step of layer i, after the copy of the new shard of the layer before."""
+        """Issue the optimizer's step of layer `i` on the host, after the copy of the new shard of the layer before."""
         self._synchronise(self.on(i, "segment_sync"))
         if i:
             self.copy_back(i - 1)
         _, self.stepped[i], _ = self._run("host", "optimizer", i, "optimizer_ns", self.always)
 
     def copy_back(self, i: int) -> None:
-        """Issue the copy of layer i's new shard to the device, unless it is prefetched lazily."""
+        """Issue the copy of layer `i`'s new shard of parameters to the device, unless it is prefetched lazily."""
         self._run("copy", "prefetch shard", i, "prefetch_parameter_ns", ~self.on(i, "lazy_prefetch"), self.stepped[i])
 
     def finish(self, moment: Integers) -> None:
-        """Make all lanes wait until a moment, (K,)."""
+        """Make all lanes of every simulation wait until a moment. moment: (K,), in ns."""
         self.clocks = {lane: np.maximum(clock, moment) for lane, clock in self.clocks.items()}
 
     def _begin(self, i: int) -> None:
-        """Begin a segment of layer i: synchronise where its switch is on, and let collectives and copies wait for
-        computations."""
+        """Begin a segment of layer `i`. In the simulations in which the layer's switch `segment_sync` is on, all lanes wait
+        for each other; in all others, collectives and copies wait for the computations issued before.
+        """
         self._synchronise(self.on(i, "segment_sync"))
         for lane in ("communication", "copy"):
             self.clocks[lane] = np.maximum(self.clocks[lane], self.clocks["compute"])
 
     def _synchronise(self, on: Booleans) -> None:
-        """Make all lanes wait for each other in the simulations that are marked."""
+        """Make all lanes wait for each other in those simulations in which `on` is True. on: (K,)."""
         self.finish(np.where(on, self.time_ns, 0))
 
     def _release(self, i: int) -> None:
-        """Release what the forward pass of layer i no longer needs: gathered parameters and an offloaded input, as its switches
+        """Free what the forward pass of layer `i` no longer needs: gathered parameters and an offloaded input, as its switches
         say."""
         self._reshard(i, self.on(i, "partition"))
         self.change(self.clocks[self.lane_of["copy"]], -self.number("input_bytes", i), self.on(i, "offload_hidden"))
 
     def _prepare_early(self, i: int, now: Booleans) -> None:
-        """Issue what backward i issues before it computes. now: the simulations in which its backward pass is not
-        economical."""
+        """Issue the fetches that the backward pass of layer `i` issues before it computes. now: (K,), the simulations in which
+        that backward pass is not economical (switch `eco_backward` off)."""
         if self.nvlink and i:
             self._prefetch_shard(i - 1, self.on(i - 1, "partition"))
             self._prefetch_hidden(i - 1, now)
@@ -279,7 +295,8 @@ class SimulatedStep:
             self._fetch(i - 1, now & self.on(i - 1, "partition"))
 
     def _prepare_late(self, i: int, now: Booleans) -> None:
-        """Issue what backward i issues after its computation. now: the simulations in which its backward pass is economical."""
+        """Issue the fetches that the backward pass of layer `i` issues after its computation. now: (K,), the simulations in
+        which that backward pass is economical (switch `eco_backward` on)."""
         if self.nvlink:
             if i:
                 self._all_gather(i - 1, now & self.on(i - 1, "partition"))
@@ -293,53 +310,53 @@ class SimulatedStep:
     # Operations
 
     def _fetch(self, i: int, on: Booleans) -> None:
-        """Prefetch the shard of layer i, where that is lazy, and gather its parameters, in the simulations that are marked."""
+        """Copy the shard of layer `i` to the device, where it is prefetched lazily, and gather its parameters. on: (K,), the
+        simulations that do so."""
         self._prefetch_shard(i, on)
         self._all_gather(i, on)
 
     def _prefetch_shard(self, i: int, on: Booleans) -> None:
-        """Copy the shard of layer i to the device where it is prefetched lazily."""
+        """Copy the shard of layer `i` to the device where it is prefetched lazily. on: (K,), the simulations that do so."""
         on = on & self.on(i, "lazy_prefetch")
         start, end, on = self._run("copy", "prefetch shard", i, "prefetch_parameter_ns", on)
         self.change(start, self.number("partitioned_parameter_bytes", i), on)
         self.shard[i] = np.where(on, end, self.shard[i])
 
     def _all_gather(self, i: int, on: Booleans) -> None:
-        """Gather the parameters of layer i from their shards; a lazily prefetched shard is freed at the end."""
+        """Gather the parameters of layer `i` from their shards; a lazily prefetched shard is freed at the end. on: (K,), the
+        simulations that do so."""
         start, end, on = self._run("communication", "all-gather", i, "all_gather_ns", on, self.shard[i])
         self.change(start, self.number("gathered_parameter_bytes", i), on)
         self.change(end, -self.number("partitioned_parameter_bytes", i), on & self.on(i, "lazy_prefetch"))
         self.gathered[i] = np.where(on, end, self.gathered[i])
 
     def _reshard(self, i: int, on: Booleans) -> None:
-        """Free the gathered parameters of layer i."""
+        """Free the gathered parameters of layer `i`. on: (K,), the simulations that do so."""
         self.change(self.clocks["communication"], -self.number("gathered_parameter_bytes", i), on)
 
     def _prefetch_hidden(self, i: int, on: Booleans) -> None:
-        """Copy the offloaded input of layer i back to the device."""
+        """Copy the input of layer `i` back to the device where it was offloaded. on: (K,), the simulations that do so."""
         start, end, on = self._run("copy", "prefetch hidden", i, "prefetch_hidden_ns", on & self.on(i, "offload_hidden"))
         self.change(start, self.number("input_bytes", i), on)
         self.hidden[i] = np.where(on, end, self.hidden[i])
 
     def _reduce_scatter(self, i: int) -> None:
-        """Reduce the gradients of layer i to the shard of one device."""
+        """Reduce the gradients of layer `i` over all devices, to the shard of one device, in all simulations."""
         start, end, _ = self._run("communication", "reduce-scatter", i, "reduce_scatter_ns", self.always)
         self.change(start, self.number("partitioned_gradient_bytes", i))
         self.change(end, -self.number("gathered_gradient_bytes", i))
         self.scattered[i] = end
 
     def _offload_gradient(self, i: int, on: Booleans) -> None:
-        """Copy the shard of layer i's gradients to the host."""
+        """Copy the shard of layer `i`'s gradients to the host. on: (K,), the simulations that do so."""
         _, end, on = self._run("copy", "offload gradient", i, "offload_gradient_ns", on, self.scattered[i])
         self.change(end, -self.number("partitioned_gradient_bytes", i), on)
 
     def _compute(self, what: str, i: int, kind: str, left: Any, on: Booleans) -> Integers:
-        """Run a computation of layer i; returns its start, (K,).
+        """Issue a computation of layer `i` on the lane `compute`, with its change of memory; returns its start in ns, (K,).
 
-        what: its name in the timeline.
-        kind: the prefix of the names of its time and its peak bytes.
-        left: bytes held after it minus bytes held before it.
-        on: the simulations that run it.
+        what: its name in the timeline. kind: the prefix of the names in `columns` of its time and its peak bytes, such as
+        `forward`. left: bytes held after it minus bytes held before it. on: (K,), the simulations that run it.
         """
         ready = np.maximum(self.gathered[i], self.hidden[i])
         start, end, on = self._run("compute", what, i, f"{kind}_ns", on, ready)
@@ -351,12 +368,13 @@ class SimulatedStep:
     def _run(
         self, lane: str, what: str, layer: int, time: str, on: Booleans, after: Integers | None = None
     ) -> tuple[Integers, Integers, Booleans]:
-        """Run an operation on a lane in the simulations that are marked; returns its start and end, (K,) each, and these
-        simulations.
+        """Run an operation on a lane; returns its start and end in ns, (K,) each, and `on`.
 
-            what: its name in the timeline.
-            time: the name of its time in `columns`.
-            after: (K,), when what it waits for is done.
+        what: its name in the timeline.
+        layer: the index of the layer.
+        time: the name of its time in `columns`.
+        on: (K,), the simulations that run it.
+        after: (K,), when what it waits for is done; None if it waits for its lane only.
         """
         always = on is self.always
         if not always and not np.count_nonzero(on):
@@ -375,7 +393,9 @@ class SimulatedStep:
     # Memory
 
     def change(self, time: Integers, size: Any, on: Booleans | None = None) -> None:
-        """Hold `size` more bytes (fewer where negative) from the moments `time`, (K,), in the simulations that are marked."""
+        """Record that `size` more bytes (fewer if negative) are held from a moment on. time: (K,), the moment in ns in each
+        simulation. on: (K,), the simulations in which that is so; None for all.
+        """
         if on is None:
             self.changes.append((self.segment, time, self.zero + size))
         elif on is self.always or np.count_nonzero(on):
@@ -383,14 +403,14 @@ class SimulatedStep:
 
     @property
     def resident_bytes(self) -> Integers:
-        """(K,): bytes of the shards that stay for the whole step, those that are not prefetched lazily."""
+        """(K,): the bytes of the shards that stay on the device for the whole step, since they are not prefetched lazily."""
         stays = ~self.switches[:, :, SWITCHES.index("lazy_prefetch")]
         total: Integers = (stays * self.columns["partitioned_parameter_bytes"]).sum(axis=1)
         return total
 
     def most_held(self) -> tuple[Integers, Integers]:
-        """The most bytes held at any moment in addition to the resident ones, and the moment when that is first reached: two
-        arrays (K,).
+        """Two arrays (K,): the most bytes held at any moment, without shards that stay for the whole step, and the moment in ns
+        when that is first reached.
 
         Changes at one moment are ordered: those of earlier segments come first (or a segment without length would need no
         memory), and what ends before what begins.
@@ -406,7 +426,7 @@ class SimulatedStep:
         return np.take_along_axis(level, fullest, axis=0)[0], np.take_along_axis(moments, fullest, axis=0)[0]
 
     def memory(self) -> tuple[tuple[int, int], ...]:
-        """The memory of the first simulation: pairs of a moment in ns and the bytes held from then on, by time."""
+        """The memory of the first simulation over time: pairs (moment in ns, bytes held from then on), ascending."""
         level = int(self.resident_bytes[0])
         levels = {0: level}
         for time, size in sorted((int(time[0]), int(size[0])) for _, time, size in self.changes if size[0]):

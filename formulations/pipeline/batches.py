@@ -25,25 +25,28 @@ STEP = 8
 
 
 def micro_batch_rule(batch: int, stages: int) -> int:
-    """The papers' number of micro-batches (Init_Microbatch_Num): 1 for one stage, else one for every 4 samples of the batch, at
-    most 8.
+    """The number of micro-batches that Galvatron's papers use for a batch (Init_Microbatch_Num): 1 for one stage, else one for
+    every 4 samples of the batch, at most 8. batch: samples per step. stages: the number of stages.
 
-    The authors' code has this rule in `optimal_chunk_func` of its CLIP search, for the samples of one device; the first
-    version's BERT search has batch / 4 where a stage is all tensor-parallel. Counting the whole batch is the reading that gives
-    the 8 of Figure 4 for both its batches, 32 and 64. Without a limit, memory would not grow with the batch under 1F1B, and
-    Algorithm 1 would not end.
+    The authors' code has this rule in `optimal_chunk_func` of its CLIP search, but for the samples of one device; the first
+    version's BERT search has batch / 4 for stages that are tensor-parallel alone. Counting the whole batch is the reading
+    that gives the 8 of Figure 4 for both of its batches, 32 and 64. Without an upper limit, memory would not grow with the
+    batch under 1F1B, and Algorithm 1 would not end.
     """
     return 1 if stages == 1 else min(MOST_MICRO_BATCHES, -(-batch // SAMPLES_PER_MICRO_BATCH))
 
 
 def ruled_micro_batches(batch: int, stages: int, possible: Sequence[int]) -> int:
-    """The possible number of micro-batches that is nearest to the one of `micro_batch_rule`; the smaller of two."""
+    """The number among `possible` numbers of micro-batches that is nearest to the one of `micro_batch_rule`; of two equally
+    near ones the smaller. batch: samples per step. stages: the number of stages."""
     wanted = micro_batch_rule(batch, stages)
     return min(possible, key=lambda m: (abs(m - wanted), m))
 
 
 class BatchInstances:
-    """The pipeline instances of a model on a cluster by batch size."""
+    """The pipeline instances of a model on a cluster by batch size (samples per step), for finding the batch with the largest
+    throughput. Profiles and tables of costs are computed on first use and shared by batch sizes and search spaces.
+    """
 
     def __init__(
         self,
@@ -56,9 +59,9 @@ class BatchInstances:
         """Prepare instances without computing any costs yet.
 
         Args:
-            most_micro_batches: the most micro-batches of a batch (without a limit 1F1B-Flush never runs out of memory, and
-                there is no largest batch).
-            step: samples between two batch sizes (default: 8).
+            most_micro_batches: the most micro-batches of a batch; None for no limit (then 1F1B-Flush never runs out of memory,
+                and there is no largest batch).
+            step: samples between two batch sizes; None for 8.
         """
         self.model, self.cluster = model, cluster
         self.most, self.step = most_micro_batches, step or STEP
@@ -66,23 +69,24 @@ class BatchInstances:
         self._profiles: dict[int, Profile] = {}
 
     def sizes(self, largest: int = LARGEST_BATCH) -> Iterator[int]:
-        """Batch sizes in samples, rising, up to the largest."""
+        """Batch sizes in samples, ascending: multiples of the step, up to `largest`."""
         return iter(range(self.step, largest + 1, self.step))
 
     def micro_batches(self, batch: int) -> list[int]:
-        """The numbers of micro-batches that divide a batch, within the limit."""
+        """The numbers of micro-batches that divide a batch of `batch` samples, up to the limit, ascending."""
         return [m for m in divisors(batch) if self.most is None or m <= self.most]
 
     def instance(self, batch: int, memory_bytes: int, space_name: str, schedule: PassOrder, *, ruled: bool = False) -> Instance:
         """The instance of a batch size in a search space.
 
         Args:
-            batch: samples of a step.
-            memory_bytes: memory of one device.
-            space_name: the search space.
-            ruled: use only the numbers of micro-batches that the paper's methods use.
+            batch: samples per step.
+            memory_bytes: the memory of one device.
+            space_name: the name of the search space.
+            schedule: the order of passes.
+            ruled: use only the numbers of micro-batches that the papers' methods use.
 
-        Raises InputError where no strategy of the space divides the batch.
+        Raises InputError if no strategy of the space divides the batch.
         """
         chunk = (-(-batch // self.step) - 1).bit_length()  # batch sizes up to step 2^chunk share one profile
         key = (chunk, space_name)
@@ -99,7 +103,8 @@ class BatchInstances:
         return costs.instance(batch, memory_bytes, schedule=schedule, micro_batches=counts)
 
     def _profile(self, chunk: int) -> Profile:
-        """The estimated profile for all batch sizes above step 2^(chunk - 1) and up to step 2^chunk."""
+        """The estimated profile that several batch sizes share: those above step 2^(chunk - 1) and up to step 2^chunk, where
+        step is the number of samples between two batch sizes."""
         if chunk not in self._profiles:
             first, last = (self.step * (1 << chunk >> 1) + 1 if chunk else 1), self.step << chunk
             batches = [batch for batch in range(self.step, last + 1, self.step) if batch >= first]

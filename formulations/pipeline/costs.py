@@ -15,11 +15,11 @@ from trainplan.profiling.base.quantities import divisors
 
 
 class PipelineCosts(StrategyCosts):
-    """Tables of one profile in one search space, and the pipeline instances that are built from them."""
+    """The tables of costs of one profile in one search space, and the pipeline instances that are built from them."""
 
     @cached_property
     def stages(self) -> list[int]:
-        """Numbers of stages that the space, the devices and the number of layers allow."""
+        """The numbers of stages that the search space, the devices and the number of layers allow."""
         possible = [count for count in stage_depths(self.profile.devices) if count <= len(self.layer_kinds)]
         return [count for count in self.space.stages(self.profile.devices) if count in possible]
 
@@ -34,18 +34,18 @@ class PipelineCosts(StrategyCosts):
         name: str | None = None,
         provenance: dict[str, Any] | None = None,
     ) -> Instance:
-        """The instance of one batch.
+        """The pipeline instance of one batch.
 
         Args:
-            batch: samples of a step.
-            memory_bytes: memory of one device.
+            batch: samples per step.
+            memory_bytes: the memory of one device.
             schedule: the order of passes of all configurations.
-            stages: only these numbers of stages (default: all possible).
-            micro_batches: only these numbers of micro-batches (default: all divisors of the batch), or a function that gives
-                them for a number of stages.
-            name, provenance: those of the instance, where they are not the profile's.
+            stages: the numbers of stages to choose from; None for all possible.
+            micro_batches: the numbers of micro-batches to choose from, or a function that gives them for a number of stages;
+                None for all divisors of the batch.
+            name: the instance's name; None for the profile's. provenance: entries in addition to the profile's.
 
-        Raises InputError where no configuration is left.
+        Raises InputError if no configuration remains.
         """
         profile, configurations = self.profile, []
         if not self.stages:

@@ -35,7 +35,11 @@ Nodes = dict[tuple[int, int, int], cp_model.IntVar]
 
 
 def build(instance: Instance) -> tuple[cp_model.CpModel, Nodes]:
-    """The model of an instance of one configuration, and its variables x by layer, stage and option."""
+    """The CP-SAT model of an instance of one configuration (numbers of stages and micro-batches), and its variables x by
+    (layer, stage, option): whether the layer lies in that stage and takes that option. Its constraints are listed at the
+    head of this module. instance: the configurations (numbers of stages and micro-batches) to choose from, with the costs
+    of layers under each strategy, and the memory limit.
+    """
     model = cp_model.CpModel()
     configuration, borders = only(instance), boundaries(instance)
     kinds, tables = instance.layer_kinds, configuration.tables
@@ -93,5 +97,9 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Nodes]:
 
 
 def extract(instance: Instance, x: Nodes, value: Callable[[cp_model.IntVar], bool]) -> Solution:
-    """The solution that x stands for. value: the solved value of a variable."""
+    """The solution that a solver's answer stands for. x: the model's variables by (layer, stage, option), true if the layer
+    lies in that stage and takes that option. value: returns the value of a variable in the answer, True or False. instance:
+    the configurations (numbers of stages and micro-batches) to choose from, with the costs of layers under each strategy,
+    and the memory limit.
+    """
     return solution(instance, (node for node, v in x.items() if value(v)))

@@ -18,7 +18,7 @@ from trainplan.formulations.pipeline.problem import Solution
 from trainplan.formulations.plan.plan import Batch, Plan, staged_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import Enumeration, Models, Problem, SingleStrategy, Subproblem, Table
-from trainplan.formulations.schedule.orders import SCHEDULE_NAMES
+from trainplan.formulations.schedule.orders import SCHEDULES as PLAN_SCHEDULES
 from trainplan.formulations.strategy_spaces import SPACES, micro_batch_counts, space, stage_counts
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 
@@ -27,7 +27,11 @@ SPACE = Parameter("space", str, "which stages and strategies to choose from (def
 
 
 def subproblems(instance: Instance, out_of_time: Callable[[], bool]) -> list[Subproblem]:
-    """One part for each configuration of an instance, with a bound on its objective."""
+    """The parts of an instance that integer models solve one by one: one for each configuration (numbers of stages and
+    micro-batches), with a lower bound of its objective. out_of_time: unused; part of the signature that all problems share.
+    instance: the configurations (numbers of stages and micro-batches) to choose from, with the costs of layers under each
+    strategy, and the memory limit.
+    """
 
     def lift(index: int) -> Callable[[Solution], Solution]:
         """A function that turns a solution of the part into one of the whole instance."""
@@ -41,14 +45,21 @@ def subproblems(instance: Instance, out_of_time: Callable[[], bool]) -> list[Sub
 
 
 def start(instance: Instance, solution: Solution) -> set[str]:
-    """The names of the variables x that are 1 in a solution, for a warm start: by layer, stage and option."""
+    """The names of the model variables that are 1 in a solution, for a warm start: `x[l,i,s]` for layer l in stage i with
+    option s. instance: the configurations (numbers of stages and micro-batches) to choose from, with the costs of layers
+    under each strategy, and the memory limit. solution: a configuration, the number of layers of each stage, and the
+    strategy of every layer.
+    """
     stages = [i for i, size in enumerate(solution.stages) for _ in range(size)]
     return {f"x[{l},{i},{s}]" for l, (i, s) in enumerate(zip(stages, solution.choice, strict=True))}
 
 
 def single_strategy_instances(instance: Instance) -> list[Instance]:
-    """One instance whose configurations each have a single strategy: one for each strategy of each of the given
-    configurations."""
+    """A list of one instance in which all layers of a plan have the same strategy: for each configuration (numbers of stages
+    and micro-batches) of the given instance, and each of its strategies, it has a configuration with that strategy alone.
+    instance: the configurations (numbers of stages and micro-batches) to choose from, with the costs of layers under each
+    strategy, and the memory limit.
+    """
     single = [
         replace(configuration, tables=configuration.tables.keep([option]))
         for configuration in instance.configurations
@@ -58,7 +69,7 @@ def single_strategy_instances(instance: Instance) -> list[Instance]:
 
 
 class StagedProblem(Problem):
-    """Base of problems whose instances are those of `pipeline`, or extend them."""
+    """The base of problems whose instances and solutions are those of the problem `pipeline`, or extend them."""
 
     models = Models(subproblems, start)
     single_strategy = SingleStrategy(single_strategy_instances)
@@ -66,8 +77,11 @@ class StagedProblem(Problem):
     solution_dict = staticmethod(problem.solution_dict)
 
     def tables(self, instance: Instance, solution: Solution) -> list[Table]:
-        """One table: the stages, and in each the strategies of its layers, with a row for each run of layers of equal
-        strategy."""
+        """One table for the screen: the stages, and in each stage a row for each run of layers with equal strategy. instance:
+        the configurations (numbers of stages and micro-batches) to choose from, with the costs of layers under each
+        strategy, and the memory limit. solution: a configuration, the number of layers of each stage, and the strategy of
+        every layer.
+        """
         configuration, rows = instance.configurations[solution.configuration], []
         names = configuration.tables.strategies
         for number, stage in enumerate(problem.evaluate(instance, solution).stages):
@@ -77,18 +91,23 @@ class StagedProblem(Problem):
                 rows.append((cells[0], *run, *cells[1:]))
                 cells = "", "", "", ""
         title = f"{plural(configuration.stages, 'stage')}, {plural(configuration.micro_batches, 'micro-batch')}"
-        title += f", {SCHEDULE_NAMES[configuration.schedule]}" if configuration.stages > 1 else ""
+        title += f", {PLAN_SCHEDULES[configuration.schedule].title}" if configuration.stages > 1 else ""
         return [Table(title, ("stage", "layers", "count", "strategy", "in flight", "time", "memory"), tuple(rows))]
 
 
 def improving(instance: Instance) -> Iterator[Solution | None]:
-    """Every solution that fits and takes less time than those before it; None now and then, to look at the clock."""
+    """Solutions for brute force: every solution that fits into memory and takes less time than all solutions before it; None
+    from time to time, so that the caller can check the time limit. instance: the configurations (numbers of stages and
+    micro-batches) to choose from, with the costs of layers under each strategy, and the memory limit.
+    """
     return plans(instance, instance.configurations, None, lambda index, *times: problem.iteration_ns(
         instance.configurations[index], *times))  # fmt: skip
 
 
 class Pipeline(StagedProblem):
-    """The problem of choosing stages, micro-batches and the strategy of every layer together, for one batch."""
+    """The problem `pipeline`: choose the stages, the number of micro-batches and the strategy of every layer together, for one
+    batch.
+    """
 
     name = NAME
     record, solution_record = InstanceRecord, Solution
@@ -101,12 +120,16 @@ class Pipeline(StagedProblem):
     describe = staticmethod(problem.describe)
 
     def cost_model(self, instance: Instance) -> str:
-        """The name of the costs, and the equation of the objective."""
+        """The names of an instance's cost model and of the equation of its objective, such as `executed, Eq. 8`. instance: the
+        configurations (numbers of stages and micro-batches) to choose from, with the costs of layers under each strategy,
+        and the memory limit.
+        """
         return f"{super().cost_model(instance)}, Eq. 8"
 
     def instance(self, request: Request) -> Instance:
-        """The instance of a request, with all numbers of stages and micro-batches that are possible, or those of the request.
-        Raises InputError."""
+        """The instance of a request, with all numbers of stages and micro-batches that are possible, or those that the request
+        names. request: the user's model, cluster, batch and options. Raises InputError if nothing is possible.
+        """
         options, devices, samples = request.options, request.origin.devices, request.samples
         choices = space(options["space"] or ("full" if options["takeaway3"] else "full-dp-sdp"))
         counts, numbers = stage_counts(devices, options["pipeline"]), micro_batch_counts(samples, options["micro_batches"])
@@ -123,7 +146,11 @@ class Pipeline(StagedProblem):
         )
 
     def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
-        """The plan of a solution. Raises InputError where the request describes no model."""
+        """The plan of a solution: its stages, micro-batches, schedule, and the strategy of every layer. instance: the
+        configurations (numbers of stages and micro-batches) to choose from, with the costs of layers under each strategy,
+        and the memory limit. request: the user's model, cluster, batch and options. Raises InputError if the request
+        describes no model.
+        """
         configuration = instance.configurations[solution.configuration]
         strategies = [configuration.tables.strategies[s] for s in solution.choice]
         batch = Batch(global_samples=request.samples, micro_batches=configuration.micro_batches)

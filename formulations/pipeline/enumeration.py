@@ -16,8 +16,9 @@ StageChoices = list[tuple[int, int, tuple[int, ...]]]  # time, synchronisation a
 
 
 def plan_count(instance: Instance, split: Split | None = None) -> int:
-    """The number of plans of an instance: partitions into stages times choices of options, over all configurations. split:
-    where given, the only partition that counts."""
+    """The number of plans of an instance: partitions into stages times choices of options, over all configurations. split: a
+    function from the numbers of layers and of stages to the numbers of layers of each stage, which is then the only partition;
+    None for all partitions."""
     return sum(
         (1 if split else comb(instance.layers - 1, configuration.stages - 1))
         * len(configuration.tables.strategies) ** instance.layers
@@ -31,12 +32,18 @@ def plans(
     split: Split | None,
     iteration_ns: Callable[[int, Sequence[int], Sequence[int]], int],
 ) -> Iterator[Solution | None]:
-    """Every plan that fits and takes less time than those before it; None now and then, to look at the clock.
+    """Every plan of an instance that fits into memory and takes less time than all plans before it; None from time to time, so
+    that the caller can check the time limit.
 
     Args:
-        configurations: those of the instance, with the tables that its objective uses.
-        split: where given, the only partition that counts, as a function of the numbers of layers and of stages.
-        iteration_ns: the time of a plan, given the index of its configuration and its stages' times and synchronisation.
+        instance: the configurations (numbers of stages and micro-batches) to choose from, with the costs of layers under
+            each strategy, and the memory limit.
+        configurations: the instance's configurations (numbers of stages and micro-batches), with the tables of costs that
+            the objective uses.
+        split: if given, the only partition that is tried: takes the numbers of layers and of stages, returns the numbers of
+            layers of each stage.
+        iteration_ns: returns the time of a step in ns, given the index of a configuration, the time of each stage for a
+            micro-batch, and the synchronisation within each of these times.
     """
     best, visited = float("inf"), 0
     for index, configuration in enumerate(configurations):
@@ -63,10 +70,13 @@ def plans(
 def _stage_choices(
     instance: Instance, configuration: Configuration, stage: int, first: int, end: int
 ) -> Generator[None, None, StageChoices]:
-    """Every choice of options of one stage that fits the memory, one of those that take equal times.
+    """Every choice of options for the layers of one stage that fits into memory, as (time in ns, synchronisation in ns within
+    it, choice); of choices with equal times only one. Yields None from time to time, so that the caller can check the time
+    limit.
 
-    stage: its index; first, end: its first layer and the layer after its last. Yields None now and then, to look at the
-        clock.
+    stage: the stage's index. first: its first layer. end: the layer after its last. configuration: numbers of stages and
+    micro-batches, with the layers' costs. instance: the configurations (numbers of stages and micro-batches) to choose
+    from, with the costs of layers under each strategy, and the memory limit.
     """
     choices = {}
     options = range(len(configuration.tables.strategies))

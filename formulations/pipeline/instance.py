@@ -21,7 +21,9 @@ COMMON = ("devices", "memory_bytes", "batch", "layer_names", "layer_kinds", "bou
 
 @dataclass(frozen=True, eq=False)
 class Configuration:
-    """A number of stages and micro-batches, a schedule, and the tables that hold for them."""
+    """A number of stages, a number of micro-batches and a schedule (order of passes), with the tables of layers' costs that
+    apply to them.
+    """
 
     stages: int
     micro_batches: int
@@ -30,15 +32,15 @@ class Configuration:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """All that the answer depends on apart from the tables."""
+        """All fields on which the answer depends, except the tables of costs: stages, micro-batches and schedule."""
         return self.stages, self.micro_batches, self.schedule
 
     def in_flight(self, stage: int) -> int:
-        """The most micro-batches whose activations a stage, given by its index, holds at once."""
+        """The largest number of micro-batches whose activations a stage holds at the same time. stage: the stage's index."""
         return most_in_flight(self.schedule, self.stages, self.micro_batches, stage)
 
     def to_dict(self) -> dict[str, Any]:
-        """The configuration in the file format of its instance."""
+        """The configuration in the JSON file format of instances."""
         tables = self.tables
         options = [
             [
@@ -62,14 +64,16 @@ class Configuration:
 
 @dataclass(frozen=True, eq=False)
 class Instance(ProblemInstance):
-    """The problem in arrays.
+    """An instance of the problem `pipeline` in arrays, for L layers.
 
     Attributes:
-        devices: the number of devices; memory_bytes: the memory of each.
-        batch: samples of a step.
+        devices: the number of devices.
+        memory_bytes: the memory of each device.
+        batch: samples per step.
         layer_names: the name of each of the L layers.
-        layer_kinds: the kind of each layer, its row in the tables; boundary_kinds: the kind of each of the L - 1 boundaries.
-        configurations: the configurations to choose from.
+        layer_kinds: the kind of each layer, its row in the tables of costs.
+        boundary_kinds: the kind of each of the L - 1 boundaries between layers.
+        configurations: the configurations (numbers of stages and micro-batches, schedule) to choose from.
     """
 
     devices: int
@@ -95,7 +99,7 @@ class Instance(ProblemInstance):
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all that the answer depends on, in hexadecimal digits; names and provenance are left out."""
+        """SHA-256, in hexadecimal digits, of all fields on which the answer depends; names and provenance are left out."""
         digest = hashlib.sha256()
         digest.update(repr((self.memory_bytes, self.layer_kinds, self.boundary_kinds)).encode())
         for configuration in self.configurations:
@@ -104,8 +108,13 @@ class Instance(ProblemInstance):
         return digest.hexdigest()
 
     def span(self, tables: Tables, first: int, last: int, in_flight: int, weights: tuple[int, int]) -> StageInstance:
-        """The layers `first` to `last` under some tables, as a layer-strategies instance that minimises p (T - G) + q G, with T
-        and G as at the head of this file. in_flight: micro-batches that the stage holds at once; weights: (p, q)."""
+        """The layers `first` to `last`, both included, as an instance of the problem `layer-strategies`, which chooses a
+        strategy for each layer of one stage. It minimises p (T - G) + q G, where T is the stage's time for one micro-batch
+        and G the synchronisation within it, which only the last micro-batch has.
+
+        tables: the costs of all kinds of layers. in_flight: the number of micro-batches that the stage holds at the same
+        time. weights: (p, q).
+        """
         return span_instance(
             self,
             tables,
@@ -119,7 +128,7 @@ class Instance(ProblemInstance):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The instance in its file format."""
+        """The instance in its JSON file format."""
         return {
             **self.header,
             **self.lists(COMMON),

@@ -55,7 +55,8 @@ class InstanceRecord(InstanceFile):
 
     @model_validator(mode="after")
     def _shapes(self) -> InstanceRecord:
-        """Raise InputError where lists have wrong lengths, or a configuration does not fit."""
+        """Check the file after its fields are read. Returns the record; raises InputError if lists have wrong lengths, or a
+        configuration does not fit the devices, the batch or the layers."""
         layers = len(self.layer_names)
         for name, wanted in (("layer_kinds", layers), ("boundary_kinds", layers - 1)):
             check_length(name, getattr(self, name), wanted)
@@ -64,7 +65,8 @@ class InstanceRecord(InstanceFile):
         return self
 
     def _check(self, where: str, record: ConfigurationRecord) -> None:
-        """Raise InputError where a configuration does not fit the devices, the batch or the layers. where: its field."""
+        """Raise InputError if a configuration does not fit the devices, the batch or the layers. where: the path of the
+        configuration's field in error messages. record: the configuration."""
         if record.stages > len(self.layer_names) or self.devices % record.stages:
             fix = f"a divisor of devices = {self.devices}, at most the {len(self.layer_names)} layers"
             raise InputError("", f"{where}.stages", f"is {record.stages}", f"give {fix}")
@@ -97,7 +99,8 @@ class InstanceRecord(InstanceFile):
             check_length(f"{where}.entries_ns[{kind}]", row, len(first))
 
     def _check_sums(self, where: str, record: ConfigurationRecord) -> None:
-        """Raise InputError where times or bytes of a configuration could add up to too large a sum. where: its field."""
+        """Raise InputError if the times or bytes of a configuration could add up to more than is computed exactly. where:
+        the path of the configuration's field in error messages. record: the configuration."""
         m, layers = record.micro_batches, len(self.layer_names)
         every = [option for options in record.options for option in options]
         moves = (
@@ -110,8 +113,8 @@ class InstanceRecord(InstanceFile):
 
 
 def load(source: Source, where: str = "instance") -> Instance:
-    """Read an instance from a file or a dict. Raises InputError with file, field, value and fix. where: the name that errors
-    call a dict by."""
+    """Read an instance from a file in its JSON format, or from a dict. where: what error messages call a dict. Raises
+    InputError which names file, field, value and fix."""
     record = parse(source, InstanceRecord, name_of_source(source, where))
     configurations = [
         Configuration(entry.stages, entry.micro_batches, tables_of(entry), entry.schedule) for entry in record.configurations
@@ -120,7 +123,9 @@ def load(source: Source, where: str = "instance") -> Instance:
 
 
 def tables_of(record: ConfigurationRecord) -> Tables:
-    """The tables of a configuration that was read from a file."""
+    """The tables of costs of a configuration (numbers of stages and micro-batches) as arrays, from lists in its file. record:
+    the configuration as read from the file.
+    """
     columns: dict[str, Any] = {
         name: np.array([[getattr(option, name) for option in options] for options in record.options], np.int64)
         for name in COLUMNS
@@ -135,5 +140,7 @@ def tables_of(record: ConfigurationRecord) -> Tables:
 
 
 def common_fields(record: InstanceRecord) -> dict[str, Any]:
-    """The fields of an instance that was read from a file, except its configurations, as keyword arguments."""
+    """The fields of an instance that was read from a file, without its configurations, as keyword arguments for `Instance`.
+    record: the instance as read from the file.
+    """
     return record.tuples(COMMON) | record.labels

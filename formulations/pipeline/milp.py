@@ -45,20 +45,29 @@ from trainplan.formulations.pipeline.problem import Solution
 
 
 def units(instance: Instance) -> tuple[int, int]:
-    """Nanoseconds and bytes of one model unit, scaled by the largest objective and by the memory.
+    """The scales of the MILP, as (nanoseconds, bytes) that one unit of the model's variables stands for: powers of two chosen
+    by the largest objective and by the memory limit.
 
-    In finer units HiGHS's first linear program stalls on some instances of 50 layers.
+    In finer units HiGHS's first linear program stalls on some instances of 50 layers. instance: the configurations (numbers
+    of stages and micro-batches) to choose from, with the costs of layers under each strategy, and the memory limit.
     """
     return unit(only(instance).micro_batches * most_ns(instance)), unit(instance.memory_bytes)
 
 
 def weight(instance: Instance) -> int:
-    """The factor by which the objective multiplies an error in a row of time."""
+    """The largest factor by which the objective multiplies the error of a constraint on times; the solver's tolerance is
+    divided by it. instance: the configurations (numbers of stages and micro-batches) to choose from, with the costs of
+    layers under each strategy, and the memory limit.
+    """
     return only(instance).micro_batches
 
 
 def build(instance: Instance) -> pyo.ConcreteModel:
-    """The Pyomo model of an instance of one configuration; `extract` reads a solution from its solved values."""
+    """The Pyomo model of an instance of one configuration (numbers of stages and micro-batches); its variables and constraints
+    are listed at the head of this module. `extract` reads a solution from its solved values. instance: the configurations
+    (numbers of stages and micro-batches) to choose from, with the costs of layers under each strategy, and the memory
+    limit.
+    """
     m = pyo.ConcreteModel(name=instance.name)
     configuration, borders = only(instance), boundaries(instance)
     kinds, tables = instance.layer_kinds, configuration.tables
@@ -135,7 +144,11 @@ def build(instance: Instance) -> pyo.ConcreteModel:
 
 
 def extract(instance: Instance, values: Mapping[str, Mapping[tuple[int, int, int], float]]) -> Solution:
-    """The solution that solved values of x stand for: for each layer the stage and option of the largest value."""
+    """The solution that solved values stand for: for each layer, the stage and option whose variable x has the largest value.
+    values: by name of the variable, the solved values by index, of which those of `x` are read. instance: the
+    configurations (numbers of stages and micro-batches) to choose from, with the costs of layers under each strategy, and
+    the memory limit.
+    """
     options = range(len(only(instance).tables.strategies))
     rows = [[(l, i, s) for i in stages_of(instance, l) for s in options] for l in range(instance.layers)]
     return solution(instance, (max(row, key=values["x"].__getitem__) for row in rows))

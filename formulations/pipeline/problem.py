@@ -34,13 +34,15 @@ from trainplan.profiling.base.quantities import format_bytes
 
 @dataclass(frozen=True)
 class EvaluatedStage:
-    """Cost of one stage of a solution.
+    """The costs of one stage of a solution.
 
     Attributes:
-        first, last: its layers.
-        in_flight: the most micro-batches that it holds at once.
-        time_ns: its time for the last micro-batch, sync_ns: the synchronisation in it.
-        peak_bytes, peak_layer: Eq. 2's peak, and the layer that reaches it.
+        first, last: the indices of its first and its last layer.
+        in_flight: the largest number of micro-batches whose activations it holds at the same time.
+        time_ns: its time for the last micro-batch.
+        sync_ns: the part of time_ns that synchronises gradients.
+        peak_bytes: the peak memory of a device by Eq. 2 of Galvatron-BMW.
+        peak_layer: the index of the layer in whose backward pass the peak is.
         state_bytes: model states.
     """
 
@@ -56,71 +58,84 @@ class EvaluatedStage:
 
 @dataclass(frozen=True)
 class Evaluation(Timed):
-    """Time and memory of a solution, with those of each stage."""
+    """The time and the memory of a solution. time_ns: the step. stages: the costs of each stage."""
 
     time_ns: int
     stages: tuple[EvaluatedStage, ...]
 
     @property
     def peak_bytes(self) -> int:
-        """The peak of the fullest stage, in bytes."""
+        """The peak memory in bytes of a device, on the stage where it is the largest."""
         return max(stage.peak_bytes for stage in self.stages)
 
     @property
     def time_balance(self) -> float:
-        """The balance of the stages' times, a_t of Eq. 6: from 0, where one stage takes all, to 1 - 1/P, where all are
-        equal."""
+        """The balance of the stages' times, a_t of Galvatron-BMW's Eq. 6: from 0, where one stage takes all the time, to 1 -
+        1/P for P stages of equal time."""
         return _balance([stage.time_ns for stage in self.stages])
 
     @property
     def memory_balance(self) -> float:
-        """The balance of the stages' peak memory, a_m of Eq. 6: from 0, where one stage takes all, to 1 - 1/P, where all are
-        equal."""
+        """The balance of the stages' peak memory, a_m of Galvatron-BMW's Eq. 6: from 0, where one stage takes all the memory,
+        to 1 - 1/P for P stages of equal peaks."""
         return _balance([stage.peak_bytes for stage in self.stages])
 
 
 def _balance(shares: Sequence[int]) -> float:
-    """1 minus the largest part of a sum."""
+    """1 minus the largest part's share of a sum: 0 if one part is all of it; 0 also for a sum of 0. shares: the parts."""
     return 1 - max(shares) / sum(shares) if sum(shares) else 0.0
 
 
 @dataclass(frozen=True)
 class Solution(DataclassRecord):
-    """The index of a configuration, the number of layers of each of its stages, and the index of every layer's option."""
+    """One plan of an instance. configuration: the index of the configuration. stages: the number of layers of each stage.
+    choice: for every layer, the index of its option (strategy)."""
 
     configuration: Annotated[int, Field(ge=0)]
     stages: Annotated[Items[Annotated[int, Field(ge=1)]], Field(min_length=1)]
     choice: Items[Annotated[int, Field(ge=0)]]
 
     def spans(self) -> list[tuple[int, int]]:
-        """First and last layer of every stage."""
+        """For every stage, in order, the indices of its first and its last layer, both included."""
         return spans_of_sizes(self.stages)
 
 
 def spans_of_sizes(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """First and last layer of every stage, given the number of layers of each."""
+    """For every stage, in order, the indices of its first and its last layer, both included: sizes [2, 3] -> [(0, 1), (2, 4)].
+    sizes: the number of layers of each stage."""
     ends = list(accumulate(sizes))
     return [(end - size, end - 1) for size, end in zip(sizes, ends, strict=True)]
 
 
 def load_solution(source: Source) -> Solution:
-    """Read a solution from a file or a dict. Raises InputError."""
+    """Read a solution from a file in its JSON format, or from a dict. Raises InputError if it cannot be read or is no
+    solution.
+    """
     return parse(source, Solution, name_of_source(source, "solution"))
 
 
 def solution_dict(solution: Solution) -> dict[str, Any]:
-    """A solution in its file format, as plain values."""
+    """A solution in its JSON file format. solution: a configuration, the number of layers of each stage, and
+    the strategy of every layer.
+    """
     return solution.to_dict()
 
 
 def iteration_ns(configuration: Configuration, times_ns: Sequence[int], syncs_ns: Sequence[int]) -> int:
-    """Time of a step by Eq. 8. times_ns, syncs_ns: T and G of each stage."""
+    """The time in ns of a step by Eq. 8 of Galvatron-BMW. configuration: numbers of stages and micro-batches. times_ns: for
+    each stage, its time for the last micro-batch. syncs_ns: for each stage, the part of that time that only the last
+    micro-batch has (synchronisation of gradients).
+    """
     slowest = max(time - sync for time, sync in zip(times_ns, syncs_ns, strict=True))
     return (configuration.micro_batches - 1) * slowest + sum(times_ns)
 
 
 def evaluate(instance: Instance, solution: Solution) -> Evaluation:
-    """Time and memory of a solution, by Eq. 8 and Eq. 2. Raises ValueError where it is no solution of the instance."""
+    """The time and the memory of a solution, by Eq. 8 and Eq. 2 of Galvatron-BMW. instance: the configurations (numbers of
+    stages and micro-batches) to choose from, with the costs of layers under each strategy, and the memory limit. solution:
+    a configuration, the number of layers of each stage, and the strategy of every layer. Raises ValueError if the
+    solution does not belong to the instance; one that needs too much memory is evaluated like any other.
+    """
     if wrong := malformed(instance, solution):
         raise ValueError(wrong[0])
     stages = evaluate_stages(instance, solution)
@@ -129,12 +144,30 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
 
 
 def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
-    """The costs of a solution as users see them, by name."""
+    """Evaluate a solution and return its costs as a JSON-ready dict, as result files and screens show them. Keys: `time_ns`
+    (the step), `throughput_samples_per_s` (None if the time is 0), `pipeline` (number of stages), `micro_batches`, `schedule`
+    (its name), `time_balance` and `memory_balance` (fractions from 0 to 1 - 1/stages, larger if stages are more even), `stages`
+    (for each stage a dict with the attributes of `EvaluatedStage`, times in ns), and `strategies` (the name of every layer's
+    strategy). Of the stage with the largest peak memory: `peak_bytes` and `state_bytes` (model states) of one device, and
+    `peak_layer` and `peak_layer_name`, index and name of the layer in whose backward pass the peak is.
+
+    instance: the configurations (numbers of stages and micro-batches) to choose from, with the costs of layers under each
+    strategy, and the memory limit. solution: a configuration, the number of layers of each stage, and the strategy of every
+    layer. Raises ValueError if the solution does not belong to the instance."""
     return described(instance, solution, evaluate(instance, solution))
 
 
 def described(instance: Instance, solution: Solution, evaluation: Evaluation) -> dict[str, Any]:
-    """The costs of a solution that has been evaluated, as users see them, by name."""
+    """The costs of an evaluated solution as a JSON-ready dict, as result files and screens show them. Keys: `time_ns` (the
+    step), `throughput_samples_per_s` (None if the time is 0), `pipeline` (number of stages), `micro_batches`, `schedule` (its
+    name), `time_balance` and `memory_balance` (fractions from 0 to 1 - 1/stages, larger if stages are more even), `stages` (for
+    each stage a dict with the attributes of `EvaluatedStage`, times in ns), and `strategies` (the name of every layer's
+    strategy). Of the stage with the largest peak memory: `peak_bytes` and `state_bytes` (model states) of one device, and
+    `peak_layer` and `peak_layer_name`, index and name of the layer in whose backward pass the peak is.
+
+    instance: the configurations (numbers of stages and micro-batches) to choose from, with the costs of layers under each
+    strategy, and the memory limit. solution: a configuration, the number of layers of each stage, and the strategy of every
+    layer. evaluation: the solution's time and memory, computed before."""
     configuration = instance.configurations[solution.configuration]
     worst = max(evaluation.stages, key=lambda stage: stage.peak_bytes)
     return {
@@ -157,7 +190,11 @@ def described(instance: Instance, solution: Solution, evaluation: Evaluation) ->
 def evaluate_stages(
     instance: Instance, solution: Solution, configuration: Configuration | None = None
 ) -> tuple[EvaluatedStage, ...]:
-    """The costs of a solution's stages. configuration: used in place of the instance's own, where other tables are to count."""
+    """The costs of a solution's stages, in order. configuration: numbers of stages and micro-batches, with tables of costs to
+    use in place of the instance's own; None for the instance's. instance: the configurations (numbers of stages and
+    micro-batches) to choose from, with the costs of layers under each strategy, and the memory limit. solution: a
+    configuration, the number of layers of each stage, and the strategy of every layer.
+    """
     counted = configuration or instance.configurations[solution.configuration]
     return tuple(
         evaluate_stage(instance, counted, number, first, solution.choice[first : last + 1])
@@ -168,7 +205,11 @@ def evaluate_stages(
 def evaluate_stage(
     instance: Instance, configuration: Configuration, number: int, first: int, choice: Sequence[int]
 ) -> EvaluatedStage:
-    """The costs of one stage. number: its index; first: its first layer; choice: the options of its layers."""
+    """The costs of one stage. configuration: numbers of stages and micro-batches, with the layers' costs. number: the stage's
+    index. first: the index of its first layer. choice: for each of its layers, in order, the index of its option. instance:
+    the configurations (numbers of stages and micro-batches) to choose from, with the costs of layers under each strategy,
+    and the memory limit.
+    """
     tables, in_flight = configuration.tables, configuration.in_flight(number)
     kinds = instance.layer_kinds[first : first + len(choice)]
     indices = (list(kinds), list(choice))
@@ -192,12 +233,18 @@ def evaluate_stage(
 
 
 def violations(instance: Instance, solution: Solution) -> list[str]:
-    """Every constraint that a solution breaks, one text each; empty where it is feasible."""
+    """Every constraint that a solution breaks, one sentence each; empty if it is feasible. instance: the configurations
+    (numbers of stages and micro-batches) to choose from, with the costs of layers under each strategy, and the memory
+    limit. solution: a configuration, the number of layers of each stage, and the strategy of every layer.
+    """
     return malformed(instance, solution) or over_memory(instance, evaluate(instance, solution))
 
 
 def over_memory(instance: Instance, evaluation: Evaluation) -> list[str]:
-    """A text for each stage that needs more memory than a device has."""
+    """A sentence for each stage that needs more memory than a device has; empty if all fit. evaluation: the costs of a
+    solution. instance: the configurations (numbers of stages and micro-batches) to choose from, with the costs of layers
+    under each strategy, and the memory limit.
+    """
     limit = instance.memory_bytes
     return [
         f"stage {number}: the backward pass of {instance.layer_names[stage.peak_layer]} needs {stage.peak_bytes} bytes "
@@ -208,7 +255,10 @@ def over_memory(instance: Instance, evaluation: Evaluation) -> list[str]:
 
 
 def malformed(instance: Instance, solution: Solution) -> list[str]:
-    """Why a solution does not belong to the instance, in words; empty where it does, whatever memory it needs."""
+    """The reasons, in words, why a solution does not belong to the instance: a wrong configuration, number of layers or
+    option. Empty if it belongs; memory is not looked at. solution: a configuration, the number of layers of each stage, and
+    the strategy of every layer.
+    """
     count = len(instance.configurations)
     if not 0 <= solution.configuration < count:
         return [f"configuration is {solution.configuration}; the instance has 0 to {count - 1}"]

@@ -29,25 +29,32 @@ FAR = np.int64(2**62)
 
 
 def left_over(instance: Instance, stage: int) -> int:
-    """The number of forward passes that a stage runs after its first backward pass (a_x at the head of this file)."""
+    """The number of forward passes that a stage still has to run after its first backward pass under 1F1B. stage: the stage's
+    index. instance: the times of a chain of sub-layers, the numbers of stages and micro-batches, and the memory limits.
+    """
     return max(0, instance.micro_batches - (instance.stages - stage))
 
 
 def extra_ns(instance: Instance, stage: int, forward_ns: Integers, backward_ns: Integers) -> Integers:
-    """Time that the longer of the two paths through a stage adds to one round trip through all stages.
+    """A lower bound in ns on the time by which a step is longer than one round trip of a micro-batch through all stages,
+    because of one stage: the longer of two chains of passes through it.
 
-    forward_ns, backward_ns: the stage's passes, each with the transfer that it receives. No step with such a stage is shorter
-    than the round trip plus this: both paths at the head of this file are chains of passes that wait for each other.
+    stage: the stage's index. forward_ns, backward_ns: the stage's passes, each with the transfer that it receives, for
+    several possible choices of its sub-layers; the result has their shape. instance: the times of a chain of sub-layers,
+    the numbers of stages and micro-batches, and the memory limits.
     """
     fewer, more = left_over(instance, stage), instance.micro_batches - 1
     return np.maximum(fewer * forward_ns + more * backward_ns, more * forward_ns + fewer * backward_ns)
 
 
 def least_ns(instance: Instance) -> int:
-    """A time that no partition within the memory is below; 2^62 or more where there is none. Takes time n^2 p for n sub-layers.
+    """A lower bound in ns on the iteration of every partition that fits into memory; 2^62 or more if no partition fits. Takes
+    time n^2 p for n sub-layers and p stages.
 
-    Proof: every partition takes a round trip, with at least the p - 1 least transfers, plus what any of its stages adds. A
-    bottleneck path through spans of sub-layers finds the least, over partitions, of the largest that a stage adds.
+    Proof: every partition takes a round trip of a micro-batch through all stages, with at least the p - 1 least transfers,
+    plus the time that any of its stages adds to it (`extra_ns`). A bottleneck path through spans of sub-layers finds the
+    least, over partitions, of the largest time that a stage adds. instance: the times of a chain of sub-layers, the numbers
+    of stages and micro-batches, and the memory limits.
     """
     n, p, windows = instance.sublayers, instance.stages, instance.windows
     f, b = (np.concatenate([[0], np.cumsum(times)]) for times in (instance.forward_ns, instance.backward_ns))
@@ -65,7 +72,9 @@ def least_ns(instance: Instance) -> int:
 
 
 def most_ns(instance: Instance) -> int:
-    """A time that no partition exceeds: all passes one after the other, with the p - 1 longest transfers before each of
-    them."""
+    """An upper bound in ns on the iteration of every partition: all passes one after the other, with the p - 1 longest
+    transfers before each of them, p being the number of stages. instance: the times of a chain of sub-layers, the numbers
+    of stages and micro-batches, and the memory limits.
+    """
     moves = int(np.sort(instance.transfer_ns)[instance.sublayers - instance.stages :].sum())
     return instance.micro_batches * (int(instance.forward_ns.sum() + instance.backward_ns.sum()) + 2 * moves)

@@ -39,16 +39,18 @@ def build(
     name: str | None = None,
     provenance: dict[str, Any] | None = None,
 ) -> Instance:
-    """The pipeline-partition instance of one of the pipelines that share a step of `batch` samples.
+    """The pipeline-partition instance of one of the equal pipelines that share a step of `batch` samples.
 
     Args:
-        profile: costs of all sub-layers.
-        degrees: stages, pipelines, tensor parallelism and micro-batches.
-        memory_bytes: of one device; None for no limit.
+        profile: the costs of all sub-layers.
+        batch: samples per step, of all pipelines together.
+        degrees: numbers of stages, pipelines, tensor-parallel devices and micro-batches.
+        memory_bytes: the memory of one device; None for no limit.
         recompute: whether every sub-layer keeps its input only, and repeats its forward pass in its backward pass.
-        name, provenance: those of the instance, where they are not the profile's.
+        name: the instance's name; None for one made of the profile's. provenance: entries in addition to the profile's.
 
-    Raises InputError where the batch cannot be split so, or the profile lacks a shape.
+    Raises InputError if the batch cannot be divided equally, there are fewer sub-layers than stages, or the profile lacks a
+    shape.
     """
     rows, strategy = degrees.rows(batch), degrees.strategy(recompute)
     units = profile.units

@@ -30,7 +30,10 @@ from trainplan.formulations.schedule.end_time_rows import Sum
 
 
 def build(instance: Instance) -> tuple[cp_model.CpModel, StageStarts]:
-    """The model of an instance, and its variables Y by stage and sub-layer."""
+    """The CP-SAT model of an instance, and its Boolean variables Y[x,l], true if stage x has begun by sub-layer l. The model's
+    constraints are listed at the head of this module. instance: the times of a chain of sub-layers, the numbers of stages
+    and micro-batches, and the memory limits.
+    """
     model = cp_model.CpModel()
     y = state_cuts(model, instance)
     stages, sublayers, p, m = range(instance.stages), range(instance.sublayers), instance.stages, instance.micro_batches
@@ -78,5 +81,8 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, StageStarts]:
 
 
 def extract(instance: Instance, y: StageStarts, value: Callable[[cp_model.IntVar], bool]) -> Solution:
-    """The solution that Y stands for. value: the solved value of a variable."""
+    """The solution that a solver's answer stands for. y: the model's variables by (stage, sub-layer), true if the stage has
+    begun by that sub-layer. value: returns the value of a variable in the answer, True or False. instance: the times of a
+    chain of sub-layers, the numbers of stages and micro-batches, and the memory limits.
+    """
     return Solution(solved_cuts(instance, y, value))

@@ -32,7 +32,9 @@ OBJECTIVE = Parameter(
 
 
 class PipelinePartition(Cutting):
-    """The problem of cutting a chain of sub-layers into pipeline stages for the least simulated 1F1B iteration (AutoPipe)."""
+    """The problem `pipeline-partition`: cut a chain of sub-layers into pipeline stages for the shortest simulated 1F1B
+    iteration (AutoPipe).
+    """
 
     name = problem.NAME
     solved_by = "trainplan.solvers.partition"
@@ -49,20 +51,26 @@ class PipelinePartition(Cutting):
     describe = staticmethod(problem.describe)
 
     def cost_model(self, instance: Instance) -> str:
-        """The name of the costs, which are those of trainplan's own programs, and of the objective of a claim: the simulated
-        step."""
+        """The names of an instance's cost model (by default `executed`, the costs of trainplan's own programs) and of its
+        objective, the simulated 1F1B step. instance: the times of a chain of sub-layers, the numbers of stages and
+        micro-batches, and the memory limits.
+        """
         return f"{instance.provenance.get('cost_model', 'executed')}, simulated 1F1B step"
 
     def instance(self, request: Request) -> Instance:
-        """The instance of one of dp equal pipelines (default: one stage, one micro-batch, all devices). Raises InputError."""
+        """The instance of one of several equal pipelines, with the numbers of stages, micro-batches, pipelines and
+        tensor-parallel devices of the request; by default one stage, one micro-batch, and pipelines on all devices.
+        request: the user's model, cluster, batch and options. Raises InputError if the problem cannot express the request.
+        """
         options = request.options
         degrees = (options[name] for name in ("pipeline", "micro_batches", "dp", "tp"))
         [instance] = self._built(request, [degrees_of(request.origin.devices, *degrees)])
         return instance
 
     def instances(self, request: Request) -> list[Instance]:
-        """The instances of all numbers of stages and micro-batches that are possible, or of those in the request. Raises
-        InputError."""
+        """The instances of all numbers of stages and micro-batches that are possible, or of those that the request names.
+        request: the user's model, cluster, batch and options. Raises InputError if none is possible.
+        """
         options = request.options
         given = (options[name] for name in ("pipeline", "micro_batches", "dp", "tp"))
         possible = possible_degrees(request.origin.devices, len(request.chain.units), request.samples, *given)
@@ -71,7 +79,10 @@ class PipelinePartition(Cutting):
         return self._built(request, possible)
 
     def _built(self, request: Request, degrees: Sequence[PipelineDegrees]) -> list[Instance]:
-        """The instances of given degrees, all of one tensor-parallel degree, from one profile."""
+        """The instances of some degrees of parallelism, from one profile. degrees: numbers of stages, pipelines and
+        micro-batches, all with one tensor-parallel degree. request: the user's model, cluster, batch and options. Raises
+        InputError if the model does not support that degree, or layers are too few.
+        """
         options, batch, tp = request.options, request.samples, degrees[0].tp
         if tp not in (tps := request.chain.tp_degrees(tp)):
             raise InputError("command line", "--tp", f"is {tp}", f"give one of: {', '.join(map(str, tps))}")
@@ -97,7 +108,11 @@ class PipelinePartition(Cutting):
         return possible
 
     def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
-        """The plan of a solution; of an instance with whole layers, too. Raises InputError where the request has no model."""
+        """The plan of a solution; its stages may also be cut between whole layers. instance: the times of a chain of
+        sub-layers, the numbers of stages and micro-batches, and the memory limits. solution: the index of the first
+        sub-layer of every stage but the first, and the number of micro-batches that run in halves. request: the user's
+        model, cluster, batch and options. Raises InputError if the request has no model.
+        """
         source = instance.provenance
         degrees = PipelineDegrees(instance.stages, source["dp"], source["tp"], instance.micro_batches)
         return staged_plan(
@@ -110,13 +125,18 @@ class PipelinePartition(Cutting):
         )
 
     def tables(self, instance: Instance, solution: Solution) -> list[Table]:
-        """The stages of a partition, and its start-up time and bubble."""
+        """Two tables for the screen: the stages of a partition; and its start-up time (until the last stage begins) and bubble
+        (share of time in which devices are idle). instance: the times of a chain of sub-layers, the numbers of stages and
+        micro-batches, and the memory limits. solution: the index of the first sub-layer of every stage but the first, and
+        the number of micro-batches that run in halves.
+        """
         return stage_tables(instance, problem.describe(instance, solution))
 
 
 def _that_slice(possible: Sequence[PipelineDegrees], batch: int, sliced: int) -> list[PipelineDegrees]:
-    """The degrees with which `sliced` micro-batches can begin in halves. batch: samples of a step. Raises InputError where
-    there are none."""
+    """The possible degrees of parallelism (numbers of stages, pipelines and micro-batches) with which `sliced` first
+    micro-batches can run in two halves. batch: samples per step. Raises InputError if there are none.
+    """
     counts = [most_sliced(depth.pp, depth.micro_batches) if depth.rows(batch) % 2 == 0 else 0 for depth in possible]
     if sliced > (most := max(counts)):
         fix = f"give at most {most}" if most else "give more than one stage, and an even number of samples a micro-batch"
@@ -125,8 +145,10 @@ def _that_slice(possible: Sequence[PipelineDegrees], batch: int, sliced: int) ->
 
 
 def stage_tables(instance: Instance, described: Mapping[str, Any]) -> list[Table]:
-    """Two tables: the stages of a partition with the master stage marked, and start-up time and bubble. described: what
-    `describe` returns for the solution."""
+    """Two tables for the screen: the stages of a partition, with the master stage marked (on which most passes of the critical
+    path lie); and its start-up time and bubble. described: the costs of the solution, as `describe` returns them. instance:
+    the times of a chain of sub-layers, the numbers of stages and micro-batches, and the memory limits.
+    """
     memory, master = instance.memory, described["master_stage"]
     columns = ["stage", "sub-layers", "count", "forward", "backward", "transfer", *(["peak", "of"] if memory else []), ""]
     rows = []

@@ -12,7 +12,7 @@ from trainplan.profiling.base.quantities import divisors, plural
 
 @dataclass(frozen=True)
 class PipelineDegrees:
-    """dp pipelines in parallel, each of pp stages of tp devices, with `micro_batches` micro-batches a step."""
+    """dp pipelines in parallel, each of pp stages of tp devices, with `micro_batches` micro-batches per step."""
 
     pp: int
     dp: int = 1
@@ -21,21 +21,22 @@ class PipelineDegrees:
 
     @property
     def devices(self) -> int:
-        """The number of devices that all pipelines take."""
+        """The number of devices of all pipelines together."""
         return self.pp * self.dp * self.tp
 
     @property
     def stage_size(self) -> int:
-        """The number of devices of one stage, over all pipelines."""
+        """The number of devices of one stage, in all pipelines together."""
         return self.dp * self.tp
 
     def strategy(self, recompute: bool) -> Strategy:
-        """The strategy of every sub-layer over the devices of its stage. recompute: whether it is recomputed."""
+        """The strategy of every sub-layer over the devices of its stage: data-parallel pipelines of tensor-parallel ranks.
+        recompute: whether every sub-layer is recomputed."""
         return Strategy.of(("dp", self.dp), ("tp", self.tp), ckpt=recompute)
 
     def rows(self, batch: int) -> int:
-        """Samples of a micro-batch in one pipeline, of a step of `batch` samples. Raises InputError where the batch cannot be
-        split so."""
+        """Samples per micro-batch in one pipeline. batch: samples per step, of all pipelines. Raises InputError if the batch
+        cannot be divided equally."""
         parts = self.dp * self.micro_batches
         rows, rest = divmod(batch, parts)
         if rest or rows < 1:
@@ -47,9 +48,13 @@ class PipelineDegrees:
 def degrees_of(
     devices: int, pipeline: int | None = None, micro_batches: int | None = None, dp: int | None = None, tp: int | None = None
 ) -> PipelineDegrees:
-    """The degrees of one number of stages (default: one stage, one micro-batch, and dp such that all devices are used).
+    """The degrees of parallelism that a user's options give; each option is None if the user did not give it.
 
-    Raises InputError where the devices do not suffice, or would not all be used by default.
+    devices: the number of devices. pipeline: the number of stages, by default 1. micro_batches: the number of
+    micro-batches, by default 1. dp: the number of pipelines, by default such that all devices are used. tp: tensor-parallel
+    devices of a stage, by default 1.
+
+    Raises InputError if there are too few devices, or if some would be left over by default.
     """
     pp, tp = 1 if pipeline is None else pipeline, 1 if tp is None else tp
     for option, value in (("--pipeline", pp), ("--micro-batches", micro_batches), ("--dp", dp), ("--tp", tp)):
@@ -73,16 +78,17 @@ def degrees_of(
 def possible_degrees(
     devices: int, units: int, batch: int, pipeline: int | None, micro_batches: int | None, dp: int | None, tp: int | None
 ) -> list[PipelineDegrees]:
-    """All degrees that planning tries, or those of them that the user's options allow.
+    """All degrees of parallelism that planning tries, or those of them that the user's options allow.
 
     Args:
         devices: the number of devices.
         units: the number of sub-layers of the model.
-        batch: samples of a step.
-        pipeline, micro_batches, dp, tp: the user's options; None where they are open.
+        batch: samples per step.
+        pipeline, micro_batches, dp, tp: the user's numbers of stages, micro-batches, pipelines and tensor-parallel devices;
+            None if all are tried (for tp: 1).
 
     Numbers of stages divide the devices and are at most `units`; dp is a power of two, as plans have it; numbers of
-    micro-batches divide the samples of a pipeline. Raises InputError where none remain.
+    micro-batches divide the samples of a pipeline. Raises InputError if none remain.
     """
     tp = 1 if tp is None else tp
     if pipeline is not None:

@@ -8,8 +8,13 @@ from trainplan.formulations.schedule.recorded import Shape, recorded
 
 
 def one_f_one_b_rows(stages: int, micro_batches: int) -> EndTimeRows[int]:
-    """The rows of a pipeline of p stages, whose 3p - 1 times are numbered: the forward passes f_0 .. f_{p-1}, then the backward
-    passes b_0 .. b_{p-1}, then the transfers c_1 .. c_{p-1}, with c_x between the stages x - 1 and x, the same both ways."""
+    """When passes end under 1F1B, as rows of a linear model: each end is at least some earlier end plus times of passes and
+    transfers.
+
+    The 3p - 1 times of p stages are numbered: the forward passes f_0 .. f_{p-1}, then the backward passes b_0 .. b_{p-1},
+    then the transfers c_1 .. c_{p-1}, where c_x is between the stages x - 1 and x, equal in both directions. stages: p.
+    micro_batches: the number of micro-batches per step.
+    """
 
     def number(name: str, stage: int) -> int | None:
         """The number of a time; None for one that is 0: messages at the ends, and what the last micro-batch adds."""

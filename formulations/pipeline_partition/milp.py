@@ -1,7 +1,7 @@
 """pipeline-partition as a mixed-integer linear program, in Pyomo.
 
-Sets         x = 0 .. p-1 stages; l = 0 .. n-1 sub-layers; v the moments that are variables, see `end_time_rows` Parameters
-f(l), b(l) passes of a sub-layer, c(l) transfer of the cut before it (in scaled units, see `units`); w[x,l] the
+Sets         x = 0 .. p-1 stages; l = 0 .. n-1 sub-layers; v the moments that are variables, see `end_time_rows`
+Parameters   f(l), b(l) passes of a sub-layer, c(l) transfer of the cut before it (in scaled units, see `units`); w[x,l] the
              least first sub-layer with which stage x fits its memory when l is its last one (`Memory.first_layers`); B the
              least step by `bounds`
 Variables    Y[x,l] in {0,1}     stage x = 1 .. p-1 has begun by sub-layer l; known outside of l = x .. n-p+x-1, since every
@@ -40,21 +40,30 @@ from trainplan.formulations.schedule.end_time_rows import Sum
 
 
 def units(instance: Instance) -> tuple[int, None]:
-    """Nanoseconds of one model unit, a power of two that brings the objective near 2^20, measured at even stages; None for
-    bytes, of which the model has none. HiGHS is trusted to a millionth of a unit and its rows to a billionth, so that
-    objectives below 2^38 ns are proven to the nanosecond with up to 300 stages and micro-batches in all (see `weight`)."""
+    """The scales of the MILP: the nanoseconds that one unit of the model's variables stands for, a power of two with which the
+    objective of equal stages is near 2^20 units; and None in place of a scale of bytes, since the model has none. HiGHS's
+    answers are exact to a millionth of a unit and its constraints to a billionth, so that objectives below 2^38 ns are
+    proven to the nanosecond with up to 300 stages and micro-batches in all (see `weight`). instance: the times of a chain
+    of sub-layers, the numbers of stages and micro-batches, and the memory limits.
+    """
     even = Solution(tuple(instance.sublayers * x // instance.stages for x in range(1, instance.stages)))
     return unit(evaluate(instance, even).time_ns), None
 
 
 def weight(instance: Instance) -> int:
-    """The factor by which the objective multiplies an error in a row: a path has at most 2(m + p) passes, each with a start,
-    its own time, and its transfer."""
+    """The largest factor by which the objective multiplies the error of a constraint; the solver's tolerance is divided by it.
+    It is the number of constraints on the longest path, which has at most 2(m + p) passes for m micro-batches and p stages,
+    each with a start, its own time, and its transfer. instance: the times of a chain of sub-layers, the numbers of stages
+    and micro-batches, and the memory limits.
+    """
     return 6 * (instance.micro_batches + instance.stages)
 
 
 def build(instance: Instance) -> pyo.ConcreteModel:
-    """The Pyomo model of an instance; `extract` reads a solution from its solved values."""
+    """The Pyomo model of an instance; its variables and constraints are listed at the head of this module. `extract` reads a
+    solution from its solved values. instance: the times of a chain of sub-layers, the numbers of stages and micro-batches,
+    and the memory limits.
+    """
     m = pyo.ConcreteModel(name=instance.name)
     stages, sublayers, p = range(instance.stages), range(instance.sublayers), instance.stages
     ns_per_unit, _ = units(instance)
@@ -95,5 +104,8 @@ def build(instance: Instance) -> pyo.ConcreteModel:
 
 
 def extract(instance: Instance, values: Mapping[str, Mapping[tuple[int, int], float]]) -> Solution:
-    """The solution that solved values of Y stand for."""
+    """The solution that solved values stand for. values: by name of the variable, the solved values by index, of which those
+    of Y (stage x has begun by sub-layer l) are read. instance: the times of a chain of sub-layers, the numbers of stages
+    and micro-batches, and the memory limits.
+    """
     return Solution(solved_cuts(instance, values))

@@ -61,7 +61,8 @@ class InstanceRecord(ChainFile):
 
     @model_validator(mode="after")
     def _shapes(self) -> InstanceRecord:
-        """Raise InputError where lists have wrong lengths, layers fall, or the step is too large to simulate."""
+        """Check the file after its fields are read. Returns the record; raises InputError if lists have wrong lengths,
+        layers' numbers fall, or the step is too large to simulate."""
         count = len(self.forward_ns)
         self.check_stages("forward_ns", count, "sub-layer")
         meaning = "one for each sub-layer"
@@ -86,14 +87,15 @@ class InstanceRecord(ChainFile):
 
 @dataclass(frozen=True, eq=False)
 class Instance(Chain):
-    """The problem in arrays, for n sub-layers.
+    """An instance of pipeline-partition in arrays, for a chain of n sub-layers. A partition is given by its cuts: the first
+    sub-layer of every stage but the first.
 
     Attributes:
         forward_ns, backward_ns: (n,), passes of one micro-batch.
-        transfer_ns: (n-1,), by the sub-layer before the cut.
-        layers: (n,), the layer of each sub-layer; its own index where a file has no layers.
-        sync_ns: (n,), what each sub-layer adds to the end of its stage's step; what the first and the last stage share belongs
-            to the first and the last sub-layer.
+        transfer_ns: (n-1,), the message between two stages that are cut after each sub-layer but the last.
+        layers: (n,), the number of the layer of each sub-layer; its own index where a file has no layers.
+        sync_ns: (n,), the time that each sub-layer adds to the end of its stage's step; what the first and the last stage share
+            belongs to the first and the last sub-layer.
         names: the name of each sub-layer, or None.
     """
 
@@ -115,35 +117,40 @@ class Instance(Chain):
 
     @property
     def length(self) -> int:
-        """The number of sub-layers, n."""
+        """The number of sub-layers, n, under the name that all chains of layers have for it."""
         return self.sublayers
 
     @property
     def most_sliced(self) -> int:
-        """The most micro-batches that may begin in halves: 0 where a micro-batch has an odd number of samples."""
+        """The largest number of micro-batches that may begin in two halves: 0 if a micro-batch has an odd number of
+        samples."""
         return 0 if self.provenance.get("mbs", 0) % 2 else most_sliced(self.stages, self.micro_batches)
 
     def name_of(self, sublayer: int) -> str:
-        """The name of a sub-layer, or its number where names are not given."""
+        """The name of a sub-layer, or `sub-layer 3` where the instance has no names. sublayer: the sub-layer's index."""
         return self.names[sublayer] if self.names else f"sub-layer {sublayer}"
 
     def work(self, cuts: tuple[int, ...]) -> Work:
-        """Times of the passes and transfers of the stages of a partition."""
+        """The times of the passes of all stages of a partition, and of the transfers between them. cuts: the first sub-layer of
+        every stage but the first."""
         starts = [0, *cuts]
         forward, backward = (np.add.reduceat(times, starts).tolist() for times in (self.forward_ns, self.backward_ns))
         return Work(tuple(forward), tuple(backward), tuple(int(self.transfer_ns[cut - 1]) for cut in cuts))
 
     def syncs_ns(self, cuts: tuple[int, ...]) -> tuple[int, ...]:
-        """Time that every stage of a partition adds to the end of the step."""
+        """For every stage of a partition, the time in ns that it adds to the end of the step. cuts: the first sub-layer of
+        every stage but the first."""
         return tuple(np.add.reduceat(self.sync_ns, [0, *cuts]).tolist())
 
     @property
     def layer_starts(self) -> Integers:
-        """The first sub-layer of every layer."""
+        """The index of the first sub-layer of every layer."""
         return np.unique(self.layers, return_index=True)[1]
 
     def between_layers(self) -> tuple[Instance, Integers]:
-        """The instance with whole layers in place of sub-layers, and the index of the first sub-layer of each layer."""
+        """A pair: a copy of the instance with whole layers in place of sub-layers, for planners that cut between layers only;
+        and for each layer, the index of its first sub-layer.
+        """
         starts = self.layer_starts
         ends = [*(starts[1:] - 1), self.sublayers - 1]
         names = [span(self.name_of(first), self.name_of(last)) for first, last in zip(starts, ends, strict=True)]
@@ -161,7 +168,7 @@ class Instance(Chain):
         return merged, starts
 
     def to_dict(self) -> dict[str, Any]:
-        """The instance in its file format."""
+        """The instance in its JSON file format."""
         moves = self.transfer_ns.tolist()
         fields: dict[str, Any] = {
             **self.header,
@@ -182,8 +189,8 @@ class Instance(Chain):
 
 @dataclass(frozen=True)
 class Solution(Cuts):
-    """A solution. cuts: the first sub-layer of every stage but the first; sliced: how many micro-batches begin in two
-    halves."""
+    """A solution. cuts: the index of the first sub-layer of every stage but the first; sliced: the number of first
+    micro-batches that begin in two halves."""
 
     sliced: Annotated[int, Field(ge=0)] = 0
 
@@ -192,11 +199,9 @@ class Solution(Cuts):
 
 @dataclass(frozen=True)
 class PartitionStage:
-    """Cost of one stage of a solution.
-
-    first, last: its sub-layers; transfer_ns: a message to the next stage, 0 for the last one; peak_bytes: None where memory is
-    not given.
-    """
+    """The cost of one stage of a solution. first, last: the indices of its first and its last sub-layer. forward_ns,
+    backward_ns: its passes of one micro-batch. transfer_ns: a message to the next stage, 0 for the last one. peak_bytes: the
+    peak memory of a device, None if memory is not given."""
 
     first: int
     last: int
@@ -208,7 +213,12 @@ class PartitionStage:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Time and memory of a solution, with those of each stage. syncs_ns: what every stage adds to the end of the step."""
+    """The time and the memory of a solution.
+
+    work: the times of passes and transfers. stages: the costs of each stage. sliced: the number of first micro-batches that
+    run in two halves. syncs_ns: for every stage, the time that it adds after its last backward pass (summing gradients,
+    optimizer).
+    """
 
     micro_batches: int
     work: Work
@@ -218,7 +228,7 @@ class Evaluation:
 
     @cached_property
     def time_ns(self) -> int:
-        """The simulated iteration in ns: by the recurrences, or for sliced micro-batches by the event simulation."""
+        """The simulated iteration in ns: by AutoPipe's recurrences or, with sliced micro-batches, by simulating every pass."""
         return self.timeline.time_ns if self.sliced else iteration_ns(self.work, self.micro_batches)
 
     @property
@@ -228,25 +238,28 @@ class Evaluation:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """All passes, by the event simulation, which agrees with the recurrences to the nanosecond."""
+        """The timeline of all passes of the 1F1B iteration, by simulating every pass; without sliced micro-batches its end is
+        asserted to equal `time_ns`, which AutoPipe's recurrences give.
+        """
         timeline = simulate(self.work, one_f_one_b(self.work.stages, self.micro_batches, self.sliced))
         assert self.sliced or timeline.time_ns == self.time_ns
         return timeline
 
     @property
     def step_ns(self) -> int:
-        """The whole step in ns: the iteration, and what the stages add after it."""
+        """The whole step in ns: the iteration, and the time that stages add after their last backward pass."""
         return self.timeline.step_ns(self.syncs_ns)
 
     @cached_property
     def critical(self) -> Critical:
-        """The critical path that lies nearest to the last stage, and its master stage."""
+        """The critical path of the timeline (of several longest paths, the one nearest to the last stage), and its master
+        stage, on which most of the path's 1F1B passes lie."""
         return critical_path(self.timeline)
 
 
 def load(source: Source, where: str = "instance") -> Instance:
-    """Read an instance from a file or a dict. Raises InputError with file, field, value and fix. where: the name that errors
-    call a dict by."""
+    """Read an instance from a file in its JSON format, or from a dict. where: what error messages call a dict. Raises
+    InputError which names file, field, value and fix."""
     record = parse(source, InstanceRecord, name_of_source(source, where))
     count = len(record.forward_ns)
     moves = record.transfer_ns if isinstance(record.transfer_ns, list) else [record.transfer_ns] * (count - 1)
@@ -262,17 +275,25 @@ def load(source: Source, where: str = "instance") -> Instance:
 
 
 def load_solution(source: Source) -> Solution:
-    """Read a solution from a file or a dict. Raises InputError."""
+    """Read a solution from a file in its JSON format, or from a dict. Raises InputError if it cannot be read or is no
+    solution.
+    """
     return parse(source, Solution, name_of_source(source, "solution"))
 
 
 def solution_dict(solution: Solution) -> dict[str, Any]:
-    """A solution in its file format, as plain values."""
+    """A solution in its JSON file format. solution: the index of the first sub-layer of every stage but the
+    first, and the number of micro-batches that run in halves.
+    """
     return solution.to_dict()
 
 
 def evaluate(instance: Instance, solution: Solution) -> Evaluation:
-    """Time and memory of a solution. Raises ValueError where it is no solution of the instance."""
+    """The time and the memory of a solution. instance: the times of a chain of sub-layers, the numbers of stages and
+    micro-batches, and the memory limits. solution: the index of the first sub-layer of every stage but the first, and the
+    number of micro-batches that run in halves. Raises ValueError if the solution does not belong to the instance; one
+    that needs too much memory is evaluated like any other.
+    """
     if malformed := _malformed(instance, solution):
         raise ValueError(malformed[0])
     work, peaks = instance.work(solution.cuts), instance.peaks_bytes(solution.cuts)
@@ -285,7 +306,15 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
 
 
 def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
-    """The costs of a solution as users see them, by name."""
+    """The costs of a solution as a JSON-ready dict, as result files and screens show them. Keys: `time_ns` (the passes of all
+    micro-batches under 1F1B), `step_ns` (with what follows the last backward pass, such as the synchronisation of gradients),
+    `pipeline` (number of stages), `micro_batches`, `sliced` (number of micro-batches that run in halves), `startup_ns` (until
+    the last stage begins), `bubble` (the fraction of the time in which devices are idle), `master_stage` (index of the stage on
+    which most 1F1B passes of the critical path are), `stages` (for each stage a dict with the attributes of `PartitionStage`)
+    and, if memory is limited, `peak_bytes`, `peak_stage`, `peak_layer` and `peak_layer_name` of the stage closest to its memory
+    limit. instance: the times of a chain of sub-layers, the numbers of stages and micro-batches, and the memory limits.
+    solution: the index of the first sub-layer of every stage but the first, and the number of micro-batches that run in halves.
+    """
     result = evaluate(instance, solution)
     return {
         "time_ns": result.time_ns,
@@ -302,7 +331,10 @@ def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
 
 
 def violations(instance: Instance, solution: Solution) -> list[str]:
-    """Every constraint that a solution breaks, one text each; empty where it is feasible."""
+    """Every constraint that a solution breaks, one sentence each; empty if it is feasible. instance: the times of a chain of
+    sub-layers, the numbers of stages and micro-batches, and the memory limits. solution: the index of the first sub-layer
+    of every stage but the first, and the number of micro-batches that run in halves.
+    """
     if malformed := _malformed(instance, solution):
         return malformed
     broken = []
@@ -313,7 +345,10 @@ def violations(instance: Instance, solution: Solution) -> list[str]:
 
 
 def _malformed(instance: Instance, solution: Solution) -> list[str]:
-    """Why a solution does not belong to the instance, in words; empty where it does, whatever its samples and memory are."""
+    """The reasons, in words, why a solution does not belong to the instance: wrong cuts, or too many sliced micro-batches for
+    the schedule. Empty if it belongs; samples and memory are not looked at. solution: the index of the first sub-layer of
+    every stage but the first, and the number of micro-batches that run in halves.
+    """
     if misplaced := instance.wrong_cuts(solution.cuts):
         return misplaced
     if not 0 <= solution.sliced <= (most := most_sliced(instance.stages, instance.micro_batches)):

@@ -28,7 +28,10 @@ from trainplan.formulations.pipeline_partition.problem import Instance
 
 
 def least_step_ns(instance: Instance, sliced: bool) -> int:
-    """A time in ns that no partition's whole step is below; memory is not considered. sliced: whether slicing is allowed."""
+    """A lower bound in ns on the whole step of every partition into stages, whatever the memory. sliced: whether some
+    micro-batches may run in two halves; the bound then holds for any number of them. instance: the times of a chain of
+    sub-layers, the numbers of stages and micro-batches, and the memory limits.
+    """
     n, p, m = instance.sublayers, instance.stages, instance.micro_batches
     ends_ns = np.concatenate([[0], np.cumsum(instance.sync_ns)])  # d
     f, b = (np.concatenate([[0], np.cumsum(times)]) for times in (instance.forward_ns, instance.backward_ns))

@@ -15,7 +15,7 @@ from trainplan.formulations.plan.strategy import Strategy, parse_strategy
 from trainplan.formulations.plan.switches import Switches
 from trainplan.formulations.plan.unit import PlannedUnit, planned_unit
 from trainplan.formulations.plan.validation import check_plan
-from trainplan.formulations.schedule.orders import PlanSchedule
+from trainplan.formulations.schedule.orders import SCHEDULES, PlanSchedule
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, as_input_error, name_of_source, only, parse
@@ -33,7 +33,7 @@ class Stage(Record):
         ranks: the ranks that run it, ascending; strategies number them in this order.
         first_unit, last_unit: indices of its first and last sub-layer, both included. It may begin at any sub-layer.
 
-    Under the interleaved schedule it is one of several chunks of its ranks.
+    Under the interleaved schedule it is one of several stages (chunks) of its ranks.
     """
 
     ranks: Annotated[list[int], Field(min_length=1)]
@@ -42,11 +42,12 @@ class Stage(Record):
 
 
 class Batch(Record):
-    """Samples of one step, and the number of micro-batches that they are cut into.
+    """The samples of one step, and the number of micro-batches that they are cut into.
 
-    shares: micro-batches of each data-parallel replica, where replicas are pipelines of their own that need not do the same
-    work (a slow one gets fewer). micro_batches is then the largest share, and a micro-batch belongs to one replica: all have
-    equal numbers of samples, and the samples of a replica follow those of the replica before it.
+    shares: for each data-parallel replica, the number of its micro-batches; given where replicas are pipelines of their own
+    that may do unequal work (a slow one gets fewer), else None. micro_batches is then the largest share. A micro-batch
+    belongs to one replica, all micro-batches have equal numbers of samples, and replicas take consecutive samples in their
+    order.
     """
 
     global_samples: Annotated[int, Field(ge=1, le=10**9)]
@@ -55,8 +56,10 @@ class Batch(Record):
 
 
 class StageTimes(Record):
-    """Times that the planner expects of one stage: its passes of one micro-batch, a message to the next stage (in either
-    direction; 0 for the last stage), and what it adds to the end of the step (gradients, optimizer)."""
+    """The times in ns that the planner expects of one stage: forward_ns and backward_ns, its passes of one micro-batch;
+    transfer_ns, a message to the next stage, in either direction (0 for the last stage); and sync_ns, its work at the end
+    of the step (gradients, optimizer).
+    """
 
     forward_ns: TimeNs
     backward_ns: TimeNs
@@ -65,15 +68,17 @@ class StageTimes(Record):
 
 
 class RunBy(Record):
-    """The runtime that a plan is for, where that is not trainplan's own. The plan is predicted as this runtime would run it.
+    """The runtime (training framework) that a plan is for, if that is not trainplan's own. The plan is predicted as this
+    runtime would run it.
 
     Attributes:
-        name: as in `plan --for`.
-        software: the framework, as rows of measured runs name it.
-        flags: what is switched on or off of what the framework overlaps, in its words, such as `overlap-grad-reduce`.
-        zero: ZeRO's stage, where the plan's states state it differently.
-        buffers: sizes of what it holds in addition, by name (see `validation.buffers`).
-        group: consecutive layers of a stage that it recomputes together, of which it keeps only the input of the first one.
+        name: the runtime's name, as the command option `plan --for` takes it.
+        software: the framework's name in tables of measured runs.
+        flags: the overlap features of the framework that are switched on or off, by their names there, such as
+            `overlap-grad-reduce`.
+        zero: the ZeRO stage of the run, if it differs from the one in the plan's units; else None.
+        buffers: sizes of buffers that the framework holds in addition, by name (see `launch_files.trainer_buffers`).
+        group: the number of consecutive layers that are recomputed together, so that only the first one's input is kept.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -86,17 +91,19 @@ class RunBy(Record):
 
 @in_one_line
 class Predicted(Record):
-    """The one prediction of a step, the same for equal plans whichever planner they come from. For a plan that another runtime
-    runs (`runs_by`) it is a prediction of that runtime, else of the simulation of the plan's programs.
+    """The one prediction of a plan's step: equal plans have equal predictions, whichever planner they come from. For a plan
+    that another runtime runs (`runs_by`) it predicts that runtime; otherwise it is the simulation of the plan's programs
+    (the instructions of every rank).
 
     Attributes:
         step_ns: the time of the step.
-        peak_bytes: the peak memory of every rank's device.
-        cost_model: whose costs the instructions have; backend: on whose lanes they run; profile_origin: where the costs come
-            from.
-        durations: the time of each instruction; stages: the times of the passes of each stage. With these the plan can be
+        peak_bytes: for every rank, the peak memory of its device.
+        cost_model: the name of the cost model that gives the instructions' times.
+        backend: the name of the executor's back-end whose overlap is simulated.
+        profile_origin: where the costs come from, such as a measurement or an estimate.
+        durations: the time of each instruction, and stages: the times of each stage's passes. With them the plan can be
             simulated and drawn again without its profile.
-        software: the runtime that the step is of, where it is another one; empty for the simulation of programs.
+        software: the name of the runtime whose step is predicted, if it is not trainplan's own; else empty.
     """
 
     step_ns: int
@@ -110,19 +117,20 @@ class Predicted(Record):
 
     @property
     def most_bytes(self) -> int:
-        """The peak of the fullest rank, in bytes."""
+        """The peak memory of the fullest rank's device, in bytes."""
         return max(self.peak_bytes)
 
 
 class PlanEvidence(Record):
-    """Evidence from which `check` recomputes a claim, without any solver.
+    """Evidence from which the command `check` recomputes a solver's claim, without any solver.
 
     Attributes:
-        cluster, options, memory_bytes: those of the request, from which the problem's instance is built again (with the plan's
-            own model and batch); cluster is None where a profile stood for it, which the check then needs.
-        solution: the plan in the problem's form.
-        proof: evidence of a bound, in the problem's form; None where the bound needs no evidence.
-        bound_ns: the bound that it shows.
+        cluster, options, memory_bytes: cluster, options and memory limit of the user's request, from which the problem's
+            instance (its costs and limits) is built again together with the plan's own model and batch. cluster is None if
+            the request had a profile instead, which `check` must then be given.
+        solution: the plan as a solution of the problem, in its JSON file format.
+        proof: the evidence of the lower bound, in the problem's JSON file format; None if the bound needs no evidence.
+        bound_ns: the lower bound, in ns, that the evidence proves.
     """
 
     cluster: dict[str, Any] | None
@@ -138,14 +146,17 @@ class Claim(Record):
     """A solver's claim about the plan, in the terms of the problem that it solved; not a prediction.
 
     Attributes:
-        problem: the problem; cost_model: whose costs and objective.
-        objective_ns: the value of the objective; bound_ns: no solution of the problem is below it; gap: (objective - bound) /
-            objective.
-        status, method: how the search ended, and which method found the plan.
-        bound_source: how the bound was obtained.
-        versions: of software that may have influenced the answer.
-        evidence: by which the claim can be checked without trusting the solver.
-        stopped: what ended the search before it was done, such as an interrupt; None where nothing did.
+        problem: the problem's name.
+        cost_model: the name of the cost model, and of the objective's formula where the problem has several.
+        objective_ns: the plan's objective in ns.
+        bound_ns: a lower bound in ns: no solution of the problem has a smaller objective.
+        gap: (objective - bound) / objective.
+        status: how the search ended.
+        method: the name of the solution method that found the plan.
+        bound_source: how the lower bound was obtained.
+        versions: version numbers, by name, of the software that may have influenced the answer.
+        evidence: what the claim can be checked with, without trusting the solver.
+        stopped: what ended the search early, such as an interrupt; None if it ran to its end.
     """
 
     problem: str
@@ -162,7 +173,9 @@ class Claim(Record):
 
 
 class Version1Prediction(Record):
-    """The prediction in plans of version 1: in fact an objective of a problem and cost model that they do not name."""
+    """The field `predicted` of plan files of version 1. It holds the objective of a problem and cost model that the file does
+    not name, and not a prediction.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
@@ -175,7 +188,9 @@ class Version1Prediction(Record):
 
     @classmethod
     def claim(cls, predicted: Any) -> dict[str, Any]:
-        """The claim that a prediction of version 1 becomes. Raises InputError naming the fields of the file."""
+        """Turn the field `predicted` of a plan file of version 1 into a solver's claim of version 2: a dict with the fields of
+        `Claim`. Raises InputError, which names the field, if a value is missing or wrong.
+        """
         try:
             first = cls.model_validate(predicted)
         except ValidationError as error:
@@ -188,32 +203,34 @@ class Version1Prediction(Record):
 
 
 class Plan(Record):
-    """A whole training plan.
+    """A whole training plan: how each rank trains each sub-layer (unit) of a model.
 
     Attributes:
         model, model_digest: the shape of the model, and the digest of its architecture.
-        world: the number of ranks; memory_bytes: the memory of one device.
+        world: the number of ranks.
+        memory_bytes: the memory of one device.
         batch: samples and micro-batches of a step.
         schedule: the order of forward and backward passes.
-        sliced: with 1F1B, how many micro-batches begin in halves (see `schedule.orders`); with batch.shares, for each replica.
-        placement: the cluster's device of each rank, for whoever launches the plan; by default rank r goes on device r. A rank
-            does the same on every device.
-        backend: of the executor, on which the plan fits and is predicted; by default serial, or streams with states or hidden
-            states on the host.
-        nvlink: whether collectives have a lane of their own, apart from copies to the host; given where something is on the
-            host.
-        precision: dtypes of model states, where they are not the model's.
-        optimizer: what steps the parameters (see `profiling.models.optimizers`).
-        runs_by: the runtime that the plan is for, unless it is trainplan's own.
-        stages: in pipeline order, each on ranks of its own, of any number. A unit's strategy is over the ranks of its stage.
+        sliced: with 1F1B, the number of first micro-batches that run in two halves (see `schedule.orders`); with
+            batch.shares, one number per replica.
+        placement: for each rank, the cluster's device that it runs on, for whoever launches the plan; by default rank r
+            runs on device r. It does not change what a rank does.
+        backend: the executor's back-end on which the plan fits and is predicted; by default `serial`, or `streams` if model
+            states or hidden states are on the host.
+        nvlink: whether collectives overlap with copies to the host; given only if something is on the host.
+        precision: dtypes of the model states, if they differ from the model's dtype.
+        optimizer: the optimizer that updates the parameters (see `profiling.models.optimizers`).
+        runs_by: the runtime that the plan is for; None for trainplan's own.
+        stages: the stages in pipeline order, each on ranks of its own, of any number. Under the interleaved schedule, later
+            stages run on the first stages' ranks again, in turn. A unit's strategy is over the ranks of its stage.
         units: how each sub-layer is trained.
-        predicted, claim: the prediction of the step, and what a solver claims.
+        predicted: the prediction of the step. claim: what a solver claims about the plan.
 
-    Any units may have states or hidden states on the host. Where all ranks are one stage and one sharded-data group (`sdpN`, or
-    `single`), the step has one micro-batch, and all units have their states on the host, it is H3T's step, which goes segment
-    by segment (see `Order`).
+    Any unit may have model states or its saved input (hidden states) on the host. If all ranks are one stage and one
+    sharded-data group (`sdpN`, or `single`), the step has one micro-batch, and all units have their states on the host, the
+    step is run as in the paper H3T, segment by segment (see `Order`).
 
-    A file of version 1 is read, too: what it calls `predicted` becomes the claim, and is not trusted.
+    Files of version 1 are read, too: their field `predicted` becomes the claim, and is not trusted.
     """
 
     noun: ClassVar[str] = "plan"
@@ -252,7 +269,9 @@ class Plan(Record):
     @model_validator(mode="before")
     @classmethod
     def _from_version_1(cls, value: Any) -> Any:
-        """The fields of a plan of version 1 as those of version 2; other values as they are."""
+        """Turn the fields of a plan file of version 1 into those of version 2, before they are checked; any other value is
+        returned unchanged. value: the file's content.
+        """
         if not isinstance(value, Mapping) or value.get("version") != 1 or isinstance(value["version"], bool | float):
             return value
         predicted = value.get("predicted")
@@ -261,89 +280,106 @@ class Plan(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> Plan:
-        """Raise InputError where fields contradict each other."""
+        """Raise InputError if fields contradict each other or the model; otherwise return the plan."""
         self._described = model_from_shape(self.model, "")
         check_plan(self, self._described)
         return self
 
     @property
     def stage_times(self) -> list[StageTimes] | None:
-        """Times of the passes of each stage, where the plan carries them."""
+        """The times that the prediction expects of each stage's passes, in pipeline order; None if the plan does not have
+        them."""
         return None if self.predicted is None else self.predicted.stages
 
     @property
     def depth(self) -> int:
-        """The number of stages that are on ranks of their own: all stages, unless they are interleaved; those after them are on
-        these ranks again, in turn."""
-        if self.schedule != "interleaved-1f1b":
+        """The number of groups of ranks in the pipeline: the number of stages, unless the schedule is interleaved; then later
+        stages are on the same groups of ranks again, in turn."""
+        if not SCHEDULES[self.schedule].chunked:
             return len(self.stages)
         first = self.stages[0].ranks
         return next((index for index, stage in enumerate(self.stages) if index and stage.ranks == first), len(self.stages))
 
     def in_model_dtype(self) -> Plan:
-        """The plan with all products in the model's dtype, as solutions of the joint problem have them."""
+        """A copy of the plan in which no unit has a low-precision recipe (such as FP8): all matrix products are in the model's
+        dtype. Solutions of the joint problem have no recipes, so the copy can be compared with them.
+        """
         return self.changed(units=[unit.changed(precision="model") for unit in self.units])
 
     @property
     def chunks(self) -> int:
-        """The number of stages on each rank."""
+        """The number of stages on each rank: 1 unless the schedule is interleaved."""
         return len(self.stages) // self.depth
 
     @property
     def stage_sizes(self) -> list[int]:
-        """The number of ranks of each stage."""
+        """The number of ranks of each stage, in pipeline order."""
         return [len(stage.ranks) for stage in self.stages]
 
     @cached_property
     def digits(self) -> Digits | None:
-        """The digits in which all strategies write the ranks of a stage, for a plan whose ranks fall into kinds of which one
-        rank represents all: stages are of one size, on ranks in order, those of interleaved stages again and again. None for
-        other plans."""
+        """A mixed-radix form of the rank numbers of a stage in which every level of parallelism of every unit's strategy (such
+        as dp or tp) covers one or more whole digits. With it, ranks fall into few classes whose members do equal work, so
+        that one rank per class represents the others.
+
+        None if the strategies have no such form in common, as dp2-tp3 and dp3-tp2; if stages differ in size; if stages do
+        not take the ranks in order; or if interleaved stages do not take the groups of ranks in turn.
+        """
         size, *others = self.stage_sizes
         ranks = [rank for stage in self.stages[: self.depth] for rank in stage.ranks]
         return common_digits(self.strategies()) if {size, *others} == {size} and ranks == list(range(self.world)) else None
 
     @property
     def regular(self) -> bool:
-        """Whether ranks fall into kinds of which one rank represents all (see `digits`)."""
+        """Whether ranks fall into classes of equal work, so that one rank per class represents the others: all stages have one
+        size and take the ranks in order, and the strategies of all units write rank numbers in common digits (`digits`).
+        """
         return self.digits is not None
 
     def alike_on(self, network: Network) -> bool:
-        """Whether the ranks of each kind also communicate over equal links of a network."""
+        """Whether one rank can represent all ranks that do equal work also when links are considered: on the given network,
+        all groups that communicate under the plan's strategies have equal links. False for plans with a placement.
+        """
         return self.regular and self.placement is None and alike_over(network, self.world, *self.strategies())
 
     def planned_model(self) -> Model:
-        """The model that the plan is for, as it was read when the plan was checked."""
+        """The plan's model as a `Model`, which was built from the field `model` when the plan was checked."""
         return self._described
 
     @property
     def content(self) -> dict[str, Any]:
-        """All fields that decide what the plan does, without runtime, prediction and claim: equal for plans that do the
-        same."""
+        """The plan's fields by name without `runs_by`, `predicted` and `claim`: equal for two plans exactly if they train in
+        the same manner.
+        """
         return self.model_dump(exclude={"runs_by", "predicted", "claim"})
 
     def strategies(self) -> list[Strategy]:
-        """The strategy of each unit over the ranks of its stage."""
+        """The strategy of each unit (sub-layer), in the model's order, over the ranks of its stage."""
         return [unit.strategy for unit in self.units]
 
     @property
     def pieces(self) -> int:
-        """The number of pieces into which some unit's ranks cut each sample (context parallelism); 1 where none does."""
+        """The largest context-parallel degree of any unit, that is, the number of pieces that each sample's tokens are cut
+        into; 1 without context parallelism.
+        """
         return max(unit.strategy.degree("cp") for unit in self.units)
 
     @property
     def one_strategy(self) -> str | None:
-        """The strategy of all units, with their switches, as a text, where they have the same; None where they differ."""
+        """The strategy that all units have, as a text with what is on the host, such as `sdp8-ckpt`; None if units differ."""
         distinct = {str(unit) for unit in self.units}
         return None if len(distinct) > 1 else distinct.pop()
 
     @cached_property
     def uses_host(self) -> bool:
-        """Whether some unit has states or hidden states on the host."""
+        """Whether some unit keeps model states or its input on the host."""
         return any(unit.uses_host for unit in self.units)
 
     def switches(self) -> list[Switches] | None:
-        """H3T's switches of each unit, `ckpt` included, for a plan whose step is H3T's; None for any other plan."""
+        """H3T's memory switches (such as `ckpt` and offloading of the input) of each unit, in order, if the plan runs the step
+        of the paper H3T: one stage, one micro-batch, fully sharded states (ZeRO-3 over all ranks), and the optimizer on the
+        host. None for any other plan.
+        """
         levels = Strategy.of(("sdp", self.world)).levels
         alike = all(u.states.optimizer == "host" and u.strategy.levels == levels and u.strategy.zero == 3 for u in self.units)
         if not alike or len(self.stages) > 1 or self.batch.micro_batches > 1 or self.batch.shares is not None:
@@ -352,12 +388,14 @@ class Plan(Record):
 
 
 def plan_text(plan: Plan) -> str:
-    """The text of a plan's file, as `plan -o` writes it and `load_plan` reads it."""
+    """The text of a plan's JSON file, as the command `plan -o` writes it and `load_plan` reads it."""
     return plan.model_dump_json(indent=2) + "\n"
 
 
 def load_plan(source: Plan | str | os.PathLike[str] | Mapping[str, Any]) -> Plan:
-    """Read a plan from its JSON file or a dict, and check it (a plan is returned as it is). Raises InputError."""
+    """Read a plan from its JSON file, or from a dict of that format, and check it; a `Plan` is returned unchanged. Raises
+    InputError if the file cannot be read or its fields contradict each other.
+    """
     if isinstance(source, Plan):
         return source
     return parse(source, Plan, name_of_source(source, "plan"))
@@ -373,15 +411,18 @@ def staged_plan(
     switches: Sequence[Switches] | None = None,
     **fields: Any,
 ) -> Plan:
-    """The plan of the request's model with stages of equal size in order of ranks, without prediction and claim.
+    """The plan of the request's model with stages of equal size, each on the next ranks in order, without prediction and claim.
 
     Args:
-        spans: first and last layer of every stage, both included.
-        strategies, switches: of every layer, which is a sub-layer or all sub-layers of one model layer.
-        world: ranks of all stages (default: all devices).
+        request: gives the model, the devices, their memory and the precision.
+        spans: indices of the first and last layer of every stage, both included.
+        strategies: for every layer, the text of its strategy. A layer is a sub-layer, or all sub-layers of one model layer.
+        batch: samples and micro-batches of a step.
+        world: the number of ranks of all stages (default: all devices).
+        switches: for every layer, H3T's memory switches; None if states stay on the device.
         fields: further fields of the plan.
 
-    Raises InputError where the request describes no model.
+    Raises InputError if the request describes no model.
     """
     model = request.described_model
     if not model:

@@ -21,18 +21,19 @@ MOST_SAMPLES = 2**20  # of a step
 @in_one_line
 @dataclass(frozen=True)
 class Request:
-    """One request, which any problem can turn into instances.
+    """A user's planning request, from which any problem can build its instances (costs and memory limits).
 
     Attributes:
-        model, cluster: either may be None where `profile` takes its place.
-        batch: samples of one step over all devices; None only for problems whose source has its own.
-        memory_bytes: of one device (default: what is usable of the cluster's, or of the profile's).
-        profile: an existing profile; without one, costs are measured on this machine where `measured`, else estimated from
-            shapes.
-        options: values of the problem's parameters, checked and complete.
-        margin_bytes: how much less memory the solver gets, so that the compiled programs fit.
-        report: called with the progress of measuring.
-        obtained: the first profile that was obtained for the request, so that nothing is measured twice.
+        model: the model to train; None if `profile` describes it.
+        cluster: the cluster to train on; None if `profile` stands for it.
+        batch: samples per step over all devices; None only for problems whose instance has its own batch.
+        memory_bytes: memory of one device (default: the usable memory of the cluster's devices, or of the profile's).
+        profile: an existing profile of costs; without one, costs are measured on this machine if `measured`, else estimated
+            from shapes.
+        options: values of the problem's parameters by name, checked and complete.
+        margin_bytes: how much less memory than there is the solver gets, so that the compiled programs fit.
+        report: called with texts about the progress of measuring.
+        obtained: the first profile that was obtained for the request, kept so that nothing is measured twice.
     """
 
     model: Model | None
@@ -48,7 +49,9 @@ class Request:
 
     @property
     def origin(self) -> Cluster | Profile:
-        """Where devices and memory come from. Raises InputError where there is neither a cluster nor a profile."""
+        """The object that describes the devices and their memory: the request's cluster or, without one, its profile. Raises
+        InputError if there is neither.
+        """
         origin = self.cluster or self.profile
         if origin is None:
             raise InputError("command line", "--cluster", "is missing", "give it, or a --profile")
@@ -56,12 +59,14 @@ class Request:
 
     @property
     def described_model(self) -> Model | None:
-        """The model, or the one that the profile describes; None where it describes none."""
+        """The request's model or, without one, the model that its profile describes; None if the profile describes none."""
         return self.profile.described_model if self.profile and not self.model else self.model
 
     @property
     def chain(self) -> Model | Profile:
-        """Where layers come from: the described model, or a profile without one. Raises InputError where there is neither."""
+        """The object that lists the model's layers in order: the described model or, if there is none, the profile. Raises
+        InputError if there is neither.
+        """
         chain = self.described_model or self.profile
         if chain is None:
             raise InputError("command line", "--model", "is missing", "give it, or a --profile")
@@ -69,8 +74,9 @@ class Request:
 
     @property
     def precision(self) -> Precision:
-        """The dtypes of model states of the request's plans, unless these are on the host, where they are the model's. Raises
-        InputError where gradients are requested in float32, and neither the model nor the optimizer is in it."""
+        """The dtypes of gradients and optimizer states of the request's plans (for plans with states on the host it does not
+        apply). Raises InputError if the option for float32 gradients is set although neither the model nor the optimizer uses
+        float32."""
         if self.profile is not None:
             usual = self.profile.precision
         else:
@@ -86,7 +92,8 @@ class Request:
 
     @property
     def samples(self) -> int:
-        """The batch. Raises InputError where it is missing, not positive, or too large."""
+        """The number of samples per step, over all devices. Raises InputError if the batch is missing, not positive, or too
+        large."""
         if self.batch is None:
             raise InputError("command line", "--batch", "is missing", "give the samples of one step, over all devices")
         if not 1 <= self.batch <= MOST_SAMPLES:
@@ -95,17 +102,17 @@ class Request:
 
     @property
     def limit_bytes(self) -> int:
-        """The memory of one device that a solver may use, in bytes."""
+        """The memory of one device that a solver may use, in bytes: the given or usable memory, less the margin."""
         whole = self.origin.usable_bytes if self.memory_bytes is None else self.memory_bytes
         return max(1, whole - self.margin_bytes)
 
     @property
     def cluster_name(self) -> str:
-        """The cluster's name."""
+        """The name of the cluster, or of the cluster that the profile was made for."""
         return self.cluster.name if self.cluster else self.origin.cluster  # type: ignore[union-attr]
 
     def with_margin(self, margin_bytes: int) -> Request:
-        """The request with `margin_bytes` in place of its own margin."""
+        """A copy of the request in which the solver gets `margin_bytes` less memory per device than there is."""
         return replace(self, margin_bytes=margin_bytes)
 
     def profile_for(
@@ -115,15 +122,16 @@ class Request:
         devices: int | None = None,
         degrees: Sequence[int] | None = None,
     ) -> Profile:
-        """The profile with the costs of the requested shapes.
+        """The profile with the costs of sub-layers for all requested sizes: the given profile, or one that is measured or
+        estimated now.
 
         Args:
-            sizes: samples of micro-batches.
+            sizes: numbers of samples per micro-batch.
             groups: numbers of devices of a stage.
-            devices: the number of devices that the profile is for (default: the origin's).
-            degrees: of tensor parallelism (default: all powers of two that the model can be split into).
+            devices: the number of devices that the profile is for (default: all devices of the request).
+            degrees: degrees of tensor parallelism (default: all powers of two that the model can be split into).
 
-        Raises InputError.
+        Raises InputError if the request has neither a profile nor a model and cluster, or if the profile lacks a size.
         """
         earlier = self.profile or (self.obtained[0] if self.measured and self.obtained else None)
         profile = obtain_profile(

@@ -11,11 +11,12 @@ Row = tuple[int, str, int, str]
 
 
 def runs(names: Sequence[str], labels: Sequence[str]) -> list[Row]:
-    """Rows of (index of the first unit, units, count, label), in the order of the first units.
+    """Shorten a list of units (sub-layers) to few rows for a table. A row is (index of the first unit, units, count, label).
 
-    names: the name of each unit; labels: what each of them has. Consecutive units of one label are one row, `block0.attention
-    .. block3.ffn`. Where labels alternate in a fixed order at least twice, the units of each position in that order are one
-    row, `block0 .. block29 attention`, where the last part of their names is the same, or `a .. g, every 2nd`.
+    names: the name of each unit; labels: the text to show for each unit, such as its strategy. Consecutive units with one label
+    are one row, "block0.attention .. block3.ffn". If up to LONGEST_PERIOD labels alternate in a fixed order at least twice, the
+    units of each position in that order are one row: "block0 .. block29 attention" if the last part of their names is equal,
+    otherwise "a .. g, every 2nd". Rows are sorted by the index of their first unit.
     """
     rows: list[Row] = []
     at = 0
@@ -32,8 +33,12 @@ def runs(names: Sequence[str], labels: Sequence[str]) -> list[Row]:
 
 
 def _repeated(labels: Sequence[str], at: int, period: int) -> int:
-    """How many units from index `at` on have labels that repeat with a period: whole periods, at least two, else 0; for period
-    1 any number."""
+    """The number of units, from index `at` on, whose labels repeat with a period of `period` units: labels a b a b c, at 0,
+    period 2 -> 4. With a period above 1 it is 0 unless there are at least two whole periods; with period 1 it is the number
+    of equal labels.
+
+    labels: the label of every unit, such as its strategy.
+    """
     end = at + period
     while end < len(labels) and labels[end] == labels[end - period]:
         end += 1
@@ -44,7 +49,8 @@ def _repeated(labels: Sequence[str], at: int, period: int) -> int:
 
 
 def _named(names: Sequence[str], period: int) -> str:
-    """The text of units that are `period` units apart."""
+    """The text for units that are `period` units apart: "block0 .. block3" for period 1, otherwise "block0 .. block29
+    attention" if the last part of their names is equal, or "a .. g, every 2nd". names: the names of these units, in order."""
     if period == 1 or len(names) == 1:
         return span(names[0], names[-1])
     owners, parts = zip(*(name.rpartition(".")[::2] for name in names), strict=True)

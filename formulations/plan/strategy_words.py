@@ -12,7 +12,8 @@ SHORT = re.compile(rf"(?:single|{LEVEL}(?:-{LEVEL})*)(?:-zero[12])?(?:-sp)?(?:-c
 
 
 def degree_words(strategy: Strategy) -> list[str]:
-    """The degrees of a strategy as texts, such as TP4, DP4, ZeRO-1, SP; without recomputation."""
+    """The degrees of a strategy as short texts for people, without recomputation: sdp4-tp2-sp -> ["TP2", "DP4", "ZeRO-3",
+    "SP"]; a single device gives ["1 GPU a stage"]."""
     tp, cp, data, sdp = strategy.degree("tp"), strategy.degree("cp"), strategy.data_degree, strategy.degree("sdp")
     words = [f"TP{tp}"] * (tp > 1) + [f"CP{cp}"] * (cp > 1) + [f"DP{data}"] * (data > 1)
     if sdp > 1:
@@ -22,8 +23,8 @@ def degree_words(strategy: Strategy) -> list[str]:
 
 
 def strategy_words(strategy: Strategy) -> str:
-    """A strategy as a text in a table, such as `dp16 ZeRO-3, tp4, sp`: its levels from the slowest links to the fastest.
-    Different strategies have different texts."""
+    """A strategy as a text in a table, its levels from the slowest links to the fastest: sdp16-tp4-sp -> "dp16 ZeRO-3, tp4,
+    sp". Different strategies have different texts."""
     words, names, data = list[str](), [name for name, _ in strategy.levels], 1
     for index, (name, degree) in enumerate(strategy.levels):
         if name == "dp" and names[index + 1 : index + 2] == ["sdp"]:  # copies of shards, in neighbouring levels (HSDP)
@@ -41,7 +42,8 @@ def strategy_words(strategy: Strategy) -> str:
 
 
 def in_words(text: str) -> str:
-    """A text that begins with the short form of a strategy, with its longer text in place of that; any other text as it is."""
+    """Replace a strategy's short form at the beginning of a text by its form for people: "sdp8-ckpt, input on the host" -> "dp8
+    ZeRO-3, recomputed, input on the host"; any other text stays as it is."""
     match = SHORT.match(text)
     if match is None:
         return text

@@ -27,7 +27,8 @@ SWITCHES: tuple[SwitchName, ...] = get_args(SwitchName)
 
 @dataclass(frozen=True, order=True)
 class Switches:
-    """The memory switches of one layer; fields as in the table at the head of this file."""
+    """The seven memory switches of one layer in H3T, each on or off: recomputation (ckpt), offloading of its input, sharding of
+    its parameters, and the order of its copies and synchronisation."""
 
     ckpt: bool = False
     offload_hidden: bool = False
@@ -39,12 +40,14 @@ class Switches:
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Switches:
-        """The switches of which the named ones are on. Raises TypeError for an unknown name."""
+        """The memory switches in which the named ones are on and all others are off. names: such as "ckpt". Raises TypeError
+        for an unknown name.
+        """
         return cls(**dict.fromkeys(names, True))
 
     @property
     def names(self) -> tuple[SwitchName, ...]:
-        """The names of the switches that are on."""
+        """The names of the switches that are on, in the order of the fields."""
         return tuple(name for name, on in zip(SWITCHES, astuple(self), strict=True) if on)
 
     def __str__(self) -> str:
@@ -56,7 +59,10 @@ ALL_ON = Switches(*[True] * len(SWITCHES))
 
 
 def combinations(offload_needs_ckpt: bool = True) -> tuple[Switches, ...]:
-    """All legal combinations of one layer, each with `segment_sync` on: 48, or 64 where offloading does not need recomputation,
-    as in the paper."""
+    """All legal combinations of H3T's memory switches for one layer, each with `segment_sync` on.
+
+    offload_needs_ckpt: whether the layer's input can be offloaded only with recomputation: 48 combinations; otherwise 64, as in
+    the paper.
+    """
     every = (Switches(*[*values, True]) for values in product((False, True), repeat=len(SWITCHES) - 1))
     return tuple(switches for switches in every if switches.ckpt or not (switches.offload_hidden and offload_needs_ckpt))

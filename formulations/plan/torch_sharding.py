@@ -13,10 +13,12 @@ PACKED_BY_TRANSFORMERS = {"gpt2": "c_attn", "phi3": "qkv_proj", "glm": "gate_up_
 
 
 def uneven_splits(part: Sublayer, strategy: Strategy) -> Iterator[tuple[str, str]]:
-    """For each tensor of a sub-layer that cannot be split so: the problem, and what would work, as texts.
+    """For each tensor of a sub-layer that torch's DTensor and FSDP2 cannot split as a strategy requires, a pair of texts for
+    an error: the problem and a fix. Yields nothing if all tensors can be split, or without tensor parallelism.
 
-    Matrices must split into equal columns, as the next one takes them, and one dimension cannot be split unevenly in two ways.
-    A vocabulary may be uneven, as long as every rank has some of it.
+    The columns of a matrix must split evenly over tensor-parallel ranks, since the next matrix takes the parts as its rows;
+    and one dimension cannot be split unevenly over both tp and sdp. A vocabulary may split unevenly, as long as every rank
+    has some of it. part: the sub-layer.
     """
     tp, sdp = strategy.degree("tp"), strategy.degree("sdp")
     if tp == 1:
@@ -39,14 +41,16 @@ def uneven_splits(part: Sublayer, strategy: Strategy) -> Iterator[tuple[str, str
 
 
 def _of_module(parameter: Parameter) -> tuple[tuple[int, ...], int]:
-    """Shape and split dimension of the matrix or bias of a module that a parameter, or a part of it, corresponds to."""
+    """The shape of the tensor that transformers has for a parameter, and the dimension in which tensor parallelism splits it.
+    For a parameter that packs several matrices (queries, keys and values) it is the shape of one of them.
+    """
     assert parameter.split is not None
     packed = parameter.name.startswith(PACKED)
     return parameter.shape[packed:], parameter.split - packed
 
 
 def why_not_split(model: Model) -> str | None:
-    """Why `parallelize_module` cannot split the model as transformers builds it, in words; None where it can."""
+    """The reason, in words, why torch's `parallelize_module` cannot split a model as transformers builds it; None if it can."""
     if (matrix := PACKED_BY_TRANSFORMERS.get(model.family)) is not None:
         return f"transformers packs matrices of {model.family} into {matrix}, which parallelize_module cannot split"
     first = model.units[0].sublayer
@@ -56,7 +60,8 @@ def why_not_split(model: Model) -> str | None:
 
 
 def split_by_torch(model: Model | None, strategy: Strategy) -> bool:
-    """Whether torch can split the units of a model, as transformers builds it, under a strategy."""
+    """Whether torch (DTensor, FSDP2) can split all sub-layers of a model, as transformers builds it, under a strategy. True if
+    no model is given, or without tensor parallelism."""
     if strategy.degree("tp") == 1 or model is None:
         return True
     return why_not_split(model) is None and not any(

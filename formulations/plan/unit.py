@@ -31,11 +31,11 @@ assert ("ckpt", *UNIT_SWITCHES) == SWITCHES
 
 
 class Brief(Record):
-    """A record whose file leaves out fields that have their default value."""
+    """A record whose JSON file leaves out fields that have their default values."""
 
     @model_serializer(mode="wrap")
     def _briefly(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The fields that differ from their default."""
+        """Serialize the record to a dict that omits the fields with default values. handler: pydantic's own serializer."""
         fields = type(self).model_fields
         return {name: value for name, value in handler(self).items() if getattr(self, name) != fields[name].default}
 
@@ -48,7 +48,7 @@ class Level(Record):
 
 
 class Layout(Brief):
-    """How the ranks of a stage share a unit's work.
+    """How the ranks of a stage share the work of a unit (sub-layer).
 
     Attributes:
         levels: axis and degree, from the slowest links to the fastest; ranks are numbered in mixed radix, the first level
@@ -65,19 +65,19 @@ class Layout(Brief):
 
 
 class States(Brief):
-    """Where a unit's model states are.
+    """Where a unit's (sub-layer's) model states are kept: parameters, gradients and optimizer states.
 
     Attributes:
-        zero: what the ranks of the sdp level share: 1 the optimizer's states, 2 gradients, too, 3 parameters, too; 0 without
-            such a level. Ranks of a dp level hold copies, so that dp2-sdp4 is hybrid sharding.
-        parameters, gradients, optimizer: on the device or the host. An optimizer on the host works there, on all three, and
-            gradients are on the host, too: the device sums those of all micro-batches, and copies the sum out once, after the
-            last backward pass. Parameters on the device are then a copy, which gets the new ones after the optimizer's step;
-            parameters on the host are copied in before each pass of the unit, and freed after it. With the optimizer on the
-            device, so are parameters and gradients.
-        kept_whole: whether parameters that are gathered, or copied in, stay whole from the first micro-batch's forward pass to
-            the last one's backward pass; else they are freed, and come again, in each pass of each micro-batch. It changes
-            nothing for parameters that are always whole on the device.
+        zero: which states the ranks of the sdp level shard: 1 optimizer states; 2 gradients, too; 3 parameters, too. 0
+            without an sdp level. Ranks of a dp level hold copies, so that dp2-sdp4 is hybrid sharding.
+        parameters, gradients, optimizer: `device` or `host`. An optimizer on the host works there, with its parameters and
+            gradients on the host, too: the device sums the gradients of all micro-batches and copies the sum out after the
+            last backward pass. Parameters on the `device` are then a copy, renewed after the optimizer's step; parameters
+            on the host are copied in before each pass of the unit and freed after it. An optimizer on the device requires
+            parameters and gradients on the device.
+        kept_whole: whether parameters that were gathered, or copied in, are kept whole from the first micro-batch's forward
+            pass to the last one's backward pass; otherwise they are freed after each pass and fetched again for the next.
+            No effect on parameters that are always whole on the device.
     """
 
     zero: Literal[0, 1, 2, 3] = 0
@@ -88,7 +88,7 @@ class States(Brief):
 
     @property
     def on_host(self) -> bool:
-        """Whether some of the states are on the host."""
+        """Whether some of the unit's parameters, gradients or optimizer states are on the host."""
         return "host" in (self.parameters, self.gradients, self.optimizer)
 
 
@@ -96,10 +96,10 @@ class Activations(Brief):
     """How a unit keeps its activations until its backward pass.
 
     Attributes:
-        recompute: nothing is computed again, everything is, or what the listed modules keep.
-        hidden: where its input is until then. On the host, the input of each micro-batch is copied out in parallel with its
-            forward pass and back before its backward pass, for all micro-batches in flight; all of the unit is then computed
-            again, since a graph would hold the input.
+        recompute: what is computed again in the backward pass: nothing, everything, or what the listed modules keep.
+        hidden: where the unit's input is kept until then, `device` or `host`. On the host, the input of each micro-batch is
+            copied out in parallel with its forward pass and back before its backward pass; the whole unit is then
+            recomputed, since an autograd graph would hold the input.
     """
 
     recompute: Literal["none", "full"] | list[Module] = "none"
@@ -107,16 +107,18 @@ class Activations(Brief):
 
 
 class Order(Brief):
-    """The order of a unit's copies to and from the host, as H3T's switches have it.
+    """The order of a unit's copies to and from the host, as the memory switches of the paper H3T define it. H3T's step is a
+    chain of segments: a segment is a unit's forward or backward pass with its communication and copies.
 
     Attributes:
-        eco_forward: whether a segment first copies out what is no longer needed.
-        eco_backward: whether it fetches only after the backward computation has begun.
-        synchronised: whether it begins when all lanes are done.
+        eco_forward: whether a forward segment first copies out what is no longer needed.
+        eco_backward: whether a backward segment fetches only after its computation has begun.
+        synchronised: whether a segment begins only when computation, communication and copies of the segment before it are
+            done.
 
-    Only H3T's step goes by segments: one stage and one micro-batch with all states on the host. In any other step, where none
-    of these can be set, each pass brings in what its unit needs, or one unit in advance where that fits, and the host steps
-    each unit as soon as it has its gradient.
+    They can be set only in H3T's step: one stage and one micro-batch with all states on the host. In any other step, each
+    pass fetches what its unit needs, or one unit in advance if that fits, and the host's optimizer steps each unit as soon
+    as its gradient has arrived.
     """
 
     eco_forward: bool = False
@@ -125,22 +127,27 @@ class Order(Brief):
 
 
 def _with_printed_form(schema: dict[str, Any]) -> None:
-    """Add the two fields that a file may have in place of records to the schema of the format."""
+    """Add to the JSON schema of a unit, in place, the fields `strategy` and `switches`, which a file may have instead of
+    layout, states, activations and order."""
     schema["properties"]["strategy"] = {"type": "string", "title": "Strategy"}
     schema["properties"]["switches"] = {"type": "array", "items": {"enum": list(UNIT_SWITCHES)}, "title": "Switches"}
 
 
 class PlannedUnit(Brief):
-    """One sub-layer and how it is trained over the ranks of its stage.
+    """One sub-layer (unit) and how it is trained over the ranks of its stage.
 
     Attributes:
-        name: of the sub-layer.
-        layout, states, activations: how its work, its model states and its activations are placed.
-        order: of copies; only for a unit with states or hidden states on the host.
-        precision: of its matrix products: the model's, or a recipe of fewer bits (`profiling.clusters.recipes`).
+        name: the sub-layer's name.
+        layout: how the ranks share its work.
+        states: where its parameters, gradients and optimizer states are.
+        activations: which activations it keeps, and where.
+        order: the order of its copies to and from the host; given only if states or hidden states are on the host.
+        precision: the precision of its matrix products: `model` for the model's dtype, or the name of a low-precision recipe
+            (`profiling.clusters.recipes`).
 
-    A file may give `strategy`, such as "dp2-tp4-ckpt", for layout, zero and recompute, and `switches`, a list of H3T's memory
-    switches except ckpt, for residences and order; parameters, gradients and optimizer are then on the host.
+    A file may give `strategy`, such as "dp2-tp4-ckpt", instead of layout, ZeRO stage and recomputation; and `switches`, a
+    list of H3T's memory switches except ckpt, instead of host residences and order; gradients and optimizer are then on the
+    host.
     """
 
     model_config = ConfigDict(json_schema_extra=_with_printed_form)
@@ -155,7 +162,10 @@ class PlannedUnit(Brief):
     @model_validator(mode="wrap")
     @classmethod
     def _from_printed(cls, value: Any, handler: ModelWrapValidatorHandler[PlannedUnit]) -> PlannedUnit:
-        """The unit of a file in either form."""
+        """Read a unit from a file's value, either with the fields layout, states, activations and order, or in the short form
+        with `strategy` and `switches`. value: the file's value. handler: pydantic's reader of the record, which is called
+        with the long form.
+        """
         if not isinstance(value, Mapping) or "strategy" not in value:
             return handler(value)
         unit = handler(_records(value))
@@ -164,7 +174,8 @@ class PlannedUnit(Brief):
 
     @model_validator(mode="after")
     def _consistent(self) -> PlannedUnit:
-        """Raise InputError where fields contradict each other."""
+        """Raise InputError if fields contradict each other, such as a ZeRO stage without an sdp level; otherwise return the
+        unit."""
         axes = [level.axis for level in self.layout.levels]
         if len(set(axes)) < len(axes):
             raise InputError("", "layout.levels", f"are of {', '.join(axes)}", "name each axis once")
@@ -194,7 +205,7 @@ class PlannedUnit(Brief):
 
     @cached_property
     def strategy(self) -> Strategy:
-        """Layout, ZeRO stage and recomputation as the strategy of a planner."""
+        """The unit's layout, ZeRO stage and recomputation as one strategy, such as dp2-tp4-ckpt."""
         levels, recompute = tuple((level.axis, level.degree) for level in self.layout.levels), self.activations.recompute
         modules = tuple(recompute) if isinstance(recompute, list) else ()
         layout, zero = self.layout, self.states.zero or 3
@@ -202,17 +213,21 @@ class PlannedUnit(Brief):
 
     @cached_property
     def field(self) -> str:
-        """The field that names the layout in the file that the unit came from: `layout`, or `strategy` for its printed form."""
+        """The name of the field that gave the unit's layout, for errors: `strategy` if the file had the short form, otherwise
+        `layout`.
+        """
         return "layout"
 
     @property
     def uses_host(self) -> bool:
-        """Whether states or hidden states of the unit are on the host."""
+        """Whether some of the unit's model states or its saved input are on the host."""
         return self.states.on_host or self.activations.hidden == "host"
 
     @property
     def switches(self) -> Switches | None:
-        """H3T's memory switches of the unit, `ckpt` included; None where its optimizer works on the device."""
+        """H3T's seven memory switches (`ckpt`, offloading and the order of copies) that describe the unit; None if its
+        optimizer works on the device.
+        """
         if self.order is None or self.states.optimizer == "device":
             return None
         return Switches(
@@ -226,7 +241,9 @@ class PlannedUnit(Brief):
         )
 
     def laid_out(self, strategy: Strategy) -> PlannedUnit:
-        """The unit with another strategy."""
+        """A copy of the unit with another strategy (parallelism, ZeRO stage and recomputation); what is on the host, and the
+        order of copies, stay.
+        """
         return self.changed(
             **_of_strategy(strategy, self.states.changed(zero=strategy.zero_stage), self.activations.hidden), order=self.order
         )
@@ -239,7 +256,10 @@ class PlannedUnit(Brief):
 
 
 def planned_unit(name: str, strategy: Strategy, switches: Switches | None = None) -> PlannedUnit:
-    """A unit with a strategy; with H3T's switches, all of its states are on the host. Raises InputError."""
+    """A unit (sub-layer) of a plan that is trained under a strategy. name: the sub-layer's name. switches: H3T's memory
+    switches; if given, gradients and optimizer states are on the host, and parameters and input if the switches say so.
+    Raises InputError if strategy and switches contradict each other.
+    """
     if switches is None:
         return PlannedUnit(name=name, **_of_strategy(strategy, States(zero=strategy.zero_stage)))
     states = States(
@@ -255,8 +275,12 @@ def planned_unit(name: str, strategy: Strategy, switches: Switches | None = None
 
 
 def _of_strategy(strategy: Strategy, states: States, hidden: Residence = "device") -> dict[str, Any]:
-    """The fields layout, states and activations of a unit with a strategy. hidden: where its input is until the backward
-    pass."""
+    """The fields `layout`, `states` and `activations` that a unit has under a strategy, as keyword arguments for
+    `PlannedUnit`.
+
+    states: the unit's model states, of which the ZeRO stage is replaced by the strategy's. hidden: where the unit's input
+    is kept until its backward pass, `device` or `host`.
+    """
     recompute: Any = "full" if strategy.ckpt else list(strategy.modules) or "none"
     levels = [Level(axis=axis, degree=degree) for axis, degree in strategy.levels]
     return {
@@ -267,7 +291,9 @@ def _of_strategy(strategy: Strategy, states: States, hidden: Residence = "device
 
 
 def _records(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a unit whose file has `strategy`, and may have `switches`. value: the fields of the file."""
+    """Turn the fields of a unit's file in its short form, with `strategy` and perhaps `switches`, into the fields layout,
+    states, activations and order. Raises InputError for values that are not a strategy or switches.
+    """
     rest = {name: field for name, field in value.items() if name not in ("strategy", "switches")}
     if twice := [name for name in ("layout", "states", "activations", "order") if name in rest]:
         problem = f"is {shown(value['strategy'])}, with {twice[0]}"

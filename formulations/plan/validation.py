@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from trainplan.formulations.numbers import check_length
 from trainplan.formulations.plan.strategy import Strategy, wrong_group
-from trainplan.formulations.schedule.orders import most_sliced
+from trainplan.formulations.schedule.orders import SCHEDULES, most_sliced
 from trainplan.profiling.base.errors import InputError, shown
-from trainplan.profiling.models.optimizers import MUON_ZERO
+from trainplan.profiling.models.optimizers import OPTIMIZERS
 from trainplan.profiling.models.sublayers import why_no_head_share, why_not_shared
 
 if TYPE_CHECKING:
@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 
 
 def check_plan(plan: Plan, model: Model) -> None:
-    """Raise InputError naming the first field of a plan that does not fit the others, or the model that the plan describes."""
+    """Raise InputError, which names the field, for the first field of a plan that contradicts another field or the model that
+    the plan is for.
+    """
     if model.digest != plan.model_digest:
         fix = f"the model given here is {model.digest!r}: plan for it"
         raise InputError("", "model_digest", f"is {plan.model_digest!r}", fix)
     names = [unit.name for unit in model.units]
     check_length("units", plan.units, len(names), "the sub-layers of the model", "items")
     _check_stages(plan, len(names))
-    if plan.schedule == "interleaved-1f1b":
+    if SCHEDULES[plan.schedule].chunked:
         _check_interleaved(plan)
     _check_placement(plan)
     sizes = [len(stage.ranks) for stage in plan.stages for _ in range(stage.first_unit, stage.last_unit + 1)]
@@ -67,7 +69,7 @@ def check_plan(plan: Plan, model: Model) -> None:
 
 
 def _check_placement(plan: Plan) -> None:
-    """Raise InputError where the placement does not give each rank a device of its own."""
+    """Raise InputError if a plan's placement (the device of each rank) does not give each rank a device of its own."""
     if plan.placement is None:
         return
     first: dict[int, int] = {}
@@ -82,8 +84,12 @@ def _check_placement(plan: Plan) -> None:
 
 
 def _check_shares(plan: Plan, shares: list[int]) -> None:
-    """Raise InputError where shares do not fit: replicas work apart until their gradients are summed, so all units need the
-    same layout, dp outermost, without sdp."""
+    """Raise InputError if data-parallel replicas of a plan have unequal numbers of micro-batches although the plan's layout
+    does not allow that: replicas then work independently until their gradients are summed, so all units need one layout,
+    with dp as the outermost level and without sdp.
+
+    shares: the number of micro-batches of each replica.
+    """
     batch, size, replicas, total = plan.batch, len(plan.stages[0].ranks), len(shares), sum(shares)
     if len(unlike := {len(stage.ranks) for stage in plan.stages}) > 1:
         problem = f"is there, with stages of {' and '.join(map(str, sorted(unlike)))} ranks"
@@ -106,10 +112,11 @@ def _check_shares(plan: Plan, shares: list[int]) -> None:
 
 
 def _check_sliced(plan: Plan) -> None:
-    """Raise InputError where the schedule cannot slice this many micro-batches, or a unit cannot lay out half a micro-batch
-    over its ranks."""
+    """Raise InputError if a plan slices more first micro-batches into halves than its schedule can, or if the samples of half
+    a micro-batch cannot be divided over the ranks of some unit.
+    """
     problem, shares, parts = f"is {plan.sliced}", plan.batch.shares, plan.batch.micro_batches
-    if plan.schedule != "1f1b":
+    if not SCHEDULES[plan.schedule].sliced:
         raise InputError("", "sliced", problem, f"leave it out, or give schedule 1f1b in place of {plan.schedule}")
     if plan.sliced > (most := most_sliced(len(plan.stages), parts)):
         fix = f"give at most {most}: {len(plan.stages)} stages with {parts} micro-batches can use no more"
@@ -123,8 +130,10 @@ def _check_sliced(plan: Plan) -> None:
 
 
 def _check_host(plan: Plan) -> None:
-    """Raise InputError for residences that programs do not have: an optimizer without all that it works on; inputs on the host
-    of units that are not recomputed; orders of copies where these do not go segment by segment."""
+    """Raise InputError if a plan keeps something on the host that compiled programs cannot: the optimizer without the
+    gradients and optimizer states that it works on; the input of a unit that is not recomputed; or H3T's orders of copies
+    in a step that does not run segment by segment.
+    """
     if not plan.uses_host and plan.nvlink is not None:
         fix = "leave it out: no sub-layer has states or hidden states on the host"
         raise InputError("", "nvlink", f"is {str(plan.nvlink).lower()}", fix)
@@ -153,8 +162,10 @@ def _check_host(plan: Plan) -> None:
 
 
 def _check_precision(plan: Plan, model: Model) -> None:
-    """Raise InputError where a master copy is not wider than the model's numbers, or gradients are wider than what the
-    optimizer works on."""
+    """Raise InputError if a plan's dtypes of model states do not go together: a master copy of the parameters that is not
+    wider than the model's dtype, or that is for states on the host; or gradients in another dtype than the model's without
+    a master copy, since the optimizer works on the parameters' dtype.
+    """
     precision = plan.precision
     if precision.master is None:
         if precision.gradients != "model":
@@ -162,7 +173,7 @@ def _check_precision(plan: Plan, model: Model) -> None:
             raise InputError("", "precision.gradients", f"is {shown(precision.gradients)}", fix)
         return
     problem = f"is {shown(precision.master)}"
-    if precision.of(model) != precision:
+    if precision.for_model(model) != precision:
         raise InputError("", "precision.master", problem, f"leave precision out: the model is in {model.dtype}")
     if any(unit.states.on_host for unit in plan.units):
         fix = "leave precision out, or leave all states on the device"
@@ -170,16 +181,19 @@ def _check_precision(plan: Plan, model: Model) -> None:
 
 
 def _check_optimizer(plan: Plan) -> None:
-    """Raise InputError where Muon cannot step the units: it steps whole matrices, of which some rank has to have all gradients
-    on its device."""
-    if plan.optimizer == "adamw":
-        return
+    """Raise InputError where the optimizer does not support a unit's ZeRO stage, or where an optimizer of whole matrices, such
+    as Muon, cannot step a unit: some rank has to have all gradients of a matrix on its device."""
+    spec = OPTIMIZERS[plan.optimizer]
     problem = f"is {shown(plan.optimizer)}"
     for position, unit in enumerate(plan.units):
-        if unit.states.zero not in MUON_ZERO:
-            fix = f"give 'adamw', or units[{position}].states.zero 1, in which ranks have gradients of whole matrices"
+        if unit.states.zero not in spec.zero:
+            stages = "1, in which ranks have gradients of whole matrices"
+            stages = stages if spec.whole_matrices else " or ".join(map(str, spec.zero))
+            fix = f"give 'adamw', or units[{position}].states.zero {stages}"
             raise InputError("", "optimizer", f"{problem}, with units[{position}].states.zero {unit.states.zero}", fix)
-        if unit.states.zero and unit.strategy.degree("dp") > 1:
+        if not spec.whole_matrices:
+            continue
+        if unit.states.zero and unit.strategy.copies > 1:
             fix = "give 'adamw', or a dp or an sdp level: whole tensors are dealt to all data-parallel ranks"
             raise InputError("", "optimizer", f"{problem}, with {str(unit.strategy)!r} of units[{position}]", fix)
         if unit.states.on_host:
@@ -188,7 +202,8 @@ def _check_optimizer(plan: Plan) -> None:
 
 
 def _check_stages(plan: Plan, units: int) -> None:
-    """Raise InputError where stages do not cover units in order, or a rank is not in exactly one stage. units: their number."""
+    """Raise InputError if a plan's stages do not cover its units in order, or if a rank is not in exactly one stage (or one
+    group of interleaved stages). units: the number of units."""
     count, begin = len(plan.stages), 0
     if count > units:
         raise InputError("", "stages", f"are {count}", f"give at most {units}: every stage needs a sub-layer")
@@ -221,8 +236,9 @@ def _check_stages(plan: Plan, units: int) -> None:
 
 
 def _check_interleaved(plan: Plan) -> None:
-    """Raise InputError where interleaved stages do not go round the groups of ranks, or micro-batches do not."""
-    depth, count, problem = plan.depth, len(plan.stages), "is 'interleaved-1f1b'"
+    """Raise InputError if a plan's interleaved stages do not take the groups of ranks in turn, or if its number of
+    micro-batches is no multiple of the number of groups."""
+    depth, count, problem = plan.depth, len(plan.stages), f"is {plan.schedule!r}"
     if depth < 2 or count % depth or count == depth:
         fix = "give 1f1b, or stages of which each rank has as many, at least 2, and the next one always lies on other ranks"
         raise InputError("", "schedule", f"{problem}, with {count} stages on {depth} groups of ranks", fix)

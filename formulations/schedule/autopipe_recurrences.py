@@ -28,12 +28,14 @@ from trainplan.formulations.schedule.simulate import Work
 
 @dataclass(frozen=True)
 class PassEnds:
-    """When the passes of 1F1B end, in ns from the step's beginning.
+    """The times at which the forward and backward passes of a 1F1B step end, in ns from the step's beginning, computed by
+    AutoPipe's recurrences.
 
     Attributes:
-        work: times of the stages; micro_batches: of the step.
-        warm_up: for each stage the number of forward passes before its first block, w_x.
-        forward, backward: ends by stage and micro-batch.
+        work: the times of the stages.
+        micro_batches: the number of micro-batches of the step.
+        warm_up: for each stage, the number of forward passes before its first backward pass.
+        forward, backward: the ends of forward and of backward passes, by stage and micro-batch.
     """
 
     work: Work
@@ -44,16 +46,17 @@ class PassEnds:
 
     @property
     def time_ns(self) -> int:
-        """The simulated iteration: the end of the last backward pass of the first stage."""
+        """Time in ns of the simulated step: the end of the last backward pass of the first stage."""
         return self.backward[0][-1]
 
     @property
     def master(self) -> int:
-        """The stage with most 1F1B passes on the critical path, the last such stage.
+        """AutoPipe's master stage: the stage with the most passes of the 1F1B phase (neither warm-up nor cooldown) on the
+        critical path; if several have the most, the last one.
 
-        It cross-checks `critical_path.critical_path(..).master`, for 1F1B alone and many times as fast (asserted in
-        tests/solvers/test_autopipe.py). The path is followed back from its end; where two passes end at the same time, to the
-        later stage.
+        The path is followed back from the end of the step; of two passes that end at the same time, it takes the later
+        stage's. The result equals `critical_path.critical_path(..).master`, which is slower and supports other schedules
+        (asserted in tests/solvers/test_autopipe.py).
         """
         f, b, c = self.work.forward_ns, self.work.backward_ns, (0, *self.work.transfer_ns, 0)
         p, m, forward, backward = len(f), self.micro_batches, self.forward, self.backward
@@ -89,7 +92,9 @@ class PassEnds:
 
 
 def pass_ends(work: Work, micro_batches: int) -> PassEnds:
-    """The ends of all passes of a 1F1B step."""
+    """Compute when all passes of a 1F1B step end. work: the times of the stages in ns. micro_batches: the number of
+    micro-batches in the step.
+    """
     p, m, f, b = work.stages, micro_batches, work.forward_ns, work.backward_ns
     c = (0, *work.transfer_ns, 0)
     warm_up = [min(m, p - 1 - x) for x in range(p)]
@@ -123,5 +128,7 @@ def pass_ends(work: Work, micro_batches: int) -> PassEnds:
 
 
 def iteration_ns(work: Work, micro_batches: int) -> int:
-    """The simulated 1F1B iteration of a pipeline, in ns."""
+    """The time in ns of a simulated 1F1B step of a pipeline. work: the times of the stages in ns. micro_batches: the number of
+    micro-batches in the step.
+    """
     return pass_ends(work, micro_batches).time_ns

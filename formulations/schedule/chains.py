@@ -22,16 +22,19 @@ MOST_LAYERS = 10_000
 
 
 class ChainFile(InstanceFile):
-    """The fields that the file formats of chains share."""
+    """The fields that the file formats of all problems about a chain of layers share; the chain is to be cut into pipeline
+    stages.
+    """
 
     stages: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
     micro_batches: Annotated[int, Field(ge=1, le=10**6, description="gas: micro-batches of one iteration")]
     memory: Memory | None = None
 
     def check_stages(self, name: str, count: int, noun: str) -> None:
-        """Raise InputError where a list does not have 1 to 10,000 entries, or there are more stages than entries.
+        """Raise InputError if the file's list of layers does not have 1 to 10,000 entries, or if there are more stages than
+        layers.
 
-        name: the list's field; count: its entries; noun: what an entry is, such as "layer".
+        name: the list's field, for errors. count: its number of entries. noun: what an entry is, such as "layer".
         """
         if not 1 <= count <= MOST_LAYERS:
             raise InputError("", name, f"has {count} entries", f"give 1 to {MOST_LAYERS}, one for each {noun}")
@@ -39,8 +42,11 @@ class ChainFile(InstanceFile):
             raise InputError("", "stages", f"is {self.stages}", f"give at most {count}: every stage needs a {noun}")
 
     def check_totals(self, count: int, noun: str, time_ns: int) -> None:
-        """Raise InputError where the columns of memory have wrong lengths, or sums are too large. time_ns: the largest sum of
-        times."""
+        """Raise InputError if the arrays of memory do not have an entry for each layer, or if sums of times or bytes are too
+        large for exact numbers.
+
+        count: the number of layers. noun: what a layer is called in errors. time_ns: the largest sum of times that can occur.
+        """
         size_bytes = 0
         if self.memory is not None:
             self.memory.check(count, self.stages)
@@ -49,19 +55,21 @@ class ChainFile(InstanceFile):
 
     @property
     def common(self) -> dict[str, Any]:
-        """The fields that instances of chains share, as keyword arguments."""
+        """The fields that instances of all chain problems share (stages, micro_batches, memory, name, provenance), as keyword
+        arguments."""
         memory = None if self.memory is None else self.memory.of_stages(self.stages)
         return {"stages": self.stages, "micro_batches": self.micro_batches, "memory": memory, **self.labels}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Chain(ProblemInstance):
-    """An instance whose solutions are cuts: the first layer of every stage but the first.
+    """An instance with a chain of layers (or sub-layers), whose solutions are cuts: the index of the first layer of every
+    pipeline stage but the first.
 
     Attributes:
         stages: the number of stages p.
-        micro_batches: of a step.
-        memory: what layers need, and the limits of stages; None where memory does not count.
+        micro_batches: the number of micro-batches in a step.
+        memory: the bytes that layers need, and the limits of stages; None if memory is not limited.
         size_names: names of the attributes that show how large an instance is.
     """
 
@@ -73,13 +81,15 @@ class Chain(ProblemInstance):
 
     @property
     def common_memory_bytes(self) -> int | None:
-        """The memory limit of every stage's device in bytes; None without a limit, or where stages have different ones."""
+        """The memory limit that the devices of all stages share, in bytes; None without a limit, or if stages have different
+        limits."""
         limits = set() if self.memory is None else set(self.memory.limit_bytes.tolist())
         return limits.pop() if len(limits) == 1 else None
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The numbers of `size_names`, and the memory limit in bytes where all stages have the same."""
+        """How large the instance is, by name: the attributes of `size_names`, and memory_bytes if all stages have the same
+        limit."""
         sizes = {name: getattr(self, name) for name in self.size_names}
         limit = self.common_memory_bytes
         return sizes if limit is None else sizes | {"memory_bytes": limit}
@@ -87,50 +97,55 @@ class Chain(ProblemInstance):
     @property
     @abstractmethod
     def length(self) -> int:
-        """The number of layers, or of sub-layers, n."""
+        """The number n of layers (or of sub-layers, for problems that cut between them)."""
 
     @abstractmethod
     def name_of(self, layer: int) -> str:
-        """The text that users see for a layer."""
+        """The name of a layer for users. layer: its index."""
 
     def in_flight(self, stage: int) -> int:
-        """The most micro-batches whose activations a stage holds at once, under 1F1B."""
+        """The most micro-batches whose activations a stage holds at the same time under 1F1B. stage: its index."""
         return most_in_flight("1f1b", self.stages, self.micro_batches, stage)
 
     @property
     def windows(self) -> Integers | None:
-        """(p, n): the least first layer with which a stage fits, by its last one (see `Memory.first_layers`); None without
-        memory."""
+        """(p, n): for each of the p stages and each of the n layers as the stage's last one, the least first layer with which
+        the stage fits its memory; None if memory is not limited."""
         return None if self.memory is None else self.memory.first_layers([self.in_flight(x) for x in range(self.stages)])
 
     @property
     def precedences(self) -> list[tuple[int, int, int]]:
-        """All (i, first, l): a stage i that holds layer l must not begin before layer `first` (see `Memory.precedences`)."""
+        """The memory limits as triples (i, first, l): stage i, if it holds layer l, must not begin before layer `first`, or it
+        would exceed its memory. Empty if memory is not limited."""
         return [] if self.memory is None else self.memory.precedences([self.in_flight(x) for x in range(self.stages)])
 
     def with_memory(self, memory_bytes: int) -> Self:
-        """The instance with `memory_bytes` as the limit of every device. Raises InputError where it does not state what layers
-        need."""
+        """A copy of the instance in which every device has a memory limit of `memory_bytes`. Raises InputError if the instance
+        does not state what layers need."""
         if self.memory is None:
             fix = "give what each layer needs, or build it without --ignore-memory"
             raise InputError("instance", "memory", "is missing", fix)
         return replace(self, memory=self.memory.with_limits(np.full(self.stages, memory_bytes, np.int64)))
 
     def wrong_cuts(self, cuts: Sequence[int]) -> list[str]:
-        """Why cuts are no cuts of the chain, in words; empty where they are."""
+        """The reasons, as texts, why the numbers in `cuts` do not cut the chain into its stages; empty if they do. cuts: the
+        index of the first layer of every stage but the first.
+        """
         if len(cuts) == self.stages - 1 and all(first < end for first, end in pairwise((0, *cuts, self.length))):
             return []
         return [f"cuts is {list(cuts)}; give {self.stages - 1}, strictly increasing, of 1 to {self.length - 1}"]
 
     def peaks_bytes(self, cuts: Sequence[int]) -> list[int | None]:
-        """Peak bytes of each stage; None for each without memory."""
+        """Peak memory in bytes of one device of each stage; None for each if memory is not limited. cuts: the index of the
+        first layer of every stage but the first."""
         if (memory := self.memory) is None:
             return [None] * self.stages
         spans = pairwise((0, *cuts, self.length))
         return [memory.stage_peak(first, end, self.in_flight(x))[0] for x, (first, end) in enumerate(spans)]
 
     def over_memory(self, cuts: Sequence[int]) -> list[str]:
-        """A text for each stage that needs more memory than it has."""
+        """A text for each stage that needs more memory than its limit; empty if all fit. cuts: the index of the first layer of
+        every stage but the first."""
         if self.memory is None:
             return []
         spans, limits = pairwise((0, *cuts, self.length)), self.memory.limit_bytes.tolist()
@@ -142,7 +157,10 @@ class Chain(ProblemInstance):
         ]
 
     def fullest_stage_costs(self, cuts: Sequence[int]) -> dict[str, Any]:
-        """Peak, stage and layer of the fullest stage as users see them, by name; empty without memory."""
+        """The peak memory of the stage that comes nearest to its limit, as JSON-ready values for users: `peak_bytes`,
+        `peak_stage` (its index), `peak_layer` and `peak_layer_name` (the layer in whose pass the peak is); empty if memory
+        is not limited. cuts: the index of the first layer of every stage but the first.
+        """
         if (memory := self.memory) is None:
             return {}
         peaks, borders = self.peaks_bytes(cuts), (0, *cuts, self.length)
@@ -154,10 +172,10 @@ class Chain(ProblemInstance):
 
 @dataclass(frozen=True)
 class Cuts(DataclassRecord):
-    """A solution of a chain. cuts: the index of the first layer of every stage but the first."""
+    """A solution of a chain of layers. cuts: the index of the first layer of every pipeline stage but the first."""
 
     cuts: Items[Annotated[int, Field(ge=0)]]
 
     def spans(self, layers: int) -> list[tuple[int, int]]:
-        """First and last layer of every stage. layers: the number of layers."""
+        """The indices of the first and the last layer of every pipeline stage. layers: the number of layers of the chain."""
         return [(first, end - 1) for first, end in pairwise((0, *self.cuts, layers))]

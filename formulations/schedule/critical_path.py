@@ -17,10 +17,11 @@ from trainplan.formulations.schedule.simulate import Event, Timeline
 
 @dataclass(frozen=True)
 class Critical:
-    """The critical path of a step.
+    """The critical path of a step: passes from the first to the last, each of which begins when the one before it on the path
+    has ended.
 
-    path: events from the first to the last pass of the step. master: the stage on which the path has most of its 1F1B passes,
-    the last such stage.
+    path: the passes with their times, in order. master: AutoPipe's master stage: the stage with the most passes of the 1F1B
+    phase (neither warm-up nor cooldown) on the path; if several have the most, the last one.
     """
 
     path: tuple[Event, ...]
@@ -28,7 +29,9 @@ class Critical:
 
 
 def critical_path(timeline: Timeline) -> Critical:
-    """The critical path of a simulated step, followed back from the first device's last pass, with which the step ends."""
+    """The critical path of a simulated step, followed back from the last pass of the first device, with which the step ends.
+    timeline: the passes of the simulated step with their times.
+    """
     stages = timeline.work.stages
     events = {event.task: event for device in timeline.devices for event in device}
     before = {event.task: earlier for device in timeline.devices for earlier, event in pairwise(device)}
@@ -49,7 +52,9 @@ def critical_path(timeline: Timeline) -> Critical:
 
 
 def _master(timeline: Timeline, path: list[Event]) -> int:
-    """The stage with most steady passes on a path, the last such stage; where there are none, the last stage of the path."""
+    """The stage with the most passes of the 1F1B phase on a path, the last one of several; if the path has no such passes, the
+    last stage on the path. timeline: the passes of the simulated step with their times.
+    """
     steady = _steady(timeline)
     counts = Counter(event.task.stage for event in path if event.task in steady)
     if not counts:
@@ -58,8 +63,10 @@ def _master(timeline: Timeline, path: list[Event]) -> int:
 
 
 def _steady(timeline: Timeline) -> set[object]:
-    """The passes of the 1F1B phase: on each device, from its last forward pass before the first backward pass to the backward
-    pass after its last forward pass."""
+    """The passes of the 1F1B phase of a simulated step, between warm-up and cooldown: on each device, from its last forward
+    pass before the first backward pass to the backward pass after its last forward pass. timeline: the passes of the
+    simulated step with their times.
+    """
     steady: set[object] = set()
     for device in timeline.devices:
         kinds = [event.task.kind for event in device]

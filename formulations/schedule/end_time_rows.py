@@ -20,28 +20,31 @@ Time = TypeVar("Time")  # what a model calls a time of a stage
 
 
 class Sum(NamedTuple, Generic[Time]):
-    """A moment as a sum: a variable plus times.
+    """A moment of a step, as an earlier moment plus times of passes and messages. A linear model names these times by objects
+    of type `Time`.
 
-    start: the number of the variable, None for the step's beginning; times: each time with how often it is added, in order.
+    start: the number of the variable for the earlier moment; None for the step's beginning. times: pairs (time, number of
+    times that it is added), sorted.
     """
 
     start: int | None
     times: tuple[tuple[Time, int], ...] = ()
 
     def plus(self, times: Sequence[Time]) -> Sum[Time]:
-        """The sum with further times added."""
+        """This moment with further times added. times: as the model names them; one may occur several times."""
         return Sum(self.start, tuple(sorted((Counter(dict(self.times)) + Counter(times)).items())))
 
     def at_most(self, other: Sum[Time]) -> bool:
-        """Whether this sum is never above the other one, whatever the times are."""
+        """Whether this moment is never after the other one, whatever nonnegative values the times have."""
         counts = dict(other.times)
         return self.start in (None, other.start) and all(count <= counts.get(time, 0) for time, count in self.times)
 
 
 class EndTimeRows(NamedTuple, Generic[Time]):
-    """The end times of a schedule as rows.
+    """The ends of the passes of a schedule, as constraints of a linear model in which the times of stages are unknown.
 
-    rows: for each variable, by its number, the sums that it is not below. ends: the end of every device's last node, by device.
+    rows: for each variable, which is a moment, by its number: the sums that are lower bounds of it. ends: for each device,
+    the end of its last pass or message.
     """
 
     rows: tuple[tuple[Sum[Time], ...], ...]
@@ -49,9 +52,12 @@ class EndTimeRows(NamedTuple, Generic[Time]):
 
 
 def end_time_rows(graph: Graph, times_of: Callable[[Duration], Sequence[Time]]) -> EndTimeRows[Time]:
-    """The end times of a graph for any times that are not negative.
+    """Formulate when the passes of a pipeline step end as constraints of a linear model in which the times of stages are
+    unknown. They hold for any nonnegative times.
 
-    times_of: the times that a duration is the sum of, as the model names them; those that the model knows to be 0 are left out.
+    graph: the passes and messages (nodes) of the step, with the nodes that each waits for. times_of: takes a node's
+    duration (a tuple of named times of stages) and returns the model's names of the times that add up to it; times known to
+    be 0 are left out.
     """
     named: dict[Duration, Sequence[Time]] = {}
     numbers: dict[frozenset[Sum[Time]], int] = {}

@@ -43,12 +43,13 @@ Duration = tuple[Symbol, ...]
 
 
 class Node(NamedTuple):
-    """A pass with the message that it receives, or messages alone.
+    """A node of the graph of a step: a forward or backward pass, with or without receiving its message, or messages alone.
 
     Attributes:
-        earlier: the indices of the nodes that it waits for, those of its own device first; no pass waits for a later node.
-        duration: the times that it takes.
-        task: its pass; None where it is messages alone.
+        earlier: the indices of the nodes that it waits for, those of its own device first; all are smaller than its own
+            index.
+        duration: the names of the times that it takes, each with the index of its stage; the node takes their sum.
+        task: its pass; None if it consists of messages alone.
     """
 
     earlier: tuple[int, ...]
@@ -58,13 +59,19 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """All nodes of a step, each after those that it waits for. last: the index of every device's last node, by device."""
+    """All passes and messages (nodes) of a training step, with the nodes that each waits for. A node begins when all of these
+    have ended and takes its duration: a tuple of named times of stages, such as ("forward_ns", 2), which are added and
+    whose values are given when the graph is evaluated.
+
+    nodes: in an order in which no node waits for a later one. last: for each device, the index of its last node.
+    """
 
     nodes: Sequence[Node]
     last: Sequence[int]
 
     def ends_ns(self, time_ns: Callable[[Duration], int]) -> list[int]:
-        """The end of every node in ns, by index. time_ns: the time of a duration."""
+        """The time in ns, from the step's beginning, at which each node ends, by index. time_ns: returns the value of a
+        duration in ns."""
         times = [time_ns(duration) for duration in self.durations]
         ends: list[int] = []
         for (earlier, _, _), number in zip(self.nodes, self.numbers, strict=True):
@@ -76,9 +83,10 @@ class Graph:
         return ends
 
     def ends_of_columns(self, time_ns: Callable[[Duration], Any]) -> NDArray[Any]:
-        """(nodes, N): the end of every node of N pipelines, by index. Exact where whole numbers fit into 64 bits.
+        """Times at which each node ends in N pipelines that run this graph with different times of stages: (nodes, N). Exact if
+        whole numbers fit into 64 bits.
 
-        time_ns: the time of a duration in every pipeline, (N,); or always one number, for N = 1.
+        time_ns: returns the value of a duration in every pipeline, of shape (N,); or, for N = 1, always one number.
         """
         times = np.array([time_ns(duration) for duration in self.durations]).reshape(len(self.durations), -1)
         ends = np.zeros((len(self.nodes) + 1, times.shape[1]), times.dtype)  # the last row: the step's beginning
@@ -97,13 +105,14 @@ class Graph:
         return ends[self._levels.rows]
 
     def longest_path(self, ends: Sequence[Any], end: int, last_of_equal: bool) -> tuple[list[int], list[int]]:
-        """The nodes of the longest path to a node, backwards, and its turns: for every node on it that waits for several nodes,
-        the position in `Node.earlier` of the one with which the path goes on.
+        """The critical path to a node: a list of node indices from that node back to a node that waits for none, and a list of
+        turns. For every node on the path that waits for several nodes, a turn is the position in `Node.earlier` of the one with
+        which the path goes on: the one that ends last.
 
             ends: the end of every node, by index.
-            end: the index of the node.
-            last_of_equal: whether, of several nodes that end at the same time, the path goes on with the last one, which is on
-                another device, or with the first one.
+            end: the index of the node where the path ends.
+            last_of_equal: of several nodes that end at the same time, whether the path goes on with the last in `Node.earlier`,
+                which is on another device, or with the first.
         """
         path, turns, node = [end], list[int](), end
         while earlier := self.nodes[node].earlier:
@@ -120,18 +129,19 @@ class Graph:
 
     @cached_property
     def durations(self) -> list[Duration]:
-        """The different durations of nodes."""
+        """The different durations (tuples of named times of stages) of the graph's nodes, in order of first use."""
         return list(dict.fromkeys(node.duration for node in self.nodes))
 
     @cached_property
     def numbers(self) -> list[int]:
-        """For every node, the index of its duration in `durations`."""
+        """For every node of the graph, the index of its duration in `durations`."""
         numbers = {duration: number for number, duration in enumerate(self.durations)}
         return [numbers[node.duration] for node in self.nodes]
 
     @cached_property
     def _levels(self) -> _Levels:
-        """The nodes by level: a node's level is one above the highest of those that it waits for."""
+        """The nodes grouped for array operations: a node's level is one above the highest level of the nodes that it waits for,
+        so that all nodes of one level can be computed together."""
         depths: list[int] = []
         for node in self.nodes:
             depths.append(1 + max([depths[index] for index in node.earlier], default=-1))
@@ -150,13 +160,13 @@ class Graph:
 
 @dataclass(frozen=True, eq=False)
 class _Levels:
-    """Nodes in rows, level by level: no node waits for another one of its level.
+    """The nodes of a graph in rows of an array, level by level: no node waits for another one of its level.
 
     Attributes:
-        levels: for each level its first row and the row after its last one; (w, nodes of the level), the rows of the at most w
-            nodes that each waits for, filled up with one of them, or the row after all nodes where it waits for none; and the
-            indices of its durations.
-        rows: the row of every node.
+        levels: for each level, its first row; the row after its last one; an array (w, nodes of the level) with the rows of the
+            nodes that each node waits for, at most w, where shorter lists repeat their last row and nodes that wait for none
+            have the row after all nodes; and the index of each node's duration.
+        rows: the row of every node, by the node's index.
     """
 
     levels: Sequence[tuple[int, int, NDArray[np.intp], NDArray[np.intp]]]
@@ -164,10 +174,11 @@ class _Levels:
 
 
 def source_of(task: Pass, tasks: Container[Pass], stages: int) -> Pass | None:
-    """The pass on another stage that a pass waits for; None where it waits for no other stage.
+    """The pass on another stage whose result a pass needs: on the stage before for a forward pass, on the stage after for a
+    backward pass; None for the first stage's forward and the last stage's backward passes.
 
-    tasks: all passes of the step. Where a stage has run both halves of a forward pass that the next one runs whole, the next
-    one waits for the second half.
+    tasks: all passes of the step. If a stage runs a forward pass in two halves and the next stage runs it whole, the next
+    stage needs the second half. task: the pass. stages: the number of pipeline stages.
     """
     if task.kind == "backward":
         return Pass("backward", task.micro_batch, task.stage + 1) if task.stage + 1 < stages else None
@@ -178,14 +189,14 @@ def source_of(task: Pass, tasks: Container[Pass], stages: int) -> Pass | None:
 
 
 def passes_graph(orders: Sequence[Sequence[Pass]], stages: int, parallel_messages: bool = False) -> Graph:
-    """The graph of a step whose passes wait for their own messages alone. Raises Stuck where they wait for each other in a
-    cycle.
+    """The graph of a step whose passes wait for nothing but the pass before them on their device and the message with their
+    input. Raises Stuck if passes wait for each other in a cycle.
 
-        orders: the order of the passes on every device.
-        stages: the number of stages.
-        parallel_messages: whether a message takes its time from the end of the pass that sends it, in parallel with any other
-            pass, and is a node by itself. Else a pass begins when its device is free and the pass that it receives from has
-            ended; then it takes its message, during which the device waits, and itself. Sending costs nothing.
+        orders: for each device, its passes in order.
+        stages: the number of stages of all devices.
+        parallel_messages: whether a message overlaps with passes: it is then a node of its own, which begins when the pass that
+            sends it ends. Otherwise a pass begins when its device is free and its sender has ended; the device waits while it
+            receives the message, and then runs the pass. Sending costs nothing.
     """
     tasks = {task for order in orders for task in order}
     halved = {(task.micro_batch, task.stage) for task in tasks if task.half is not None}
@@ -209,9 +220,11 @@ def passes_graph(orders: Sequence[Sequence[Pass]], stages: int, parallel_message
 
 
 def durations_of(task: Pass, halved: bool, last: bool) -> tuple[Symbol, Duration]:
-    """The times of a pass's message, and of the pass itself.
+    """The named times of a pass, as a pair: the name of the time of receiving its message, and the names of the times that add
+    up to the pass itself; each name comes with the index of its stage.
 
-    halved: whether its stage runs the micro-batch's forward pass in halves; last: whether it is the step's last micro-batch.
+    task: the pass. halved: whether its stage runs the micro-batch's forward pass in halves. last: whether it belongs to the
+    step's last micro-batch, whose backward pass takes longer.
     """
     x = task.stage
     if task.kind == "backward":

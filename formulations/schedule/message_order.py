@@ -25,15 +25,21 @@ UNITS = {"forward_ns": TIMES["forward"], "backward_ns": TIMES["backward"]}  # by
 
 
 class Item(NamedTuple):
-    """A pass, or the sending or receiving of a pass's result."""
+    """One action of a device: running a pass, sending a pass's result, or receiving another device's result. what: the kind of
+    action. task: the pass that is run, or whose result is sent or received.
+    """
 
     what: Literal["pass", "send", "receive"]
     task: Pass
 
 
 def with_messages(orders: Sequence[Sequence[Pass]], stages: int) -> list[list[Item]]:
-    """Passes and messages of every device, in order. orders: those of the passes alone; stage s is on device s mod the number
-    of devices."""
+    """For each device, its passes with sends and receives inserted between them, in an order with which no two devices can
+    deadlock.
+
+    orders: for each device, its passes in order; stage s is on device s modulo the number of devices. stages: the number of
+    stages on all devices.
+    """
     ends = _ends(orders, stages)
     items: list[list[tuple[tuple[int, int, Pass], Item]]] = [[] for _ in orders]
     for device, order in enumerate(orders):
@@ -48,16 +54,19 @@ def with_messages(orders: Sequence[Sequence[Pass]], stages: int) -> list[list[It
 
 
 def operations(order: Sequence[Item]) -> list[tuple[Pass | None, tuple[Item, ...]]]:
-    """The operations of a device: its passes, one by one, and its messages, consecutive ones as one operation, without a
-    pass."""
+    """Group a device's actions into operations: a pass alone, as (the pass, its one action), or consecutive sends and receives
+    that are done together, as (None, these actions). order: the device's actions, in order.
+    """
     return [(task, tuple(part)) for task, part in groupby(order, lambda item: item.task if item.what == "pass" else None)]
 
 
 def messages_graph(orders: Sequence[Sequence[Pass]], stages: int) -> Graph:
-    """The graph of a step whose messages stand in an order of their own: passes, and operations of messages.
+    """The graph of a step in which devices send and receive between passes, in the fixed order of `with_messages`. Its nodes
+    are passes, and groups of consecutive sends and receives of a device that are done together.
 
-    orders: those of the passes alone; stage s is on device s mod the number of devices. An operation's messages are sent when
-    it begins; it waits for those that it receives, and then takes the times of all of them.
+    orders: for each device, its passes in order, without messages; stage s is on device s modulo the number of devices.
+    stages: the number of pipeline stages. The messages of a group are sent when the group begins; it ends when all messages
+    that it receives have been sent, plus the time of receiving each of them.
     """
     items = with_messages(orders, stages)
     parts = [[part for _, part in operations(order)] for order in items]
@@ -89,12 +98,13 @@ def messages_graph(orders: Sequence[Sequence[Pass]], stages: int) -> Graph:
 
 
 def _task(operation: Sequence[Item]) -> Pass | None:
-    """The pass of an operation; None where it is messages."""
+    """The pass that an operation of a device runs; None if the operation sends and receives messages."""
     return operation[0].task if operation[0].what == "pass" else None
 
 
 def _duration(item: Item, last_micro_batch: int) -> Duration:
-    """The times of a pass without its message, or of a message that is received; one that is sent takes none."""
+    """The named times that an action takes: running a pass, or receiving a message; empty for sending. last_micro_batch: the
+    index of the step's last micro-batch, whose backward pass takes longer."""
     task = item.task
     if item.what == "send":
         return ()
@@ -104,7 +114,11 @@ def _duration(item: Item, last_micro_batch: int) -> Duration:
 
 
 def _ends(orders: Sequence[Sequence[Pass]], stages: int) -> dict[Pass, int]:
-    """The end of every pass that begins as soon as it can, in the proof's units of time."""
+    """The end of every pass if a forward pass takes 1 unit of time, a backward pass 2 units and messages none, and each pass
+    begins as early as it can. The order of messages follows from these times.
+
+    orders: for each device, its passes in order. stages: the number of stages of all devices.
+    """
     graph = passes_graph(orders, stages)
     ends = graph.ends_ns(lambda duration: sum(UNITS.get(name, 0) for name, _ in duration))
     return {node.task: end for node, end in zip(graph.nodes, ends, strict=True) if node.task is not None}

@@ -25,15 +25,16 @@ Row = tuple[tuple[int, ...], Duration]  # how far before a node those stand that
 
 
 class Shape(NamedTuple):
-    """The arguments that decide the graph of a schedule.
+    """The arguments that decide the graph of a step: its passes and messages, and which waits for which.
 
     Attributes:
-        schedule: the plan's schedule.
-        stages: on all devices, `chunks` on each.
-        micro_batches: of the step; sliced: how many of them begin in halves.
-        messages: "received" where a device waits while it receives, right before the pass that needs the message; "ordered"
-            where messages stand in an order of their own (see `message_order`); "parallel" where they travel in parallel with
-            passes.
+        schedule: the name of the plan's schedule.
+        stages: the number of stages on all devices.
+        micro_batches: the number of micro-batches in the step.
+        sliced: the number of first micro-batches whose forward passes are run in halves.
+        chunks: the number of stages per device.
+        messages: "received" if a device waits while it receives, right before the pass that needs the message; "ordered" if
+            messages have an order of their own (see `message_order`); "parallel" if they overlap with passes.
     """
 
     schedule: PlanSchedule
@@ -45,13 +46,16 @@ class Shape(NamedTuple):
 
     @property
     def round_size(self) -> int:
-        """The number of micro-batches of a round."""
+        """The number of micro-batches after which the order of passes repeats: 1 with one stage per device, otherwise the
+        number of devices."""
         return self.stages // self.chunks if self.chunks > 1 else 1
 
 
 @lru_cache(maxsize=RECORDED)
 def recorded(shape: Shape) -> Graph:
-    """The graph of a schedule; the latest ones are kept."""
+    """The graph of a schedule: its passes and messages with what they wait for. The latest graphs are cached. shape: the
+    schedule, its numbers of stages and micro-batches, and how messages travel.
+    """
     passes = orders(shape.schedule, shape.stages, shape.micro_batches, shape.sliced, shape.chunks)
     if shape.messages == "ordered":
         return messages_graph(passes, shape.stages)
@@ -59,9 +63,11 @@ def recorded(shape: Shape) -> Graph:
 
 
 def device_ends_ns(shape: Shape, time_ns: Callable[[Duration], int]) -> list[int]:
-    """The end of every device's last node in ns, by device: exact for any number of micro-batches.
+    """The time in ns at which each device ends its last pass or message: exact for any number of micro-batches.
 
-    time_ns: the time of a duration. Raises TooManyRounds where micro-batches are many and what they add does not repeat.
+    time_ns: returns the time in ns of a duration, a tuple of named times of stages that a pass or message takes. shape: the
+    schedule, its numbers of stages and micro-batches, and how messages travel. Raises TooManyRounds if there are many
+    micro-batches and the time that each further one adds does not repeat.
     """
     size, count = shape.round_size, shape.micro_batches
     few = FEW * size + (shape.stages + shape.sliced if size == 1 else 0)
@@ -74,9 +80,14 @@ def device_ends_ns(shape: Shape, time_ns: Callable[[Duration], int]) -> list[int
 
 @dataclass(frozen=True)
 class Recurring:
-    """The rows of a step of few micro-batches, of which the `size` rows before row `end` recur with every further round.
+    """The repeating pattern of a schedule's graph, so that steps with many micro-batches need no graph of their own.
 
-    rows: all rows; last: for each device, how far before the end of all rows its last one stands.
+    A row stands for a node of the graph (a pass or a message): the distances back to the rows that it waits for, and its
+    duration. A round is the group of micro-batches after which the order of passes repeats (one micro-batch, or one per
+    device).
+
+    rows: all rows of a step with few micro-batches. end, size: every further round repeats the `size` rows before row
+    `end`. last: for each device, the distance of its last row from the end of all rows.
     """
 
     rows: Sequence[Row]
@@ -86,7 +97,9 @@ class Recurring:
 
     @cached_property
     def kept(self) -> list[int]:
-        """How far before the end of a round those rows stand that later rows wait for."""
+        """The rows of a round whose ends later rounds wait for, each as its distance back from the end of the round,
+        ascending.
+        """
         kept: set[int] = set()
         for begin in (self.end - self.size, self.end):  # of the round itself, and of what comes after the last one
             for index, (before, _) in enumerate(self.rows[begin:]):
@@ -96,8 +109,11 @@ class Recurring:
         return sorted(kept)
 
     def ends_ns(self, more: int, time_ns: Callable[[Duration], int]) -> list[int]:
-        """The end of every device's last pass with `more` further rounds. time_ns: the time of a duration. Raises
-        TooManyRounds."""
+        """The time in ns at which each device ends its last pass.
+
+        more: the number of rounds (groups of micro-batches) in addition to those of `rows`. time_ns: returns the time in ns of
+        a duration, a tuple of named times of stages. Raises TooManyRounds if the times that rounds add do not repeat.
+        """
         times = {duration: time_ns(duration) for duration in {duration for _, duration in self.rows}}
         rows = [(before, times[duration]) for before, duration in self.rows]
         round_rows = rows[self.end - self.size : self.end]
@@ -120,8 +136,8 @@ class Recurring:
 
 
 def _follow(ended: list[int], rows: Sequence[tuple[tuple[int, ...], int]]) -> None:
-    """Append the ends of some rows to those of the rows before them. rows: how far before it the rows stand that it waits for,
-    and its time."""
+    """Compute when some passes or messages (rows) end, and append the results, in ns, to `ended`, which already has the ends of
+    the rows before them. rows: for each row, the distances back to the rows that it waits for, and its time in ns."""
     for index, (before, time) in enumerate(rows, len(ended)):
         latest = 0
         for back in before:
@@ -132,8 +148,10 @@ def _follow(ended: list[int], rows: Sequence[tuple[tuple[int, ...], int]]) -> No
 
 @lru_cache(maxsize=RECURRING)
 def _recurring(shape: Shape) -> Recurring:
-    """The rows that recur with every further round of micro-batches, in the order of the record or in the order in which nodes
-    end where each takes one unit of time. Raises TooManyRounds where rows recur in neither order."""
+    """Find the nodes (passes and messages) that repeat with every further round of micro-batches: in the order of the graph,
+    or else sorted by when they would end if each took one unit of time. shape: the schedule, its numbers of stages and
+    micro-batches, and how messages travel. Raises TooManyRounds if neither order repeats.
+    """
     few, more = recorded(shape), recorded(shape._replace(micro_batches=shape.micro_batches + shape.round_size))
     found = _found(_rows(few), _rows(more)) or _found(_levelled_rows(few, shape.messages), _levelled_rows(more, shape.messages))
     if found is None:
@@ -145,15 +163,18 @@ Rows = tuple[list[Row], list[int]]  # and how far before their end the devices' 
 
 
 def _rows(graph: Graph) -> Rows:
-    """The rows of a graph, and for each device how far before the end its last one stands."""
+    """A graph's nodes as rows in which repetition can be found: for each node, the distances back to the nodes that it waits
+    for, and its duration; and for each device, how many rows before the end its last node is."""
     nodes = enumerate(graph.nodes)
     rows = [(tuple(index - earlier for earlier in node.earlier), node.duration) for index, node in nodes]
     return rows, [len(rows) - index for index in graph.last]
 
 
 def _levelled_rows(graph: Graph, messages: Messages) -> Rows:
-    """The rows of a graph's nodes in the order in which they end where each takes one unit of time, and parallel messages
-    none."""
+    """The nodes of a graph as rows (the distances back to the rows waited for, and a duration), sorted by when they would end
+    if each took one unit of time. messages: "parallel" if messages overlap with passes, and then take no time here;
+    otherwise a message takes one unit, too.
+    """
     moments: list[int] = []
     for node in graph.nodes:
         instant = messages == "parallel" and node.task is None
@@ -170,7 +191,10 @@ def _levelled_rows(graph: Graph, messages: Messages) -> Rows:
 
 
 def _found(few: Rows, more: Rows) -> Recurring | None:
-    """The rows that recur between a step of few micro-batches and one of a round more; None where there are none."""
+    """Find the rows (passes and messages) that a step with one more round of micro-batches repeats; None if none repeat.
+
+    few, more: the rows of a step of few micro-batches, and of one with a round more.
+    """
     (rows, last), (longer, longer_last) = few, more
     size = len(longer) - len(rows)
     if last != longer_last:

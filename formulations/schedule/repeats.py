@@ -19,14 +19,18 @@ MOST_FOLLOWED = 20_000  # rounds, where additions do not repeat so soon
 
 
 class TooManyRounds(ValueError):
-    """Raised for rounds that do not repeat and are too many to follow them one by one."""
+    """Raised if too many groups of micro-batches (rounds) would have to be simulated one by one, because the times that they
+    add do not repeat.
+    """
 
 
 def after_rounds(moments: Moments, one_round: Round, count: int) -> list[int]:
-    """The moments in whole ns after `count` rounds. Raises TooManyRounds.
+    """The moments, in whole ns, at which the passes of a step end after many equal rounds of micro-batches, computed without
+    following every round.
 
-    moments: those at the beginning of the first round. one_round: turns the moments at a round's beginning into those at its
-    end.
+    moments: at the beginning of the first round. one_round: returns the moments at the end of a round for those at its
+    beginning. count: the number of rounds. Raises TooManyRounds if more than MOST_FOLLOWED rounds would have to be followed one
+    by one.
     """
     past, followed = [list(moments)], 0
     while count:
@@ -46,10 +50,10 @@ def after_rounds(moments: Moments, one_round: Round, count: int) -> list[int]:
 
 
 def _repeated(past: Sequence[list[int]]) -> int | None:
-    """The least number of rounds that added the same to each moment as the same number of rounds before them; None where there
-    is none.
+    """The least number k of rounds such that the last k rounds added to every moment what the k rounds before them added; None
+    if there is none.
 
-    past: the moments after each of the latest rounds.
+    past: the moments (times in ns at which passes end) after each of the latest rounds.
     """
     last = past[-1]
     for size in range(1, min(LONGEST, (len(past) - 1) // 2) + 1):
@@ -60,7 +64,13 @@ def _repeated(past: Sequence[list[int]]) -> int | None:
 
 
 def _leaps(moments: Moments, added: Moments, one_round: Round, size: int, most: int) -> int:
-    """How often `size` rounds add `added` to the moments from here on, at most `most` times. They have done so twice before."""
+    """The number of times, at most `most`, that the next `size` rounds add the amounts `added` to the moments again, so that
+    these rounds need not be followed one by one. A moment is the time at which a pass ends; a round is a group of
+    micro-batches.
+
+    moments: the moments now, in ns. added: the amounts that the last two groups of `size` rounds added to each moment.
+    one_round: returns the moments after one more round.
+    """
 
     def holds(leaps: int) -> bool:
         """Whether the last of this number of leaps adds the same."""
@@ -80,10 +90,10 @@ def _leaps(moments: Moments, added: Moments, one_round: Round, size: int, most: 
 
 
 def _less(a: Moments, b: Moments) -> list[int]:
-    """The differences of two sequences of moments."""
+    """The differences a - b of two sequences of moments (times in ns), entry by entry."""
     return [x - y for x, y in zip(a, b, strict=True)]
 
 
 def _plus(moments: Moments, added: Moments, times: int) -> list[int]:
-    """The moments after `times` equal additions."""
+    """The moments (times in ns) after the amounts `added` are added `times` times."""
     return [moment + times * addition for moment, addition in zip(moments, added, strict=True)]

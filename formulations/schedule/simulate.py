@@ -21,8 +21,8 @@ from trainplan.profiling.base.display import in_one_line
 class Work:
     """Times of the stages of a pipeline, in ns.
 
-    forward_ns, backward_ns: of one micro-batch on each stage. transfer_ns: between each stage and the next, one entry less, the
-    same in both directions.
+    forward_ns, backward_ns: for each stage, its pass of one micro-batch. transfer_ns: for each stage but the last, a message to
+    or from the next stage.
     """
 
     forward_ns: tuple[int, ...]
@@ -31,14 +31,15 @@ class Work:
 
     @property
     def stages(self) -> int:
-        """The number of stages, p."""
+        """The number p of pipeline stages."""
         return len(self.forward_ns)
 
 
 @dataclass(frozen=True)
 class Event:
-    """A pass on its device. ready_ns: when its message begins; start_ns: when it runs, the message received; both from the
-    step's beginning."""
+    """A pass with the times at which it runs on its device, in ns from the step's beginning. ready_ns: when the device begins
+    to receive the pass's input. start_ns: when the input has arrived and the pass begins. end_ns: when the pass ends.
+    """
 
     task: Pass
     device: int
@@ -50,41 +51,47 @@ class Event:
 @in_one_line
 @dataclass(frozen=True)
 class Timeline:
-    """All passes of a step, by device in their order. work: the times of its stages."""
+    """All passes of a simulated step with their times. work: the times of the stages. devices: for each device, its passes in
+    order."""
 
     work: Work
     devices: tuple[tuple[Event, ...], ...]
 
     @property
     def time_ns(self) -> int:
-        """Time in ns from the step's first pass to the end of its last one."""
+        """Time in ns from the beginning of the step's first pass to the end of its last pass."""
         return max(events[-1].end_ns for events in self.devices)
 
     def step_ns(self, syncs_ns: Sequence[int]) -> int:
-        """Time in ns until the last device has ended what it adds after its last pass. syncs_ns: what each device adds."""
+        """Time in ns from the step's beginning until the last device has ended all its work. syncs_ns: for each device, the
+        time of its work after its last pass (summing gradients, optimizer).
+        """
         return max(events[-1].end_ns + sync for events, sync in zip(self.devices, syncs_ns, strict=True))
 
     @property
     def startup_ns(self) -> int:
-        """Time in ns until the last device begins with the first micro-batch, or the first half of it (AutoPipe's startup
-        overhead)."""
+        """AutoPipe's startup overhead: time in ns until the last device begins its first forward pass (or first half of
+        one)."""
         return self.devices[-1][0].start_ns
 
     @property
     def busy_ns(self) -> tuple[int, ...]:
-        """The time in ns that each device computes."""
+        """For each device, the time in ns that it spends in passes."""
         return tuple(sum(event.end_ns - event.start_ns for event in events) for events in self.devices)
 
     @property
     def bubble(self) -> float:
-        """The share of all devices' time in which they do not compute."""
+        """The share of all devices' time in which they run no pass, between 0 and 1."""
         whole = self.time_ns * len(self.devices)
         return 1 - sum(self.busy_ns) / whole if whole else 0.0
 
 
 def simulate(work: Work, orders: Sequence[Sequence[Pass]]) -> Timeline:
-    """The timeline of a step in which every pass runs as early as its device's order allows. Raises Stuck where the orders wait
-    for each other in a cycle."""
+    """Simulate a step of a pipeline in which every pass runs as early as its device's order allows.
+
+    orders: for each device, its passes in order. work: the times of the stages' passes and messages. Raises Stuck if
+    devices wait for each other in a cycle.
+    """
     graph = passes_graph(orders, work.stages)
     times = [_times_ns(work, duration) for duration in graph.durations]
     device_of = {task: device for device, order in enumerate(orders) for task in order}
@@ -104,7 +111,9 @@ def simulate(work: Work, orders: Sequence[Sequence[Pass]]) -> Timeline:
 
 
 def _times_ns(work: Work, duration: Duration) -> tuple[int, int]:
-    """The times of a message and of the pass that needs it."""
+    """The times in ns of the message that a pass receives (0 if it receives none) and of the pass. duration: the names of
+    these times with the index of their stage. work: the times of the stages' passes and messages.
+    """
     (message, stage), (name, _), *_ = duration
     half = {"first_half_ns": 0, "second_half_ns": 1}.get(name)
     if message == "message_backward_ns":
@@ -114,5 +123,6 @@ def _times_ns(work: Work, duration: Duration) -> tuple[int, int]:
 
 
 def _half(time_ns: int, half: int | None) -> int:
-    """A time, or one of its halves (0 or 1); an odd nanosecond belongs to the second."""
+    """The part of a time in ns that a pass takes: all of it if `half` is None, otherwise its first (0) or second (1) half; an
+    odd nanosecond belongs to the second half."""
     return time_ns if half is None else time_ns // 2 if half == 0 else time_ns - time_ns // 2

@@ -40,10 +40,17 @@ def stage_peak(
     in_flight: int = 1,
     carried_bytes: Integers | None = None,
 ) -> tuple[Any, Any]:
-    """The peak of a stage in bytes, and the index of the first of its layers whose backward pass reaches it.
+    """The peak memory of a pipeline stage in bytes, and the index of the first of its layers in whose backward pass it is
+    reached.
 
-    The columns are (.., L), for its L layers in order and any number of choices; the head of this file has their meaning and
-    the formula. carried_bytes: none where it is left out.
+    In the backward pass of a layer, the stage holds all model states; for every earlier micro-batch in flight, the bytes
+    that all layers keep; for the current micro-batch, the bytes that this and earlier layers keep; and the pass's own
+    bytes. Arrays have the shape (.., L), for L layers in order and any number of choices in the first dimensions; results
+    lack the last dimension.
+
+    state_bytes: model states. kept_bytes: kept for a micro-batch until the layer's backward pass. work_bytes: added while
+    that pass runs. in_flight: the number of micro-batches whose activations the stage holds. carried_bytes: held for every
+    micro-batch in flight until its last pass (default: none).
     """
     kept = kept_bytes.cumsum(axis=-1)
     by_layer = kept + work_bytes
@@ -55,14 +62,16 @@ def stage_peak(
 
 @dataclass(frozen=True, eq=False)
 class Memory(DataclassRecord):
-    """Memory needs of layers and limits of stages, where a stage needs the sum over its layers plus the largest workspace:
-    `stage_peak` with nothing stacked.
+    """Memory needs of a chain of L layers and memory limits of k pipeline stages. A stage needs the sum over its layers'
+    states and kept bytes, plus the largest workspace of a layer. A micro-batch is in flight in a stage between its forward
+    and its backward pass.
 
     Attributes:
-        limit_bytes: (k,), for every stage; in files also one number for all stages, which is an array of no dimension until
-            `of_stages`.
-        state_bytes, kept_bytes, workspace_bytes: (L,), for every layer; `kept_bytes`, named by the file format, is the column
-            `carried` of the formula: what a micro-batch holds for as long as it is in flight.
+        limit_bytes: (k,), the limit of one device of every stage; in files also one number for all stages, which is an
+            array of no dimension until `of_stages`.
+        state_bytes: (L,), model states of every layer.
+        kept_bytes: (L,), bytes that a micro-batch holds of every layer for as long as it is in flight.
+        workspace_bytes: (L,), bytes added while a pass of a layer runs.
     """
 
     limit_bytes: Annotated[
@@ -75,37 +84,46 @@ class Memory(DataclassRecord):
     workspace_bytes: Annotated[Column, Field(description="O_w: held while the layer itself is computed")]
 
     def check(self, layers: int, stages: int) -> None:
-        """Raise InputError where an array does not have the length of the layers or stages."""
+        """Raise InputError if an array does not have an entry for each of the `layers` layers, or for each of the `stages`
+        stages.
+        """
         for name in COLUMNS:
             check_length(f"memory.{name}", getattr(self, name), layers, "one for each layer")
         if self.limit_bytes.ndim:
             check_length("memory.limit_bytes", self.limit_bytes, stages, "one for each stage")
 
     def most_bytes(self, in_flight: int) -> int:
-        """A number of bytes that no stage exceeds, with `in_flight` micro-batches in flight."""
+        """An upper bound in bytes on the memory need of any stage: the need of a stage with all layers. in_flight: the number
+        of micro-batches in flight in the stage.
+        """
         state, kept, workspace = (int(getattr(self, name).sum()) for name in COLUMNS)
         return state + in_flight * kept + workspace
 
     def of_stages(self, stages: int) -> Memory:
-        """The memory with a limit for each of a number of stages."""
+        """A copy with one memory limit for each of the `stages` stages, if there is one limit for all."""
         return self.with_limits(np.broadcast_to(self.limit_bytes, (stages,)))
 
     def with_limits(self, limit_bytes: Integers) -> Memory:
-        """This memory with other limits, one for each stage."""
+        """A copy with other memory limits. limit_bytes: (k,), one for each stage."""
         return replace(self, limit_bytes=limit_bytes)
 
     def grouped(self, starts: Integers) -> Memory:
-        """The memory with one layer in place of those from each start to the next; stages of these need the same."""
+        """A copy for a coarser chain, in which each run of consecutive layers is one layer; a stage of whole runs needs as
+        much memory as before.
+
+        starts: the index of the first layer of each run.
+        """
         states, kept = (np.add.reduceat(column, starts) for column in (self.state_bytes, self.kept_bytes))
         return Memory(self.limit_bytes, states, kept, np.maximum.reduceat(self.workspace_bytes, starts))
 
     def to_dict(self) -> dict[str, Any]:
-        """The memory in its file format, with one limit where all stages have the same."""
+        """The memory in its JSON file format, with a single limit if all stages have the same."""
         limits = self.limit_bytes.tolist()
         return super().to_dict() | {"limit_bytes": limits[0] if len(set(limits)) == 1 else limits}
 
     def stage_peak(self, first: int, end: int, in_flight: int) -> tuple[int, int]:
-        """The peak in bytes of a stage with the layers first .. end - 1, and the layer in whose backward pass it is."""
+        """The peak in bytes of a stage with the layers first .. end - 1, and the index of the layer in whose backward pass it
+        is reached. in_flight: micro-batches that the stage holds."""
         stage = slice(first, end)
         carried = self.kept_bytes[stage]
         columns = self.state_bytes[stage], np.zeros_like(carried), self.workspace_bytes[stage]
@@ -113,24 +131,28 @@ class Memory(DataclassRecord):
         return int(peak), first + int(layer)
 
     def peak_bytes(self, first: int, end: int, in_flight: int) -> int:
-        """The peak in bytes of a stage with the layers first .. end - 1."""
+        """The peak memory in bytes of a stage with the layers first .. end - 1. in_flight: micro-batches that the stage
+        holds."""
         return self.stage_peak(first, end, in_flight)[0]
 
     def fullest_stage(self, peaks_bytes: Sequence[int | None]) -> int:
-        """The first stage that comes nearest to its limit, or exceeds it most. peaks_bytes: of every stage."""
+        """The index of the stage with the least free memory, or the largest excess; the first one of several. peaks_bytes: the
+        peak of every stage."""
         spare = [int(limit) - (peak or 0) for limit, peak in zip(self.limit_bytes, peaks_bytes, strict=True)]
         return spare.index(min(spare))
 
     def peak_layer(self, first: int, end: int) -> int:
-        """The layer in whose backward pass a stage with the layers first .. end - 1 peaks, for any number in flight."""
+        """The index of the layer in whose backward pass a stage with the layers first .. end - 1 reaches its peak memory,
+        whatever the number of micro-batches in flight."""
         return self.stage_peak(first, end, 1)[1]
 
     def first_layers(self, in_flight: Sequence[int]) -> Integers:
-        """(k, L): the least first layer with which stage i fits its limit when layer l is its last; l + 1 where l alone does
-        not fit. in_flight: micro-batches in flight on every stage.
+        """(k, L): for each stage i and each layer l as its last layer, the least first layer with which the stage fits its
+        memory limit; l + 1 if layer l alone does not fit. in_flight: for each stage, the number of micro-batches that it
+        holds at a time.
 
-        A longer stage needs no less, so stage i fits exactly where it begins at this layer or later. Found by doubling: a span
-        grows to the left by the largest power of two with which it still fits, then by smaller ones.
+        A longer stage needs no less memory, so stage i fits exactly if it begins at this layer or later. The layer is found
+        by doubling: a span grows to the left by the largest power of two with which it still fits, then by smaller ones.
         """
         layers = len(self.state_bytes)
         largest = [self.workspace_bytes]  # of 1, 2, 4, .. layers from each on
@@ -155,9 +177,12 @@ class Memory(DataclassRecord):
         return windows
 
     def precedences(self, in_flight: Sequence[int]) -> list[tuple[int, int, int]]:
-        """All (i, first, l) for which a stage i that holds layer l must not begin before layer `first`, except those that
-        follow from others. The last stage holds the last layer, and every stage leaves a layer for each of the stages after
-        it."""
+        """The memory limits as triples (i, first, l): stage i, if it holds layer l, must not begin before layer `first`.
+        Triples that follow from others are left out, as are layers that stage i can never hold, since every stage has at
+        least one layer.
+
+        in_flight: for each stage, the number of micro-batches that it holds at a time.
+        """
         stages, layers, rows = len(self.limit_bytes), len(self.state_bytes), []
         for i, row in enumerate(self.first_layers(in_flight).tolist()):
             for l in range(i, layers - stages + i + 1):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 from trainplan.formulations.numbers import Integers
+from trainplan.formulations.schedule.orders import by_order
 
 LONG = 64  # blocks that are left, for which it is looked whether all stages move on by one time
 
@@ -19,23 +20,25 @@ LONG = 64  # blocks that are left, for which it is looked whether all stages mov
 def one_f_one_b_ends_ns(
     forward_ns: Integers, backward_ns: Integers, micro_batches: int, last_ns: Integers | None = None
 ) -> Integers:
-    """(p, N): the end of each of p stages of N pipelines under 1F1B.
+    """(p, N): the time in ns at which each of p stages of N pipelines ends its last pass under 1F1B.
 
-        forward_ns, backward_ns: (p, N), for each stage, the message that the pass receives included.
-        last_ns: what the last micro-batch's backward pass takes longer.
+    forward_ns, backward_ns: (p, N), times of the passes of each stage, including the message that a pass receives.
+    micro_batches: the number of micro-batches per step. last_ns: (p, N), the additional time of the last micro-batch's
+    backward pass (default: none).
 
-    In block y = -(p-1) .. m-1 stage x runs the forward pass of micro-batch p - 1 - x + y, whose input is from the block before,
-    so all stages are one step. From y = 0 on it then runs the backward pass of micro-batch y: that goes through the stages one
-    after another in the same block, and ends on x at the largest of free_z + b_z + .. + b_x over the stages z >= x, with free_z
-    the end of the pass before it on z. When a block moves all ends on by one time, so do those after it, which are not
-    followed.
+    Stages are x = 0 .. p-1, micro-batches 0 .. m-1. In block y = -(p-1) .. m-1 stage x runs the forward pass of micro-batch
+    p - 1 - x + y, whose input is from the block before, so all stages are computed together. From y = 0 on it then runs the
+    backward pass of micro-batch y, which goes through the stages one after another in the same block and ends on x at the
+    largest of free_z + b_z + .. + b_x over the stages z >= x, where free_z is the end of stage z's pass before it and b_z
+    the time of z's backward pass. If a block delays all ends by one and the same time, so do all later blocks, which are
+    then skipped.
     """
     stages, count = forward_ns.shape
     free = np.zeros((stages, count), np.int64)
     sent = np.zeros((stages + 1, count), np.int64)  # end of the last forward pass of the stage before
     back = np.cumsum(backward_ns[::-1], axis=0)[::-1]  # backward passes from the last stage to this one
     later = np.concatenate([back[1:], np.zeros((1, count), np.int64)])
-    steady = min(micro_batches - stages, micro_batches - 2)  # the last block like the one before it but for its micro-batches
+    steady = min(micro_batches - stages, micro_batches - 2)  # the last block like the one before, except for its micro-batches
     y, before = -stages, np.concatenate([free, sent[1:]])
     while (y := y + 1) < micro_batches:
         low, high = max(0, stages - micro_batches + y), min(stages, stages + y)
@@ -61,11 +64,16 @@ def one_f_one_b_ends_ns(
 
 
 def gpipe_ends_ns(forward_ns: Integers, backward_ns: Integers, micro_batches: int, last_ns: Integers) -> Integers:
-    """(p, N): the end of each of p stages of N pipelines under GPipe; arguments as of `one_f_one_b_ends_ns`.
+    """(p, N): the time in ns at which each of p stages of N pipelines ends its last pass under GPipe.
 
-    The last stage begins its backward passes when m equal micro-batches have come through: sum f + (m - 1) max f. Back to stage
-    z, the longest path goes down to some stage y, stays for the first m - 1 micro-batches, and takes the last one, which is
-    longer by l, from there: sum_{j>=y} b + (m - 2) max_{j>=y} b + sum_{z<=j<=y} (b + l).
+    forward_ns, backward_ns: (p, N), times of the passes of each stage, including the message that a pass receives.
+    micro_batches: the number of micro-batches per step. last_ns: (p, N), the additional time of the last micro-batch's
+    backward pass.
+
+    With f, b and l for these times and m micro-batches, the last stage begins its backward passes when all forward passes
+    are done: sum f + (m - 1) max f. Back to stage z, the longest path goes down to some stage y, stays there for the first
+    m - 1 micro-batches, and takes the last one, which is longer by l, from there: sum_{j>=y} b + (m - 2) max_{j>=y} b +
+    sum_{z<=j<=y} (b + l).
     """
     m = micro_batches
     turned = forward_ns.sum(axis=0) + (m - 1) * forward_ns.max(axis=0)
@@ -81,7 +89,11 @@ def gpipe_ends_ns(forward_ns: Integers, backward_ns: Integers, micro_batches: in
 
 
 def pass_ends_ns(order: str, forward_ns: Integers, backward_ns: Integers, micro_batches: int, last_ns: Integers) -> Integers:
-    """(p, N): the end of each of p stages of N pipelines. order: "1f1b" or "gpipe"; other arguments as of
-    `one_f_one_b_ends_ns`."""
-    many = gpipe_ends_ns if order == "gpipe" else one_f_one_b_ends_ns
+    """(p, N): the time in ns at which each of p stages of N pipelines ends its last pass.
+
+    order: the schedule, "1f1b" or "gpipe". forward_ns, backward_ns: (p, N), times of the passes of each stage, including
+    the message that a pass receives. micro_batches: the number of micro-batches per step. last_ns: (p, N), the additional
+    time of the last micro-batch's backward pass.
+    """
+    many = by_order(order, gpipe=gpipe_ends_ns, one_f_one_b=one_f_one_b_ends_ns)
     return many(forward_ns, backward_ns, micro_batches, last_ns)

@@ -25,7 +25,9 @@ from trainplan.formulations.stage_assignment.problem import Instance, Solution, 
 
 
 def build(instance: Instance) -> tuple[cp_model.CpModel, StageStarts]:
-    """The model of an instance, and its variables Y by stage and layer."""
+    """The CP-SAT model of an instance, and its variables Y[i,l]: whether stage i has begun by layer l. Its constraints are
+    listed at the head of this module. instance: the times of all layers in each stage, and the memory limits.
+    """
     model = cp_model.CpModel()
     y = state_cuts(model, instance)
     stages, layers = range(instance.stages), range(instance.layers)
@@ -55,5 +57,8 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, StageStarts]:
 
 
 def extract(instance: Instance, y: StageStarts, value: Callable[[cp_model.IntVar], bool]) -> Solution:
-    """The solution that Y stands for. value: the solved value of a variable."""
+    """The solution that a solver's answer stands for. y: the model's variables by (stage, layer), true where the stage has
+    begun by that layer. value: a function that says whether a variable is true in the answer. instance: the times of all
+    layers in each stage, and the memory limits.
+    """
     return Solution(solved_cuts(instance, y, value))

@@ -20,7 +20,9 @@ from trainplan.profiling.base.quantities import divisors, format_bytes, format_t
 
 
 class StageAssignment(Cutting):
-    """The problem of choosing which consecutive layers form each stage of a pipeline (AMP, Sections 3.4 and 3.5)."""
+    """The problem `stage-assignment`: choose which consecutive layers form each stage of a pipeline (AMP, Sections 3.4 and
+    3.5).
+    """
 
     solved_by = "trainplan.solvers.assignment"
     name = NAME
@@ -37,22 +39,32 @@ class StageAssignment(Cutting):
     describe = staticmethod(problem.describe)
 
     def cost_model(self, instance: Instance) -> str:
-        """The name of AMP's costs, and the equation of the objective."""
+        """The names of the cost model, AMP's, and of the equation of the objective, as one text. instance: the times of all
+        layers in each stage, and the memory limits.
+        """
         return "amp, Eq. 5"
 
     def instance(self, request: Request) -> Instance:
-        """The instance with the request's numbers of stages (`pipeline`), devices of a stage (`tp`) and micro-batches of a
-        pipeline (`micro_batches`), on devices in order. Raises InputError."""
+        """The instance for a request's numbers of stages (`pipeline`), tensor-parallel devices of a stage (`tp`) and
+        micro-batches of a pipeline (`micro_batches`), with devices assigned to stages in their order. request: the user's
+        model, cluster, batch and options. Raises InputError if the problem cannot express the request.
+        """
         return assignment_instance(strategy_instance(request), *(request.options[degree.name] for degree in self.degrees))
 
     def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
-        """The plan of a solution. Raises InputError where dp or tmp is no power of two, or the request has no model."""
+        """The plan of a solution. instance: the times of all layers in each stage, and the memory limits. solution: the index
+        of the first layer of every stage but the first. request: the user's model, cluster, batch and options. Raises
+        InputError if the number of pipelines or of tensor-parallel devices is no power of two, or the request has no
+        model.
+        """
         whole = strategy_instance(request)
         degrees = Degrees(instance.stages, *(instance.provenance[name] for name in ("dp", "tmp", "mbs")))
         return layout(whole, Strategy(degrees, tuple(range(whole.devices)), solution.cuts, ()), request)
 
     def tables(self, instance: Instance, solution: Solution) -> list[Table]:
-        """One table, with a row for every stage."""
+        """One table for the screen, with a row for every stage. instance: the times of all layers in each stage, and the
+        memory limits. solution: the index of the first layer of every stage but the first.
+        """
         rows = tuple(
             (
                 str(number),
@@ -71,16 +83,17 @@ PROBLEM = StageAssignment()
 
 
 def assignment_instance(whole: StrategyInstance, pp: int, micro_batches: int, tmp: int = 1) -> Instance:
-    """The layer assignment alone, for given degrees of a cluster-strategy instance, on devices in order.
+    """The stage-assignment instance for given degrees of parallelism of a cluster-strategy instance, with devices assigned in
+    their order, so that only the cuts into stages remain to be chosen.
 
     Args:
-        whole: the cluster-strategy instance.
+        whole: the cluster-strategy instance: a cluster, and the layers' costs on its kinds of devices.
         pp: the number of stages.
-        micro_batches: micro-batches of each pipeline.
-        tmp: devices of a stage in one pipeline.
+        micro_batches: the number of micro-batches of each pipeline.
+        tmp: the number of tensor-parallel devices of a stage in one pipeline.
 
-    Where pipelines differ, the slowest time of every stage and boundary counts, and the stage's smallest device. Raises
-    InputError where the cluster or the batch cannot be split so.
+    If data-parallel pipelines have unlike devices, the slowest time of every stage and boundary counts, and the memory of
+    the stage's smallest device. Raises InputError if the cluster or the batch cannot be divided like that.
     """
     devices, batch = whole.devices, whole.batch
     if tmp not in whole.shards:

@@ -32,20 +32,26 @@ from trainplan.formulations.stage_assignment.problem import Instance, Solution, 
 
 
 def units(instance: Instance) -> tuple[int, None]:
-    """Nanoseconds of one model unit, a power of two that brings the objective near 2^20, measured at even stages; None for
-    bytes, of which the model has none. HiGHS is trusted to a millionth of a unit, so that objectives below 2^40 ns are proven
-    to the nanosecond."""
+    """The scales of the MILP: the nanoseconds that one unit of the model's variables stands for, a power of two with which the
+    objective of equal stages is near 2^20 units; and None in place of a scale of bytes, since the model has none. HiGHS's
+    answers are exact to a millionth of a unit, so that objectives below 2^40 ns are proven to the nanosecond. instance: the
+    times of all layers in each stage, and the memory limits.
+    """
     even = Solution(tuple(instance.layers * i // instance.stages for i in range(1, instance.stages)))
     return unit(evaluate(instance, even).time_ns), None
 
 
 def weight(instance: Instance) -> int:
-    """The factor by which the objective multiplies an error in a row of time."""
+    """The largest factor by which the objective multiplies the error of a constraint on times; the solver's tolerance is
+    divided by it. instance: the times of all layers in each stage, and the memory limits.
+    """
     return instance.micro_batches
 
 
 def build(instance: Instance) -> pyo.ConcreteModel:
-    """The Pyomo model of an instance; `extract` reads a solution from its solved values."""
+    """The Pyomo model of an instance; its variables and constraints are listed at the head of this module. `extract` reads a
+    solution from its solved values. instance: the times of all layers in each stage, and the memory limits.
+    """
     m = pyo.ConcreteModel(name=instance.name)
     stages, layers = range(instance.stages), range(instance.layers)
     ns_per_unit, _ = units(instance)
@@ -69,5 +75,7 @@ def build(instance: Instance) -> pyo.ConcreteModel:
 
 
 def extract(instance: Instance, values: Mapping[str, Mapping[tuple[int, int], float]]) -> Solution:
-    """The solution that solved values of Y stand for."""
+    """The solution that solved values stand for. values: by name of the variable, the solved values by index, of which those
+    of Y (stage i has begun by layer l) are read. instance: the times of all layers in each stage, and the memory limits.
+    """
     return Solution(solved_cuts(instance, values))

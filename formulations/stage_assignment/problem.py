@@ -29,8 +29,8 @@ NAME = "stage-assignment"
 
 
 def _branch(value: Any) -> str:
-    """The tag of the form in which a field is given: one list, or one for each stage. The tags are of a kind that errors leave
-    out of a field's path."""
+    """The tag of the form in which a file gives a field: `list[one]` for one list, `list[list]` for a list of lists, one for
+    each stage. Tags of this form are left out of a field's path in errors."""
     return "list[list]" if isinstance(value, list) and value and isinstance(value[0], list) else "list[one]"
 
 
@@ -52,7 +52,8 @@ class InstanceRecord(ChainFile):
 
     @model_validator(mode="after")
     def _shapes(self) -> InstanceRecord:
-        """Raise InputError where lists have wrong lengths, or sums are too large."""
+        """Check the file after its fields are read. Returns the record; raises InputError if lists have wrong lengths, or
+        sums are too large."""
         times: list[Any] = self.layer_ns if _many(self.layer_ns) else [self.layer_ns]
         layers = len(times[0])
         self.check_stages("layer_ns", layers, "layer")
@@ -67,8 +68,8 @@ class InstanceRecord(ChainFile):
         return self
 
     def _check_times(self, name: str, length: int, count: int) -> None:
-        """Raise InputError where the times of a field do not have `length` entries, or, if given by stage, `count` lists of
-        them."""
+        """Raise InputError if a field of times has a wrong size. name: the field's name. length: the number of times of a
+        list. count: the number of lists, where there is one for each stage or boundary."""
         times: list[Any] = getattr(self, name)
         meaning = "one for each layer" if name == "layer_ns" else "one for each cut between two layers"
         if not _many(times):
@@ -80,18 +81,18 @@ class InstanceRecord(ChainFile):
 
 
 def _many(value: list[Any]) -> bool:
-    """Whether a field is given as one list for each stage or boundary."""
+    """Whether a field of a file is a list of lists, one for each stage or boundary, and not a single list."""
     return _branch(value) == "list[list]"
 
 
 @dataclass(frozen=True, eq=False)
 class Instance(Chain):
-    """The problem in arrays, for k stages and L layers.
+    """An instance of stage-assignment in arrays, for k stages and L layers.
 
     Attributes:
-        layer_ns: (k, L), c, the time of each layer in each stage.
-        transfer_ns: (k-1, L-1), e, by boundary of two stages and by the layer before the cut.
-        parameters: (L,), the parameters of each layer, or None.
+        layer_ns: (k, L), the time of each layer in each stage for one micro-batch.
+        transfer_ns: (k-1, L-1), the time to send to the next stage, by boundary of two stages and by the layer before the cut.
+        parameters: (L,), the number of parameters of each layer, or None.
     """
 
     layer_ns: Integers
@@ -108,15 +109,16 @@ class Instance(Chain):
 
     @property
     def length(self) -> int:
-        """The number of layers, L."""
+        """The number of layers, L, under the name that all chains of layers have for it."""
         return self.layers
 
     def name_of(self, layer: int) -> str:
-        """The text that users see for a layer, which instances do not name."""
+        """The name of a layer for users, such as `layer 3`, since instances of this problem name no layers. layer: the layer's
+        index."""
         return f"layer {layer}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The instance in its file format, with one list where all stages have the same times."""
+        """The instance in its JSON file format, with one list of times where all stages have equal ones."""
         fields: dict[str, Any] = {
             **self.header,
             "stages": self.stages,
@@ -132,7 +134,9 @@ class Instance(Chain):
 
 
 def compact(rows: Integers) -> list[Any]:
-    """Rows as the file format holds them: a single list where all rows are equal."""
+    """The JSON file format of an array's rows: a single list if all rows are equal, else a list of lists. [[1, 2], [1, 2]] ->
+    [1, 2]. rows: for each stage, or each boundary between stages, its times.
+    """
     equal = len(rows) > 0 and bool((rows == rows[0]).all())
     return rows[0].tolist() if equal else rows.tolist()
 
@@ -143,10 +147,10 @@ class Solution(Cuts):
 
 @dataclass(frozen=True)
 class AssignedStage:
-    """Cost of one stage of a solution.
+    """The costs of one stage of a solution.
 
-    first, last: its layers; transfer_ns: sending to the next stage, 0 for the last one; peak_bytes: None where memory is not
-    given.
+    first, last: the indices of its first and its last layer. time_ns: its time for one micro-batch. transfer_ns: the time
+    to send to the next stage, 0 for the last stage. peak_bytes: the peak memory of a device, None if memory is not given.
     """
 
     first: int
@@ -158,15 +162,15 @@ class AssignedStage:
 
 @dataclass(frozen=True)
 class Evaluation(Timed):
-    """Time and memory of a solution, with those of each stage. time_ns: the objective, Eq. 5."""
+    """The time and the memory of a solution. time_ns: the objective, Eq. 5 of AMP. stages: the costs of each stage."""
 
     time_ns: int
     stages: tuple[AssignedStage, ...]
 
 
 def load(source: Source, where: str = "instance") -> Instance:
-    """Read an instance from a file or a dict. Raises InputError with file, field, value and fix. where: the name that errors
-    call a dict by."""
+    """Read an instance from a file in its JSON format, or from a dict. where: what error messages call a dict. Raises
+    InputError which names file, field, value and fix."""
     record = parse(source, InstanceRecord, name_of_source(source, where))
     stages = record.stages
     layer_ns = np.array(record.layer_ns, np.int64)
@@ -181,18 +185,24 @@ def load(source: Source, where: str = "instance") -> Instance:
 
 
 def load_solution(source: Source) -> Solution:
-    """Read a solution from a file or a dict. Raises InputError."""
+    """Read a solution from a file in its JSON format, or from a dict. Raises InputError if it cannot be read or is no
+    solution.
+    """
     return parse(source, Solution, name_of_source(source, "solution"))
 
 
 def solution_dict(solution: Solution) -> dict[str, Any]:
-    """A solution in its file format, as plain values."""
+    """A solution in its JSON file format. solution: the index of the first layer of every stage but the
+    first.
+    """
     return solution.to_dict()
 
 
 def evaluate(instance: Instance, solution: Solution) -> Evaluation:
-    """Time and memory of a solution, by Eq. 5 and the constraint at the head of this file. Raises ValueError where it is no
-    solution of the instance."""
+    """The time of a solution, by AMP's Eq. 5, and the peak memory of each stage. instance: the times of all layers in each
+    stage, and the memory limits. solution: the index of the first layer of every stage but the first. Raises ValueError
+    if the solution does not belong to the instance; one that needs too much memory is evaluated like any other.
+    """
     if wrong := instance.wrong_cuts(solution.cuts):
         raise ValueError(wrong[0])
     stages, peaks = [], instance.peaks_bytes(solution.cuts)
@@ -206,7 +216,12 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
 
 
 def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
-    """The costs of a solution as users see them, by name."""
+    """The costs of a solution as a JSON-ready dict, as result files and screens show them. Keys: `time_ns` (the step),
+    `pipeline` (number of stages), `micro_batches`, `slowest_ns` (the slowest stage's time for a micro-batch), `transfers_ns`
+    (the sum of one micro-batch's transfers between stages), `stages` (for each stage a dict with the attributes of
+    `AssignedStage`) and, if memory is limited, `peak_bytes`, `peak_stage`, `peak_layer` and `peak_layer_name` of the stage
+    closest to its memory limit. instance: the times of all layers in each stage, and the memory limits. solution: the index of
+    the first layer of every stage but the first."""
     result = evaluate(instance, solution)
     return {
         "time_ns": result.time_ns,
@@ -220,11 +235,15 @@ def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
 
 
 def violations(instance: Instance, solution: Solution) -> list[str]:
-    """Every constraint that a solution breaks, one text each; empty where it is feasible."""
+    """Every constraint that a solution breaks, one sentence each; empty if it is feasible. instance: the times of all layers
+    in each stage, and the memory limits. solution: the index of the first layer of every stage but the first.
+    """
     return instance.wrong_cuts(solution.cuts) or instance.over_memory(solution.cuts)
 
 
 def most_ns(instance: Instance) -> int:
-    """A time that no stage exceeds, nor all stages and transfers together."""
+    """An upper bound in ns on the time of all stages and transfers together for one micro-batch, for any cuts; so also on the
+    time of any one stage. instance: the times of all layers in each stage, and the memory limits.
+    """
     moves = int(instance.transfer_ns.max(axis=1).sum()) if instance.stages > 1 and instance.layers > 1 else 0
     return int(instance.layer_ns.max(axis=0).sum()) + moves

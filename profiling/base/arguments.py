@@ -1,4 +1,4 @@
-"""Checks the arguments of Python functions by their annotations: a wrong type raises an InputError that names the argument."""
+"""Check the arguments of Python functions by their annotations: a wrong type raises an InputError that names the argument."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ EXAMPLES: dict[Any, str] = {
 
 
 def fits(value: Any, wanted: Any) -> bool:
-    """Whether a value is of the type that an annotation names. All items of a list must fit. Every value fits an annotation
-    that this function does not know."""
+    """Whether a value is of the type that a parameter's annotation states (`wanted`); for list types all items must fit. True
+    for every value if this function does not support the annotation.
+    """
     origin, inner = get_origin(wanted), get_args(wanted)
     if wanted is Any:
         return True
@@ -58,8 +59,9 @@ def fits(value: Any, wanted: Any) -> bool:
 
 
 def _noun(wanted: Any) -> str:
-    """The values that an annotation allows, in words for an error message, such as "a whole number or a list, each item a
-    text"."""
+    """Describe the values that a parameter's annotation allows, as a phrase for an error message, such as "a whole number or a
+    list, each item a text".
+    """
     origin, inner = get_origin(wanted), get_args(wanted)
     if origin in UNIONS:
         parts = sorted((member for member in inner if member is not NoneType), key=_listed)
@@ -75,13 +77,14 @@ def _noun(wanted: Any) -> str:
 
 
 def _listed(wanted: Any) -> bool:
-    """Whether an annotation is a list type, or a union with a list type among its members."""
+    """Whether a parameter's annotation (`wanted`) is a list type, or a union with a list type among its members."""
     return any(get_origin(member) in LISTS for member in (wanted, *get_args(wanted)))
 
 
 def check_value(name: str, value: Any, wanted: Any) -> None:
-    """Raise InputError if a value is not of the type `wanted`, or is an empty list. name: the argument's name, for the
-    message."""
+    """Raise InputError if an argument's value is not of the type that its annotation states (`wanted`), or is an empty list.
+    name: the argument's name, for the message.
+    """
     empty = _listed(wanted) and isinstance(value, Sequence) and not isinstance(value, str) and not len(value)
     if fits(value, wanted) and not empty:
         return
@@ -94,26 +97,30 @@ def check_value(name: str, value: Any, wanted: Any) -> None:
 
 @cache
 def _wanted(function: Callable[..., Any]) -> dict[str, Any]:
-    """Annotations by argument name of a function, without its *args and **kwargs."""
+    """The annotations of a function's parameters by parameter name, without *args and **kwargs."""
     hints, open_ended = get_type_hints(function), (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
     named = [name for name, parameter in signature(function).parameters.items() if parameter.kind not in open_ended]
     return {name: hints[name] for name in named if name in hints}
 
 
 def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Raise InputError if one of these arguments (by name) is not of the type in the function's annotation of it."""
+    """Raise InputError if an argument of a call does not have the type that the function's annotation states. function: the
+    function that is called. arguments: the values of its arguments by name.
+    """
     for name, wanted in _wanted(function).items():
         if name in arguments:
             check_value(name, arguments[name], wanted)
 
 
 def checked(function: Function) -> Function:
-    """Decorator: the function raises InputError for arguments that its annotations do not allow. Whole numbers of other
-    libraries, such as numpy, are passed on as Python's int."""
+    """Decorator that makes calls of a function raise InputError for arguments whose types its annotations do not allow.
+    Integers of other libraries, such as numpy, are passed on as Python's int.
+    """
     accepted = signature(function)
 
     @wraps(function)
     def checking(*values: Any, **named: Any) -> Any:
+        """The decorated function: it checks its arguments, then calls the original."""
         try:
             bound = accepted.bind(*values, **named)
         except TypeError:

@@ -2,7 +2,7 @@
 
 A subclass of `DataclassRecord` states in its annotations what its file holds. A list in a file is a tuple in the object
 (`Items`). A type of another module defines `__get_pydantic_core_schema__` to be read, and `to_dict` or `__str__` to be written.
-As in every file format, unknown fields are refused and numbers are never coerced.
+Unknown fields are refused and numbers are never coerced, as in all of trainplan's file formats.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class _FromList:
     """Annotation for pydantic: reads a tuple from a list of a file."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """The schema of a list of the tuple's items, whose value becomes a tuple."""
         item, _ = get_args(source)
         return core_schema.no_info_after_validator_function(tuple, handler.generate_schema(list[item]))  # type: ignore[valid-type]
 
@@ -31,10 +32,10 @@ Items = Annotated[tuple[Item, ...], _FromList()]
 
 
 class DataclassRecord:
-    """Base of dataclasses that are file formats. A file has the fields in the order of the class.
+    """Base class of dataclasses that define a file format; a file has their fields, in the order of the class.
 
-    noun: the users' name for such a file, used in errors when a file of another format is given. optional: the fields that are
-    left out of a file where they have their default.
+    noun: the users' name for such a file, used in errors when a file of another format is given. optional: names of the
+    fields that are omitted from a file if they have their default.
     """
 
     noun: ClassVar[str] = ""
@@ -53,23 +54,26 @@ class DataclassRecord:
 
     @classmethod
     def _adapter(cls) -> TypeAdapter[Self]:
-        """The pydantic validator of this class, built when it is first used."""
+        """The pydantic validator of this dataclass, built when it is first used."""
         record: Any = cls
         return _adapter(record)
 
     @classmethod
     def model_validate(cls, value: Any) -> Self:
-        """Build the object from a value read from a file. Raises pydantic's ValidationError, which `files.parse` turns into
-        a message for users."""
+        """Build the object from a value read from a file, such as a dict. Raises pydantic's ValidationError, which
+        `files.parse` turns into a message for users.
+        """
         return cls._adapter().validate_python(value)
 
     @classmethod
     def model_json_schema(cls) -> dict[str, Any]:
-        """The JSON schema of the file format."""
+        """The JSON schema of the file format that this class defines."""
         return cls._adapter().json_schema()
 
     def to_dict(self) -> dict[str, Any]:
-        """The object as the dict that its file holds."""
+        """Convert the object to the dict that is written to its file; fields named in `optional` are omitted if they have
+        their default.
+        """
         record: Any = type(self)
         values = ((name, getattr(self, name), default) for name, default in _defaults(record))
         return {name: written(value) for name, value, default in values if default is MISSING or not _same(value, default)}
@@ -77,12 +81,14 @@ class DataclassRecord:
 
 @cache
 def _defaults(record: Any) -> list[tuple[str, Any]]:
-    """The names of a class's fields with their defaults; MISSING as default marks a field that is always written to files."""
+    """The fields of a dataclass as pairs (name, default), in order; the default MISSING marks a field that is always written
+    to files. record: the class.
+    """
     return [(field.name, field.default if field.name in record.optional else MISSING) for field in fields(record)]
 
 
 def _same(value: Any, default: Any) -> bool:
-    """Whether a value equals a default and is of its type, so that 1 and True differ."""
+    """Whether a value equals a default and has the same type as the default; so 1 and True are different."""
     return value is default or (type(value) is type(default) and bool(value == default))
 
 
@@ -98,18 +104,20 @@ class ReadAs:
     convert: Callable[[Any], Any]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """The schema of the type in files, whose value is then converted."""
         return core_schema.no_info_after_validator_function(self.convert, handler.generate_schema(self.form))
 
 
 @cache
 def _adapter(record: Any) -> TypeAdapter[Any]:
-    """The pydantic validator of a class. It is costly to build, so it is kept."""
+    """The pydantic validator of a dataclass (`record`). It is costly to build, so it is cached."""
     return TypeAdapter(record)
 
 
 def written(value: Any) -> Any:
-    """A value as JSON has it: tuples and arrays become lists; objects become the result of their `to_dict`, or else their
-    text."""
+    """Convert a value to JSON-ready values: tuples and arrays become lists; objects become the result of their `to_dict`, or
+    else their text.
+    """
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, tuple | list):

@@ -15,16 +15,18 @@ LEFT_ALIGNED = ' style="text-align: left"'  # notebooks align cells to the right
 
 
 def html_table(rows: Rows) -> str:
-    """An HTML table with one row per (label, text); line breaks of a text are kept. It sets no colours, so that it is
-    legible on a light and on a dark notebook."""
+    """Format (label, text) pairs as an HTML table with one row per pair; line breaks in a text are kept. It sets no colours,
+    so that it is legible in a light and in a dark notebook.
+    """
     texts = ((html.escape(label), html.escape(text).replace("\n", "<br>")) for label, text in rows)
     cells = (f"<tr><th{LEFT_ALIGNED}>{label}</th><td{LEFT_ALIGNED}>{text}</td></tr>" for label, text in texts)
     return f"<table>{''.join(cells)}</table>"
 
 
 def one_line(value: object) -> str:
-    """An object in one short line: its class and its fields of plain values, as far as they are short; `...` stands for all
-    other fields that are set."""
+    """Format an object as one short line: the name of its class, and those of its fields that are short plain values; `...`
+    represents all other fields that are not None.
+    """
     names = getattr(type(value), "model_fields", None) or getattr(type(value), "__dataclass_fields__", {})
     texts, shortened, length = list[str](), False, 0
     for name in names:
@@ -41,8 +43,10 @@ def one_line(value: object) -> str:
 
 
 def in_one_line(kind: type[Shown]) -> type[Shown]:
-    """Class decorator: print objects by `one_line`, unless the class says how to print them. A notebook prints the result of
-    every call, and the full text of a plan has hundreds of kilobytes."""
+    """Class decorator that makes Python print objects of the class by `one_line`, as a short line, unless the class itself
+    defines how they are printed. A notebook prints the result of every call, and the full text of a plan has hundreds of
+    kilobytes.
+    """
     if kind.__str__ is not object.__str__ and "__str__" not in vars(kind):
         kind.__str__ = one_line  # type: ignore[method-assign]
     kind.__repr__ = one_line  # type: ignore[method-assign]
@@ -50,7 +54,7 @@ def in_one_line(kind: type[Shown]) -> type[Shown]:
 
 
 def rich_table(rows: Rows) -> Any:
-    """The table as a renderable of the rich library, one row per (label, text)."""
+    """Format (label, text) pairs as a table object that the library rich can print, with one row per pair."""
     from rich.table import Table
     from rich.text import Text
 

@@ -17,8 +17,9 @@ ALIASES = {alias: name for name, short in SHORT.items() for alias in (*short, f"
 
 
 def parse_dtype(text: object, field: str = "--dtype") -> str:
-    """The name of a dtype given by name or alias, such as ``bf16``, in upper or lower case. field: the option to name in
-    errors. Raises InputError."""
+    """Normalise a dtype given by name or by an alias, in upper or lower case, to its full name: ``bf16`` -> ``bfloat16``.
+    field: the command's option to name in errors. Raises InputError if there is no such dtype.
+    """
     dtype = named(text, DTYPE_BYTES, ALIASES)
     if dtype is None or dtype not in DTYPE_BYTES:
         raise InputError(COMMAND_LINE, field, f"is {text!r}", one_of(text, DTYPE_BYTES))

@@ -39,20 +39,25 @@ class InputError(ValueError):
         super().__init__(as_arguments(self.command_text.removeprefix(f"{COMMAND_LINE}: ")))
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the error by its four parts, so that worker processes can send it."""
         return type(self), (self.where, self.command_field, self.problem, self.fix)
 
     @property
     def argument(self) -> str | None:
-        """The wrong argument of a Python function, such as ``memory``; None if the input came from a file."""
+        """The name of the argument of a Python function (such as ``memory``) that the error is about; None if the input came
+        from a file.
+        """
         return self.field if self.where == COMMAND_LINE else None
 
 
-class Unsuited(InputError):
-    """The instance is too large for a method, or of a kind that it does not solve; `compare-methods` skips such a method."""
+class Unsupported(InputError):
+    """The instance (one problem to solve, with its sizes and costs) is too large for a solution method, or of a kind that the
+    method does not solve; `compare-methods` skips such a method.
+    """
 
 
-class TooLarge(Unsuited):
-    """A mathematical model (MILP or CP-SAT) of the instance would be too large to build."""
+class TooLarge(Unsupported):
+    """A mathematical model (MILP or CP-SAT) of the instance (one problem to solve) would be too large to build."""
 
 
 class InputWarning(UserWarning):
@@ -67,8 +72,9 @@ class InputWarning(UserWarning):
 
 
 def caution(where: str, field: str, problem: str, fix: str) -> None:
-    """Warn of input with the parts of an InputError. Python shows the warning once per text, at the line that called
-    trainplan."""
+    """Warn of input that is accepted although it may be wrong. where: the file. field: the field in it. problem: what is
+    wrong. fix: what would work. Python shows a warning once per text, at the line of the user's code that called trainplan.
+    """
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("trainplan."):
         level, frame = level + 1, frame.f_back
@@ -83,10 +89,13 @@ class MissingExtra(ImportError):
 
 
 def as_arguments(text: str) -> str:
-    """The text with the command's flags written as Python arguments: ``--micro-batches`` becomes ``micro_batches``, and
-    ``--option workers=`` becomes ``workers``. Commands quoted in backticks stay as they are."""
+    """Rewrite the command's flags in a message as Python arguments: ``--micro-batches`` becomes ``micro_batches``,
+    ``--no-search`` becomes ``search=False``, and ``--option workers=`` becomes ``workers``. Commands quoted in backticks
+    stay as they are.
+    """
 
     def argument(match: re.Match[str]) -> str:
+        """The Python argument for one flag of the command."""
         name = match[2].replace("-", "_")
         return f"{name}=False" if match[1] else name
 
@@ -96,23 +105,29 @@ def as_arguments(text: str) -> str:
 
 
 def printable(text: str, most: int = LONGEST_TEXT) -> str:
-    """A text that is safe to print, whatever file it comes from: line breaks, control codes and changes of writing direction
-    are escaped, and it is cut after `most` characters."""
+    """Make a text safe to print, whatever file it comes from: line breaks, control codes and changes of writing direction are
+    escaped, and the text is cut after `most` characters.
+    """
     text = text if len(text) <= most else text[: most - 3] + "..."
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def shown(value: Any) -> str:
-    """A value as text for a one-line message: Python's spelling, with true, false, null and NaN as in JSON, cut at 60
-    characters."""
+    """A value as text for a one-line error message: as Python spells it, but true, false, null and NaN as in JSON; cut at 60
+    characters.
+    """
     is_nan = isinstance(value, float) and value != value
     text = json.dumps(value) if is_nan or isinstance(value, bool | None) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def named(value: Any, names: Collection[str], aliases: Mapping[str, str] | None = None) -> str | None:
-    """The name among `names` that a value spells, in upper or lower case or by an alias (a lower-case key); None if there is
-    none."""
+    """Find the name among `names` that a user's value means: the name itself in upper or lower case, or an alias of it; None
+    if it means none of them.
+
+    value: the user's value, of any type. aliases: names by alias in lower case, such as {"bf16": "bfloat16"}. An alias of a
+    name that is not in `names` also gives None.
+    """
     if not isinstance(value, str) or value in names:
         return value if isinstance(value, str) else None
     folded = (aliases or {}).get(value.lower(), value.lower())
@@ -120,10 +135,10 @@ def named(value: Any, names: Collection[str], aliases: Mapping[str, str] | None 
 
 
 def one_of(value: Any, names: Iterable[str], listing: str | None = None) -> str:
-    """Text that says what would work instead of a value that is none of the names: the names similar to it, and all of them if
-    they are few.
+    """The advice in an error about a value that is none of the allowed names: the names that are similar to it, and all names
+    if they are few.
 
-    listing: a command that lists all names, to be mentioned where they are many.
+    names: the allowed names. listing: a command that lists all names, which the text mentions instead if there are many.
     """
     every = list(names)
     by_folded = {name.lower(): name for name in reversed(every)}

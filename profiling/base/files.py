@@ -34,9 +34,10 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
     def changed(self, **fields: Any) -> Self:
-        """A checked copy with some fields replaced. (pydantic's own copy checks nothing and keeps what was cached.)
+        """A copy of the record with some fields replaced, checked like a record that is read from a file. (pydantic's own copy
+        checks nothing and keeps cached values.)
 
-        Raises InputError.
+        Raises InputError if a value is not allowed.
         """
         try:
             return type(self).model_validate({**{name: getattr(self, name) for name in type(self).model_fields}, **fields})
@@ -45,7 +46,9 @@ class Record(BaseModel):
 
 
 class FileFormat(Protocol):
-    """A class that a file can be read into: a `Record`, or a dataclass that is a `DataclassRecord`."""
+    """A class whose objects a file can be read into: a `Record` (a pydantic model), or a dataclass that is a
+    `DataclassRecord`.
+    """
 
     noun: ClassVar[str]
 
@@ -55,22 +58,26 @@ class FileFormat(Protocol):
 
     @classmethod
     def model_json_schema(cls) -> dict[str, Any]:
-        """The JSON schema of the file format."""
+        """The JSON schema of the file format that this class defines."""
 
 
 RecordType = TypeVar("RecordType", bound=FileFormat)
 
 
 def name_of_source(source: object, noun: str) -> str:
-    """The name of a source in errors: the path of a file, or `noun` if the source is a value in Python."""
+    """The name to use in errors for an input: the path if `source` is the path of a file, or else `noun`, for an in-memory
+    object.
+    """
     return os.fspath(source) if isinstance(source, str | os.PathLike) else noun
 
 
 def only(number: int) -> BeforeValidator:
-    """Validator for a field with one allowed number, such as a version. It refuses `true` and `1.0`, which Python takes for
-    equal to 1."""
+    """Make a pydantic validator for a field that has exactly one allowed number, such as the version of a file format. It
+    refuses `true` and `1.0`, which Python takes as equal to 1.
+    """
 
     def check(value: Any) -> Any:
+        """The value itself, unless it is of a type that Python takes for equal to the allowed number. Raises InputError."""
         if isinstance(value, bool | float):
             raise InputError("", "", f"is {shown(value)}", f"give {number}")
         return value
@@ -79,12 +86,12 @@ def only(number: int) -> BeforeValidator:
 
 
 def _language(path: str | os.PathLike[str]) -> str:
-    """ "YAML" or "JSON", by the ending of a path."""
+    """The language of a file, "YAML" or "JSON", by the ending of its name."""
     return "YAML" if os.fspath(path).lower().endswith((".yaml", ".yml")) else "JSON"
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of a file. Raises InputError if it is absent, too large, or not UTF-8."""
+    """Read the text of a file. Raises InputError if the file is absent, empty, too large, or not UTF-8."""
     where, language = os.fspath(path), _language(path)
     try:
         status = os.stat(path)
@@ -106,7 +113,9 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def read_data(path: str | os.PathLike[str]) -> Any:
-    """The value in a JSON or YAML (.yaml, .yml) file. Raises InputError if the file is absent, too large or incomplete."""
+    """Read a JSON or YAML (.yaml, .yml) file and return the value in it. Raises InputError if the file is absent, too large or
+    no valid JSON or YAML.
+    """
     where, language, text = os.fspath(path), _language(path), read_text(path)
     try:
         if language == "JSON":
@@ -130,8 +139,9 @@ def read_data(path: str | os.PathLike[str]) -> Any:
 
 
 def _surrogate(value: Any) -> tuple[int | str, ...] | None:
-    """Path within a value of its first text with half a character (a lone surrogate), which no UTF-8 file can hold; None if
-    there is no such text."""
+    """Find the first text within a value (dicts, lists, texts) that has half a character (a lone surrogate), which no UTF-8
+    file can hold. Returns the keys and indices that lead to it, such as ("layers", 3, "name"); None if there is no such text.
+    """
     if isinstance(value, str):
         return () if any("\ud800" <= letter <= "\udfff" for letter in value) else None
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -144,10 +154,12 @@ def _surrogate(value: Any) -> tuple[int | str, ...] | None:
 
 
 def json_value(text: str, where: str) -> Any:
-    """The value of a JSON text. where: the file's name, for errors. Raises InputError if the text is not JSON or gives a key
-    twice."""
+    """Parse a JSON text into Python values. where: the file's name, for errors. Raises InputError if the text is not JSON, or
+    if an object has the same key twice.
+    """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """The object of these (key, value) pairs. Raises InputError for a key that is given twice."""
         fields = dict(pairs)
         if len(fields) < len(pairs):
             names = [name for name, _ in pairs]
@@ -166,8 +178,10 @@ def json_value(text: str, where: str) -> Any:
 
 
 def parse(source: Source, record: type[RecordType], where: str | None = None) -> RecordType:
-    """Read a file (by its path) or a value (a dict) into a checked record. where: name of the input in errors. Raises
-    InputError that names the file, field, value and fix."""
+    """Read a file (`source` is its path) or an in-memory object (`source` is a dict) into a checked object of the class
+    `record`, which defines the format. where: name of the input in errors; None for its path. Raises InputError that names the
+    file, field, value and fix.
+    """
     if isinstance(source, Mapping):
         value, where = source, where or record.__name__
     else:
@@ -184,8 +198,9 @@ def parse(source: Source, record: type[RecordType], where: str | None = None) ->
 
 
 def _other_format(value: Mapping[str, Any], record: type[FileFormat]) -> str | None:
-    """A phrase such as "is a file of 'trainplan-plan'", if a field that is not in `record` shows that the value is of
-    another format; else None."""
+    """A phrase such as "is a file of 'trainplan-plan'" if a value has a field that `record`, the expected format, does not
+    have and that identifies another format; None otherwise.
+    """
     problems = {"problem": "is an instance of {}", "model_type": "is the config.json of a {}", "format": "is a file of {}"}
     fields = record.model_fields if issubclass(record, BaseModel) else record.__annotations__
     names = (name for name in problems if name in value and name not in fields)
@@ -193,7 +208,7 @@ def _other_format(value: Mapping[str, Any], record: type[FileFormat]) -> str | N
 
 
 def as_input_error(error: ValidationError, where: str) -> InputError:
-    """The first fault of a failed validation as an InputError. where: the file's name."""
+    """Convert a validation error of pydantic to an InputError about the first fault that it found. where: the file's name."""
     first = error.errors(include_url=False)[0]
     field = field_path(first["loc"])
     if isinstance(cause := (first.get("ctx") or {}).get("error"), InputError):
@@ -203,7 +218,9 @@ def as_input_error(error: ValidationError, where: str) -> InputError:
 
 
 def field_path(location: tuple[int | str, ...]) -> str:
-    """``("layers", 3, "time_ns")`` as ``layers[3].time_ns``."""
+    """The path of a field in a file as text: ``("layers", 3, "time_ns")`` becomes ``layers[3].time_ns``. location: the keys
+    and indices that lead to the field.
+    """
     text = ""
     for part in location:
         if isinstance(part, str) and re.fullmatch(r"\[key\]|constrained-\w+|(list|dict)\[.*\]", part):
@@ -213,7 +230,9 @@ def field_path(location: tuple[int | str, ...]) -> str:
 
 
 def _whole(value: Any) -> str:
-    """Advice how to spell a whole number that was given as a float such as 2.4e10 or a text such as "24GiB"."""
+    """Advice in an error about a value that should be an integer, depending on the value that was given: 2.4e10 -> "without
+    point and exponent: 24000000000", "24GiB" -> "such as 25769803776".
+    """
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e18:
         return f"without point and exponent: {int(value)}"
     if isinstance(value, str) and value.isdecimal():
@@ -227,7 +246,9 @@ def _whole(value: Any) -> str:
 
 
 def _fault_and_fix(error: Any) -> tuple[str, str]:
-    """The problem and the fix, as texts of an InputError, for one entry of pydantic's list of errors."""
+    """The problem and the advice, as the two texts of an InputError, for one validation error. error: an entry of pydantic's
+    list of errors.
+    """
     kind, value, limits = error["type"], error["input"], error.get("ctx") or {}
     wanted = {
         "greater_than": f"give a number above {limits.get('gt')}",
@@ -260,10 +281,10 @@ def _fault_and_fix(error: Any) -> tuple[str, str]:
 
 
 def json_text(value: Any, margin: str = "") -> str:
-    """A value as JSON that people can read: a list or object of plain values stands on one line, any other has one line per
-    item.
+    """Format a value as JSON that people can read: a list or object that contains only plain values is on one line, any other
+    has one line per item.
 
-    margin: blanks to begin each line with.
+    margin: blanks at the beginning of every line except the first line.
     """
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if not any(isinstance(part, dict | list) for part in parts):
@@ -277,15 +298,16 @@ def json_text(value: Any, margin: str = "") -> str:
 
 
 def check_readable(path: str | os.PathLike[str], content: str) -> None:
-    """Raise InputError if a file with this content would be too large for `read_data`."""
+    """Raise InputError if a file with the text `content` would be too large to be read again by `read_data`."""
     if (size := len(content.encode())) > LARGEST_FILE_BYTES:
         fix = f"files of up to {LARGEST_FILE_BYTES // 2**20} MiB are read: ask for fewer layers, devices or options"
         raise InputError(os.fspath(path), "", f"would have {size:,} bytes", fix)
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raise InputError if `write_whole` could not write this file. To be called before long work, so that its result is not
-    lost."""
+    """Raise InputError if `write_whole` could not write a file at this path. It is called before long work, so that the result
+    of the work is not lost.
+    """
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise unwritable(path, errno.EISDIR)
@@ -296,7 +318,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def check_different(*paths: str | os.PathLike[str] | None) -> None:
-    """Raise InputError if two of these output paths name one file."""
+    """Raise InputError if two of the given output paths name the same file; None stands for an output that is not written."""
     targets = [os.path.realpath(path) for path in paths if path is not None]
     for path in targets:
         if targets.count(path) > 1:
@@ -304,7 +326,9 @@ def check_different(*paths: str | os.PathLike[str] | None) -> None:
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write a file whole or not at all: into a temporary file of the same folder, which is then renamed. Raises InputError."""
+    """Write a file completely or not at all: the content is written into a temporary file in the same folder, which is then
+    renamed. Raises InputError if it cannot be written.
+    """
     target = Path(os.path.realpath(path))
     data = content.encode() if isinstance(content, str) else content
     try:
@@ -325,8 +349,19 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
         raise unwritable(path, error.errno) from None
 
 
+def to_disk(path: Path) -> None:
+    """Wait until a file, or a folder's list of files, is on the disk (fsync). Raises OSError."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
 def unwritable(path: str | os.PathLike[str], code: int | None) -> InputError:
-    """The error for a file that cannot be written. code: the system's error number (errno)."""
+    """Build the error for a file that cannot be written. path: the file. code: the system's error number (errno); None if
+    unknown.
+    """
     if code == errno.EISDIR:
         reason, fix = "it is a folder", "name a file, not a folder"
     else:

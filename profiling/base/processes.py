@@ -41,25 +41,29 @@ class WorkerError(RuntimeError):
 
 
 class Reporter:
-    """The channel of a worker process to the process that started it. A call sends an event (a dict); only rank 0 has
-    `answers` to send it through, calls on other ranks do nothing. `position` tells the watchdog where the rank is in its
-    work."""
+    """The channel from a worker process to the process that started it. Calling it sends an event (a dict); only rank 0 has
+    `answers`, the stream that events are written to, and calls on other ranks do nothing. `position` tells the watchdog how
+    far the rank is in its work.
+    """
 
     def __init__(self, answers: TextIO | None, position: Position) -> None:
+        """Make the channel of one rank. answers: the stream to the starting process, for rank 0; position: of this rank."""
         self._answers, self.position = answers, position
 
     def __call__(self, event: dict[str, Any]) -> None:
+        """Send an event to the starting process; nothing happens on ranks other than 0."""
         if self._answers:
             print(json.dumps(event), file=self._answers, flush=True)
 
 
 @dataclass
 class _Workers:
-    """The worker processes as seen by the process that started them.
+    """The worker processes (ranks) as seen by the process that started them.
 
-    folder: holds the job, logs, results and positions. world: number of ranks. describe_position: a rank's position in words,
-    such as "in step 2". ids: process ids of the ranks that run. codes: exit codes of the ranks that have ended, in the order of
-    their ends.
+    folder: shared with the ranks; holds the job, logs, results and positions. world: number of ranks. describe_position:
+    describes the position of a rank in its work as text, such as "in step 2". positions: the position of every rank in its
+    work, by rank. ids: process ids by rank, of the ranks that run. codes: exit codes by rank, in the order in which the ranks
+    ended.
     """
 
     folder: Path
@@ -73,16 +77,20 @@ class _Workers:
         self.positions = [_position(self.folder, rank) for rank in range(self.world)]
 
     def name(self, rank: int) -> str:
-        """A process in words, for messages."""
+        """The process of a rank as a phrase for messages, such as "process 1 of 4"."""
         return "the process that starts the others" if rank == LAUNCHER else f"process {rank} of {self.world}"
 
     def whereabouts(self, rank: int) -> str:
-        """The last known position of a process in words, to be appended to its name; empty if it has none."""
+        """The last known position of a rank in its work, as a phrase to append to the process's name, such as ", in step 2";
+        empty if the position is unknown.
+        """
         where = "" if rank == LAUNCHER else self.describe_position(rank, self.positions[rank].get())
         return where and f", {where}"
 
     def failed(self, rank: int, code: int) -> WorkerError:
-        """The error for a process that ended with this exit code (negative: minus the signal that ended it)."""
+        """Build the error for a worker process that ended without a result. rank: its rank. code: its exit code, or minus the
+        number of the signal that ended it.
+        """
         if code == -signal.SIGKILL:
             end = "was killed (SIGKILL), by hand or by the system for lack of memory"
         else:
@@ -93,7 +101,9 @@ class _Workers:
         return error
 
     def _cause(self, rank: int) -> str:
-        """The reason why a process failed: the error that it noted, else the last line of its log."""
+        """The reason why the process of a rank failed, as text: the error that it wrote into the shared folder, or else the
+        last line of its log.
+        """
         if (note := _note(self.folder, rank)).exists():
             return str(json.loads(note.read_text())["cause"])
         log = Path(self.folder, "log" if rank == LAUNCHER else f"log.{rank}")
@@ -101,24 +111,30 @@ class _Workers:
         return lines[-1] if lines else "it gave no reason"
 
     def first_failed(self) -> tuple[int, int] | None:
-        """The (rank, exit code) of the process that failed first; None if none has failed. A process that ended itself
-        because a step took too long comes first, since its end may crash the others; then processes ended by a signal; then
-        the one that raised first."""
+        """The (rank, exit code) of the process whose failure is most likely the cause of all failures; None if no process has
+        failed. A process that ended itself because a step took too long comes first, since its end may crash other processes;
+        then processes ended by a signal; then the process that raised an error first.
+        """
         failed = [(rank, code) for rank, code in self.codes.items() if code]
 
         def order(rank_and_code: tuple[int, int]) -> tuple[bool, bool, int]:
+            """The key by which failures are ordered, the cause of the others first."""
             rank, code = rank_and_code
             return code != TOO_LONG, code > 0, self._raised_at(rank) if code > 0 else 0
 
         return min(failed, key=order, default=None)
 
     def _raised_at(self, rank: int) -> int:
-        """The time at which a process raised, by the clock `time.monotonic_ns`; very large if it noted none."""
+        """The time in ns, by the clock `time.monotonic_ns`, at which the process of a rank raised an error; a very large
+        number if it recorded no time.
+        """
         note = _note(self.folder, rank)
         return json.loads(note.read_text())["time"] if note.exists() else sys.maxsize
 
     def stalled(self, stall: Stall, stall_s: float) -> WorkerError:
-        """The error for processes that make no progress. stall_s: for how many seconds."""
+        """Build the error for processes that make no progress. stall: which process is stopped, or that all of them are stuck.
+        stall_s: seconds for which this has lasted.
+        """
         if stall.name is not None:
             rank, meaning = stall.name, "by SIGSTOP or a debugger; all processes were ended"
             return WorkerError(f"{self.name(rank)} was stopped for {stall_s:g} s{self.whereabouts(rank)}: {meaning}")
@@ -141,20 +157,24 @@ def run_workers(
     backend: str = "gloo",
     passes_on: bool = False,
 ) -> list[Any]:
-    """Run `module:function(rank, world, job, report)` in `world` processes that are joined by torch.distributed; results by
-    rank.
+    """Run `module:function(rank, world, job, report)` in `world` processes that are joined by torch.distributed. Returns the
+    functions' results, in the order of the ranks.
 
     The job and the results are pickled. `report` is a Reporter: events of rank 0 reach `progress` while the work goes on.
 
     Args:
-        backend: of torch.distributed, such as gloo.
+        target: the function, as `module:function`.
+        world: number of processes.
+        job: the value that every process gets.
         timeout: seconds for all of the work.
         stall_timeout: seconds for which a process may be stopped, or all of them make no progress.
-        describe_position: puts the position that a rank has set in words, for errors.
-        passes_on: whether a first SIGTERM, after all ranks have begun their work, is passed to the ranks so that they end in
-            order; a second one ends them at once.
+        progress: called with every event of rank 0, a dict.
+        describe_position: describes the position that a rank has set, for errors; called with the rank and its position.
+        backend: backend of torch.distributed, such as gloo.
+        passes_on: whether a first SIGTERM, after all ranks have begun their work, is passed to the ranks so that they end
+            in order; a second one ends them at once.
 
-    Raises WorkerError.
+    Raises WorkerError if a process fails, stalls, or does not finish in time.
     """
     with tempfile.TemporaryDirectory(prefix="trainplan-") as folder:
         Path(folder, "job").write_bytes(pickle.dumps((job, backend)))
@@ -187,13 +207,16 @@ def run_workers(
 
 @contextmanager
 def _passing_on(workers: _Workers) -> Iterator[None]:
-    """While the block runs, pass the first SIGTERM on to the ranks if all have begun their work. Only a main thread gets
-    signals."""
+    """Context manager: while its block runs, pass the first SIGTERM on to the ranks if all of them have begun their work.
+    Outside of the main thread, which is the only one that gets signals, it does nothing. workers: the ranks, with their
+    process ids.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def pass_on(number: int, frame: Any) -> None:
+        """Handle SIGTERM: pass it on to all ranks, or end this process where a rank has not begun its work."""
         signal.signal(signal.SIGTERM, before)
         if not all(any(position.get()) for position in workers.positions):
             os.kill(os.getpid(), number)
@@ -211,7 +234,9 @@ def _passing_on(workers: _Workers) -> Iterator[None]:
 
 
 def _relay(launcher: subprocess.Popen[bytes], workers: _Workers, progress: Report | None) -> None:
-    """Read the launcher's output until it ends: pass on the events of rank 0, note process ids and exit codes of the ranks."""
+    """Read the output of the launcher (the process that starts the ranks) until it ends: pass events of rank 0 to `progress`,
+    and write the ranks' process ids and exit codes to `workers`.
+    """
     assert launcher.stdout is not None
     for line in launcher.stdout:
         if not line.endswith(b"\n"):
@@ -228,7 +253,10 @@ def _relay(launcher: subprocess.Popen[bytes], workers: _Workers, progress: Repor
 
 
 def _await(launcher: subprocess.Popen[bytes], workers: _Workers, deadline: float, stall_s: float) -> None:
-    """Wait until all ranks have ended. Raises WorkerError if one fails, at the deadline (by time.monotonic), or on a stall."""
+    """Wait until all ranks have ended. launcher: the process that starts the ranks. workers: the ranks' process ids and exit
+    codes, as they become known. deadline: in seconds by the clock time.monotonic. Raises WorkerError if a rank fails, if the
+    deadline passes, or if there is no progress for `stall_s` seconds.
+    """
     watchdog, next_look = Watchdog(workers.positions, stall_s), 0.0
     while True:
         gone = launcher.poll()
@@ -252,23 +280,31 @@ def _await(launcher: subprocess.Popen[bytes], workers: _Workers, deadline: float
 
 
 def _position(folder: Path, rank: int) -> Position:
-    """The position in shared memory of one rank."""
+    """Open the position of one rank in its work, which is in memory that the rank shares with the process that started it.
+    folder: the folder of the memory-mapped file.
+    """
     return Position(folder / f"position.{rank}")
 
 
 def _note(folder: Path, rank: int) -> Path:
-    """Path of the file in which a process that raises notes the time and the error."""
+    """The path of the file in which the process of a rank records the time and the error if it raises an error. folder: the
+    folder that all ranks share.
+    """
     return folder / f"raised.{rank}"
 
 
 def _signal_name(number: int) -> str:
-    """A signal's name, such as SIGTERM, for its number."""
+    """The name of the signal with this number, such as SIGTERM; "signal 99" if it has no name."""
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def launch(folder: str, world: int, target: str) -> None:
-    """Body of the launcher, the process that starts the ranks: it imports the modules that they need and then forks them, so
-    that the import happens only one time."""
+    """Run the launcher, the process that starts the ranks: it imports the modules that they need and then forks them, so that
+    the import happens only once. Returns when all ranks have ended.
+
+    folder: the shared folder with the job. world: number of ranks. target: the function that every rank runs, as
+    `module:function`.
+    """
     import torch.distributed  # noqa: F401
 
     importlib.import_module(target.split(":")[0])
@@ -285,13 +321,17 @@ def launch(folder: str, world: int, target: str) -> None:
 
 
 def _say(event: bytes, rank: int, number: int) -> None:
-    """Tell the caller that a rank began (with its process id) or ended (with its exit code). The line is written in one
-    piece, because rank 0 writes to the same pipe and may be killed between two pieces."""
+    """Tell the process that started the launcher that a rank began or ended, by a line on the standard output. event: BEGAN or
+    ENDED. number: the rank's process id if it began, its exit code if it ended. The line is written in one piece, because rank
+    0 writes to the same pipe and may be killed between two pieces.
+    """
     os.write(1, b"%s %d %d\n" % (event, rank, number))
 
 
 def _run(folder: str, rank: int, world: int, target: str) -> NoReturn:
-    """Body of a forked rank: do its work, note an error, and exit."""
+    """Run one forked rank: do its work, write an error to the shared folder, and exit; it never returns. folder: the shared
+    folder. world: number of ranks. target: the function that the rank runs, as `module:function`.
+    """
     code = 1
     try:
         os.dup2(os.open(Path(folder, f"log.{rank}"), os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
@@ -308,20 +348,25 @@ def _run(folder: str, rank: int, world: int, target: str) -> NoReturn:
 
 
 def error_line(error: BaseException) -> str:
-    """An error in one line: its class and the first line of its text."""
+    """Format an exception as one line of text: its class and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _end_with_parent() -> None:
-    """Wait until the standard input closes, as it does when the caller ends, then exit."""
+    """Wait until the standard input closes, which happens when the process at its other end ends, then end this process as
+    well.
+    """
     os.read(0, 1)
     os._exit(1)
 
 
 def work(folder: str, rank: int, world: int, target: str) -> None:
-    """The work of one rank: join the process group, call the function, save its result. It ends when the caller's process
-    does."""
+    """Do the work of one rank: join the process group of torch.distributed, call the function with the job, and save its
+    result in the shared folder. The rank ends when the process that started it ends.
+
+    folder: the shared folder. world: number of ranks. target: the function, as `module:function`.
+    """
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
     import torch.distributed as dist

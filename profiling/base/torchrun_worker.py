@@ -18,7 +18,9 @@ from trainplan.profiling.base.watchdog import Position
 
 
 class Launched(NamedTuple):
-    """This process among those that the launcher started: its rank and their number, on all machines and on its own machine."""
+    """The rank of this process among the processes that a launcher (torchrun) started. rank, world: its rank, and the number
+    of processes, on all machines together. local_rank, local_world: its rank, and the number of processes, on its own machine.
+    """
 
     rank: int
     world: int
@@ -27,7 +29,9 @@ class Launched(NamedTuple):
 
 
 def launched() -> Launched | None:
-    """The rank of this process by torchrun's environment variables; None if torchrun did not start it."""
+    """The rank of this process and the number of processes, as torchrun's environment variables state them; None if torchrun
+    did not start this process.
+    """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -35,13 +39,16 @@ def launched() -> Launched | None:
 
 
 class _DirectReporter(Reporter):
-    """A Reporter whose events go directly to a function of this process; None drops them, as on all ranks but 0."""
+    """A Reporter (channel for progress events of a worker) that passes events directly to a function of the same process; with
+    None as the function, as on all ranks except 0, events are dropped.
+    """
 
     def __init__(self, progress: Report | None, position: Position) -> None:
         super().__init__(None, position)
         self._progress = progress
 
     def __call__(self, event: dict[str, Any]) -> None:
+        """Pass an event to the function, if there is one."""
         if self._progress is not None:
             self._progress(event)
 
@@ -49,11 +56,11 @@ class _DirectReporter(Reporter):
 def run_launched(
     target: str, process: Launched, job: Any, *, progress: Report | None = None, backend: str = "gloo"
 ) -> list[Any]:
-    """Run `module:function(rank, world, job, report)` as this rank of the launcher's group; every rank gets all results, by
-    rank.
+    """Run `module:function(rank, world, job, report)` in this process as one rank of the group that torchrun started. Returns
+    the results of all ranks, in rank order, on every rank. The process group is ended afterwards.
 
-    As `run_workers`, but every rank passes the job itself. The process group is ended afterwards. process: this rank, from
-    `launched`.
+    target: the function, as `module:function`. process: this process's rank, from `launched`. job: the value that the
+    function gets; every rank passes its own. progress: called with events of rank 0. backend: backend of torch.distributed.
     """
     import torch.distributed as dist
 

@@ -26,23 +26,28 @@ NUMBERS = 3  # whole numbers in a position
 
 
 class Activity(NamedTuple):
-    """The system's record of a process. state: a letter as in /proc/PID/stat. busy_s: seconds for which it has used a
-    processor, or its main thread was ready to run but got none."""
+    """The activity of a process, as the operating system reports it. state: the letter for its state in /proc/PID/stat, such
+    as T for stopped. busy_s: seconds for which it has used a processor, or its main thread was ready to run but had no
+    processor.
+    """
 
     state: str
     busy_s: float
 
 
 class Stall(NamedTuple):
-    """A lack of progress that has lasted too long. name: of the process that is stopped; None if all are stuck."""
+    """A lack of progress that has lasted too long. kind: `stopped` if the system holds one process back, `stuck` if all wait.
+    name: the rank of the process that is stopped; None if all are stuck.
+    """
 
     kind: Literal["stopped", "stuck"]
     name: int | None = None
 
 
 class Position:
-    """Where a process is in its work, as NUMBERS whole numbers (zeros before it begins), in a memory-mapped file that it
-    shares with the process that watches it."""
+    """The position of a process in its work, as three whole numbers such as step and instruction (zeros before it begins), in a
+    memory-mapped file that it shares with the process that watches it.
+    """
 
     def __init__(self, path: Path) -> None:
         with path.open("ab") as file:
@@ -51,17 +56,19 @@ class Position:
             self._numbers = memoryview(mmap.mmap(file.fileno(), 8 * NUMBERS)).cast("q")
 
     def set(self, *numbers: int) -> None:
-        """Set where the process is now; takes less than a microsecond."""
+        """Set the process's position in its work: up to three whole numbers, not all 0, which means that work has not begun.
+        This takes less than a microsecond.
+        """
         for index, number in enumerate(numbers):
             self._numbers[index] = number
 
     def get(self) -> tuple[int, ...]:
-        """Where the process is; zeros before it has set its position."""
+        """The process's position in its work, three whole numbers such as step and instruction; zeros before it has set one."""
         return tuple(self._numbers)
 
 
 def activity(process: int) -> Activity | None:
-    """The activity of a process by its id; None if the process is gone, or the system has no /proc."""
+    """Read the activity of a process from /proc, by its process id; None if the process is gone, or the system has no /proc."""
     folder = Path(f"/proc/{process}")
     try:
         state, *fields = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -73,10 +80,10 @@ def activity(process: int) -> Activity | None:
 
 
 class Watchdog:
-    """Checks processes repeatedly for a stall.
+    """Checks worker processes repeatedly for a stall (no progress for too long).
 
-    positions: of the processes that work; stall_s: seconds that a sign must last; activity_of: reads the activity of a process
-    id.
+    positions: how far the processes are in their work; stall_s: seconds that a sign of a stall must last; activity_of: reads
+    what the operating system reports on a process, by its process id.
     """
 
     def __init__(
@@ -93,9 +100,9 @@ class Watchdog:
         self._positions_then: list[tuple[int, ...]] = []
 
     def look(self, now: float, processes: Mapping[int, int]) -> Stall | None:
-        """Check the processes one more time; the stall, if there is one.
+        """Check all processes once more for a lack of progress. Returns the stall if it has lasted too long, else None.
 
-        now: seconds by any steady clock; processes: process ids by name.
+        now: the time of this check, in seconds by any steady clock. processes: process ids by rank.
         """
         activities = {name: self._activity_of(process) for name, process in processes.items()}
         positions = [position.get() for position in self._positions]

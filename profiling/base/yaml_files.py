@@ -1,4 +1,4 @@
-"""YAML as trainplan reads and writes it: plain data with JSON's types; no anchors, aliases or tags."""
+"""Read and write YAML as trainplan's files use it: plain data with JSON's types; no anchors, aliases or tags."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _FLOAT = re.compile(r"[-+]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+
 
 
 def yaml_value(text: str, where: str) -> Any:
-    """The value of a text that is one YAML document. Texts, numbers, true, false and null are distinguished as in JSON:
-    dates and `no` are texts. where: the file's name, for errors. Raises InputError."""
+    """Parse a text that is one YAML document into Python values. Types are as in JSON: dates and `no` are texts. where: the
+    file's name, for errors. Raises InputError if the text is not YAML, or uses anchors, aliases or tags.
+    """
     reader = _Reader(text, where)
     try:
         return reader.document()
@@ -36,14 +37,16 @@ def yaml_value(text: str, where: str) -> Any:
 
 
 class _Reader:
-    """Builds a value from the parser's events, so that a file can only yield plain data, in time proportional to its length."""
+    """Builds the value of a YAML text from the events of PyYAML's parser, so that a file can only yield plain data, in time
+    proportional to its length.
+    """
 
     def __init__(self, text: str, where: str) -> None:
         self._events = iter(yaml.parse(text, Loader=_PARSER))
         self._where = where
 
     def document(self) -> Any:
-        """The value of the only document; None if there is none. Raises InputError for a second document."""
+        """Read the value of the only document in the text; None if there is none. Raises InputError for a second document."""
         next(self._events)  # the stream's start
         if not isinstance(next(self._events), yaml.DocumentStartEvent):
             return None
@@ -54,7 +57,9 @@ class _Reader:
         return value
 
     def _value(self, event: Any, depth: int) -> Any:
-        """The value that begins with this event. depth: number of lists and objects around it."""
+        """Build the value that begins with a parser event, consuming the further events that belong to it. depth: number of
+        lists and objects around the value. Raises InputError for YAML that is not accepted.
+        """
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
             raise self._refuse(event, "has an anchor or an alias (& or *)", "write the value out, or quote the text")
         if event.tag is not None:
@@ -76,18 +81,20 @@ class _Reader:
         return mapping
 
     def _until(self, end: type) -> Iterator[Any]:
-        """The events up to the one of type `end`, which ends the list or object."""
+        """Yield the parser events of a list or object up to the event of type `end`, which ends it and is not yielded."""
         while not isinstance(event := next(self._events), end):
             yield event
 
     def _refuse(self, event: Any, problem: str, fix: str) -> InputError:
-        """The error for a piece of YAML that is not accepted, with its line and column."""
+        """Build the error for a piece of YAML that is not accepted, at the line and column of the parser event `event`.
+        problem: what is wrong. fix: what would work.
+        """
         mark = event.start_mark
         return InputError(self._where, f"line {mark.line + 1} column {mark.column + 1}", problem, fix)
 
 
 def _scalar(text: str) -> Any:
-    """The value of a text without quotes: null, true, false, a number, or the text."""
+    """Parse a YAML text that is not in quotes: null, true, false, a number, or the text itself."""
     if text in _WORDS:
         return _WORDS[text]
     if _INTEGER.fullmatch(text):
@@ -96,7 +103,7 @@ def _scalar(text: str) -> Any:
 
 
 def yaml_text(value: Any) -> str:
-    """Plain data as YAML that reads back equal. Innermost lists and objects stand on one line."""
+    """Format plain data as a YAML text that reads back equal. Innermost lists and objects are on one line."""
     text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120)
     return text
 
@@ -105,9 +112,13 @@ class _Dumper(yaml.SafeDumper):
     """Writes whole floats without a point, and quotes texts that would be read as numbers."""
 
     def ignore_aliases(self, data: Any) -> bool:
+        """Always True, which makes PyYAML write out equal lists and objects each time, without anchors and aliases. data:
+        unused; part of the signature that PyYAML calls.
+        """
         return True
 
     def represent_number(self, data: float) -> yaml.Node:
+        """Make PyYAML's node (what it writes) for a float; a float with a whole value is written as an integer, so 2.0 as 2."""
         return self.represent_int(int(data)) if data.is_integer() and abs(data) < 1e18 else self.represent_float(data)
 
 

@@ -22,13 +22,15 @@ Bytes = Annotated[int, Field(gt=0, le=2**50)]
 
 
 class DeviceKind(Record):
-    """One kind of device.
+    """One kind of device: its memory, the rates of its matrix multiplications and of its memory, and the shares of these rates
+    that kernels reach.
 
     memory_bytes: its whole memory. reserve_bytes: the part that plans may not use: hidden by the driver, taken by its context
-    and by communication buffers, or lost to fragmentation. flops_per_s: peak rate of matrix products by dtype. A product of m x
-    k by k x n reaches `efficiency` of it times d / (d + half_size) for each of its three sizes d. efficiencies: by class of
-    kernels and precision; they replace these two. recipes: by which products in 8 or 4 bits are computed on it. kernel_ns:
-    least time of one operator.
+    and by communication buffers, or lost to fragmentation. flops_per_s: peak rate of matrix multiplications by dtype. A
+    product of an (m, k) matrix by a (k, n) matrix reaches `efficiency` of the peak times d / (d + half_size) for each of the
+    three sizes d. efficiencies: measured or assumed shares of peaks by class of kernels (such as attention) and precision;
+    they replace `efficiency` and `half_size`. recipes: names of the low-precision recipes (8 or 4 bits per number) that it
+    supports. kernel_ns: minimum time of one kernel.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -44,6 +46,9 @@ class DeviceKind(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> DeviceKind:
+        """Validate the kind when it is constructed; return it unchanged. Raises InputError for recipes without a rate, or for
+        a reserve that is the whole memory.
+        """
         check_rates(self.recipes, self.flops_per_s)
         if self.reserve_bytes >= self.memory_bytes:
             fix = f"give less than memory_bytes = {self.memory_bytes}"
@@ -52,24 +57,28 @@ class DeviceKind(Record):
 
     @property
     def usable_bytes(self) -> int:
-        """The memory that plans may use: all but the reserve."""
+        """The device's memory that plans may use, in bytes: the whole memory without the reserve."""
         return self.memory_bytes - self.reserve_bytes
 
     @cached_property
     def _by_class(self) -> dict[tuple[Kernel, Precision | None], Efficiency]:
-        """The efficiencies by (class of kernels, precision); precision None holds for all others."""
+        """The efficiencies (shares of peak rates) by class of kernels and precision; an entry with precision None applies to
+        all precisions that have no entry of their own.
+        """
         return {(efficiency.kernel, efficiency.precision): efficiency for efficiency in reversed(self.efficiencies)}
 
     def reached(self, kernel: Kernel, precision: Precision) -> Efficiency | None:
-        """The efficiency of a class of kernels at a precision; None if there is none. Then `efficiency` and `half_size` hold
-        for products, and memory reaches its whole bandwidth."""
+        """The efficiency (share of the peak rate) of a class of kernels, such as "attention", at a precision; None if the kind
+        of device has none. Then matrix multiplications are computed with the fields `efficiency` and `half_size`, and kernels
+        that only move memory with its whole bandwidth.
+        """
         return self._by_class.get((kernel, precision)) or self._by_class.get((kernel, None))
 
 
 class Host(Record):
-    """The CPU of a node: its memory, and the link between it and one device, whose bandwidth is that of one direction.
+    """The CPU of a node: its memory, and the link between it and one device. The bandwidth is that of one direction.
 
-    shares_bus: copies and collectives within the node go through the same bus, as without NVLink.
+    shares_bus: whether copies and collectives within the node go through the same bus, as they do without NVLink.
     """
 
     memory_bytes: Bytes
@@ -79,7 +88,9 @@ class Host(Record):
 
 
 class Nodes(Record):
-    """`count` equal nodes with `devices` devices of one kind on a node. islands: links within a node, smallest island first."""
+    """A group of `count` equal nodes with `devices` devices of one kind each. islands: links within a node, as groups of
+    consecutive devices joined by one kind of link, smallest group first.
+    """
 
     kind: str
     devices: Annotated[int, Field(ge=1, le=2**20)]
@@ -90,11 +101,13 @@ class Nodes(Record):
 
 @in_one_line
 class Cluster(Record):
-    """A cluster of nodes; its devices are numbered node by node.
+    """A cluster of nodes; its devices are numbered consecutively, node by node.
 
-    islands: links across nodes, smallest island first, the last one over all devices. matrix: the links of all pairs, instead
-    of islands. overlap_slowdown: factor by which compute and communication are slower while they overlap. paper: the paper
-    whose cluster this is, with the numbers that the paper states or measured, not those of data sheets; else empty.
+    An island is a group of consecutive devices joined by one kind of link. islands: links across nodes, smallest island
+    first; the last one joins all devices. matrix: the links between all pairs of devices, given instead of islands.
+    overlap_slowdown: factor by which computation and communication are slower while they overlap. paper: the name of the
+    paper whose cluster this is, if its numbers are those that the paper states or measured, and not those of data sheets;
+    else empty.
     """
 
     noun: ClassVar[str] = "cluster"
@@ -111,6 +124,9 @@ class Cluster(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> Cluster:
+        """Validate the cluster when it is constructed; return it unchanged. Raises InputError unless its kinds of device,
+        nodes and links agree with each other.
+        """
         names = Counter(kind.name for kind in self.kinds)
         if twice := [name for name, count in names.items() if count > 1]:
             raise InputError("", "kinds", f"has {twice[0]!r} twice", "name each kind once")
@@ -146,18 +162,18 @@ class Cluster(Record):
 
     @property
     def whose_numbers(self) -> str:
-        """A remark that the numbers are those of a paper; empty for other clusters."""
+        """A remark for users if the cluster's numbers come from a paper; empty for other clusters."""
         return f"with the numbers of the paper {self.paper}, not of data sheets" if self.paper else ""
 
     @cached_property
     def used_kinds(self) -> tuple[DeviceKind, ...]:
-        """The kinds of device that some node has, in the order of the nodes."""
+        """The kinds of device that the cluster's nodes have, each kind once, in the order of the nodes."""
         kinds = {kind.name: kind for kind in self.kinds}
         return tuple(kinds[name] for name in dict.fromkeys(node.kind for node in self.nodes))
 
     @property
     def device_kinds(self) -> list[str]:
-        """The name of the kind of every device, by device number."""
+        """The name of the kind of every device, in the order of the devices' numbers."""
         return [node.kind for node in self.nodes for _ in range(node.count * node.devices)]
 
     @property
@@ -167,31 +183,37 @@ class Cluster(Record):
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of the smallest device, its reserve included."""
+        """The whole memory (including the reserve that plans may not use), in bytes, of the device with the least memory."""
         return min(kind.memory_bytes for kind in self.used_kinds)
 
     @property
     def usable_bytes(self) -> int:
-        """Memory of the smallest device that plans may use."""
+        """The memory that plans may use, in bytes, of the device with the least usable memory."""
         return self.smallest_kind.usable_bytes
 
     @property
     def training_dtype(self) -> str:
-        """The dtype in which models are trained on this cluster by default: the half precision that all of its devices
-        compute faster than float32, bfloat16 first; float32 if there is none, as on CPUs."""
+        """Name of the dtype in which models are trained on this cluster by default: the half precision that all of its devices
+        compute faster than float32, bfloat16 before float16; float32 if there is none, as on CPUs.
+        """
         for dtype in ("bfloat16", "float16"):
             if all(kind.flops_per_s.get(dtype, 0) > kind.flops_per_s.get("float32", 0) for kind in self.used_kinds):
                 return dtype
         return "float32"
 
     def with_reserve(self, reserve_bytes: int) -> Cluster:
-        """A copy with this reserve on every kind of device. Raises InputError if a kind has no more memory than that."""
+        """A copy of the cluster in which plans may not use `reserve_bytes` of the memory of every kind of device. Raises
+        InputError if a kind has no more memory than that.
+        """
         return self.changed(kinds=[kind.changed(reserve_bytes=reserve_bytes) for kind in self.kinds])
 
     def with_nodes(self, count: int) -> Cluster:
-        """A copy with `count` nodes, joined by the links that join all nodes now. For one node that is named by its kind,
-        such as `h100:8`, links and name follow from its data sheet. Raises InputError if nodes differ, if links to other
-        nodes are unknown, or if islands of several nodes do not divide the nodes."""
+        """A copy of the cluster with `count` nodes, joined by the links that now join all of its nodes.
+
+        If the cluster is one node that is named by its kind, such as `h100:8`, links and name follow from its data sheet.
+        Raises InputError if nodes differ, if links to other nodes are unknown, or if islands (groups of devices with one kind
+        of link) that span several nodes do not divide the number of nodes.
+        """
         from trainplan.profiling.clusters.nodes import cluster_of_nodes, names_nodes  # that module imports this one
 
         node = self.nodes[0]
@@ -208,7 +230,9 @@ class Cluster(Record):
 
     @cached_property
     def network(self) -> Network:
-        """The links within and across nodes, smallest island first."""
+        """All links, within and across nodes, as one network, whose islands (groups of consecutive devices joined by one kind
+        of link) come smallest first.
+        """
         if self.matrix is not None:
             return Network(matrix=self.matrix, algorithm=self.algorithm)
         if len(self.nodes) == 1 and all(island.first is None for island in self.nodes[0].islands):
@@ -227,8 +251,11 @@ class Cluster(Record):
 
 
 def _check_nested(islands: list[Island], devices: int, field: str, optional: bool) -> None:
-    """Raise InputError unless islands that tile all devices nest, and the last one holds all `devices`. field: path of the
-    list, for errors; optional: whether there may be no islands."""
+    """Raise InputError unless islands (groups of consecutive devices joined by one kind of link) nest, smallest first, and the
+    last one holds all `devices` devices. Islands that have a first device, and so are at one position only, need not nest.
+
+    field: the list's path in the file, for errors. optional: whether there may be no islands.
+    """
     tiling = [(i, island) for i, island in enumerate(islands) if island.first is None]
     for (_, smaller), (i, larger) in pairwise(tiling):
         same = larger.devices == smaller.devices and larger.operation != smaller.operation
@@ -251,8 +278,12 @@ def _check_nested(islands: list[Island], devices: int, field: str, optional: boo
 
 
 def load_cluster(source: str | os.PathLike[str]) -> Cluster:
-    """Load a cluster: a shipped one by name, nodes of a kind such as `h100:8x16`, a number of devices such as `64xH100`, or
-    a YAML or JSON file. A file may consist of `same_as: h100:8x16` alone, another name for such nodes. Raises InputError."""
+    """Load a cluster from its name (a shipped one), from nodes of a kind such as `h100:8x16`, from a number of devices such as
+    `64xH100`, or from a file.
+
+    The file is YAML or JSON; it may consist of `same_as: h100:8x16` alone, which gives such nodes another name. Raises
+    InputError for unknown names and invalid files.
+    """
     from trainplan.profiling.clusters.nodes import (  # that module imports this one
         cluster_of_nodes,
         counted_devices,

@@ -35,14 +35,15 @@ RelativeError = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
 
 
 class Efficiency(Record):
-    """The share of a device's peak that kernels of one class reach.
+    """The share of a device's peak rate that kernels of one class reach.
 
-    precision: of the peak; if left out, all precisions that have no efficiency of their own. half_size: the size of a matrix,
-    or the number of queries or keys, at which half of `value` is reached; without meaning for `memory`. half_width: for
-    `attention`, the width of heads at which exponentials that do not overlap with products take as long as products. error:
-    half-width of the interval around an estimated time, relative to it, that is meant to hold 80 % of measured times. device:
-    the kind that it was fitted to or assumed for, perhaps another one than it is used for; limited_by: why the value is then
-    less than that kind's.
+    kernel: the class: matrix multiplications, fused attention, or kernels that only read and write memory. precision: the
+    precision of the peak; if omitted, all precisions that have no efficiency of their own. value: the share, from 0 to 1.
+    half_size: the size of a matrix, or the number of queries or keys, at which half of `value` is reached; without meaning
+    for `memory`. half_width: for `attention`, the width of heads at which exponentials that do not overlap with matrix
+    multiplications take as long as these. error: relative half-width of the interval around an estimated time that is meant
+    to hold 80 % of measured times. device: the kind of device that it was fitted to or assumed for, which may differ from the
+    kind that it is used for; limited_by: why the value is then lower than for the kind `device`.
     """
 
     kernel: Kernel
@@ -56,22 +57,24 @@ class Efficiency(Record):
     limited_by: Literal["power", "vendor"] | None = None
 
     def of_width(self, width: int) -> float:
-        """The share of `value` that attention with heads of this width reaches."""
+        """The factor on `value` for attention with heads of this width (numbers per head); 1 from `WIDE` numbers on."""
         width = min(width, WIDE)
         return width / (width + self.half_width) * (WIDE + self.half_width) / WIDE
 
     def origin_for(self, kind: str) -> str:
-        """The origin in words, for a kind of device of this name: ``assumed``, or ``fitted, of H100-SXM5 80 GB``."""
+        """The origin of the efficiency as text, for use on the kind of device with this name: "assumed" or "fitted", or
+        "fitted, of H100-SXM5 80 GB" if it was taken from another kind.
+        """
         limit = {"power": ", less for its power", "vendor": ", no more than its vendor reaches", None: ""}[self.limited_by]
         return self.origin if self.device == kind else f"{self.origin}, of {self.device}{limit}"
 
 
 class Fit(Record):
-    """How a number was obtained.
+    """The origin of a number: fitted to measured runs, or assumed.
 
-    date: of the fit, as 2026-01-31. rows: ids of the measured runs that it was fitted to. residuals: by row, predicted over
-    measured step time, less 1. left_out: as residuals, by a fit without any row of the same source. source: of an assumed
-    number.
+    date: the day of the fit, as 2026-01-31. rows: ids of the measured runs that it was fitted to. residuals: for each run in
+    `rows`, predicted over measured step time, minus 1. left_out: the same ratios, if the number is fitted without any run of
+    that run's source (publication). source: the reason for an assumed number.
     """
 
     origin: Literal["fitted", "assumed"]
@@ -83,6 +86,9 @@ class Fit(Record):
 
     @model_validator(mode="after")
     def _says_where_from(self) -> Fit:
+        """Validate the record when it is constructed; return it unchanged. Raises InputError unless a fitted number has its
+        rows, date and residuals, and an assumed number has its source.
+        """
         for name in ("residuals", "left_out"):
             if (count := len(getattr(self, name))) not in (len(self.rows), 0 if name == "left_out" else len(self.rows)):
                 raise InputError("", name, f"are {count} of {len(self.rows)} rows", "give one for each row")
@@ -98,13 +104,14 @@ class KernelFit(Fit, Efficiency):
 
     @property
     def efficiency(self) -> Efficiency:
-        """The efficiency without its fit."""
+        """The efficiency (share of a peak) alone, without the record of how it was fitted."""
         return Efficiency(**{name: getattr(self, name) for name in Efficiency.model_fields})
 
 
 class LinkFit(Fit):
-    """The share of the peak that rings, or copies between host and device, reach on one level of links, and how it was
-    obtained; for `network`, of a port's line rate."""
+    """The share of the peak bandwidth that ring collectives, or copies between host and device, reach on one level of links,
+    and how the number was obtained. For the level `network` it is a share of a port's line rate.
+    """
 
     level: Level
     value: Ratio
@@ -112,8 +119,9 @@ class LinkFit(Fit):
 
 
 class EfficiencyTable(Record):
-    """All efficiencies. There is at most one fitted and one assumed for a (device, precision, kernel), and for a level of
-    links; the fitted one is preferred."""
+    """All efficiencies (shares of peaks) of kernels and links. For a device, precision and class of kernels, and for a level
+    of links, there is at most one fitted and one assumed efficiency; the fitted one is preferred.
+    """
 
     noun: ClassVar[str] = "table of efficiencies"
 
@@ -123,6 +131,9 @@ class EfficiencyTable(Record):
 
     @model_validator(mode="after")
     def _has_no_duplicates(self) -> EfficiencyTable:
+        """Validate the table when it is constructed; return it unchanged. Raises InputError if two efficiencies are for the
+        same kernels or links and both are fitted, or both assumed.
+        """
         known: set[Any] = set()
         for i, fit in enumerate(self.kernels):
             if (key := (fit.device, fit.precision, fit.kernel, fit.origin)) in known:
@@ -135,7 +146,9 @@ class EfficiencyTable(Record):
         return self
 
     def link(self, level: Level) -> LinkFit:
-        """The efficiency of a level of links. Raises KeyError if the table has none."""
+        """The efficiency of a level of links, such as "nvlink-4": the fitted one, or the assumed one if there is none. Raises
+        KeyError if there is neither.
+        """
         fits = [fit for fit in self.links if fit.level == level]
         if not fits:
             raise KeyError(level)
@@ -144,6 +157,6 @@ class EfficiencyTable(Record):
 
 @cache
 def shipped_efficiencies() -> EfficiencyTable:
-    """The table of efficiencies that comes with the package."""
+    """The table of efficiencies of kernels and links that comes with the package; read once."""
     path: Any = resources.files("trainplan.data") / "efficiencies.yaml"
     return parse(path, EfficiencyTable, "efficiencies.yaml")

@@ -27,7 +27,11 @@ SAME_ARCHITECTURE_ERROR, OTHER_ERROR = 0.05, 0.15  # added to that of the kind t
 
 
 def device_kind(name: str, table: EfficiencyTable) -> DeviceKind:
-    """The kind of device of the data sheet with this name, such as `h100`. Raises InputError if there is none."""
+    """Build the kind of device that the data sheet with this name describes, such as `h100`. Raises InputError if there is no
+    such sheet.
+
+    table: efficiencies; gives the shares of its peak rates that kernels reach on this kind.
+    """
     described = sheet(name)
     return DeviceKind(
         name=described.name,
@@ -42,8 +46,11 @@ def device_kind(name: str, table: EfficiencyTable) -> DeviceKind:
 
 
 def reserve_bytes(described: DeviceSheet) -> int:
-    """The memory that plans may not use, in bytes, rounded up to GiB: the part that programs do not see, the driver's
-    context, the buffers of four communicators, and the loss to fragmentation."""
+    """The memory of a device that plans may not use, in bytes, rounded up to GiB: the part that programs do not see, the
+    driver's context, the buffers of four communicators, and the loss to fragmentation.
+
+    described: the device's data sheet.
+    """
     visible = described.visible_bytes or described.memory_bytes * VISIBLE
     buffers = COMMUNICATORS_BYTES if described.joined else COMMUNICATORS_BYTES * WITHOUT_LINKS
     taken = described.memory_bytes - visible + CONTEXT_BYTES + buffers + FRAGMENTED * visible
@@ -51,16 +58,24 @@ def reserve_bytes(described: DeviceSheet) -> int:
 
 
 def _efficiencies(name: str, kernel: Kernel, table: EfficiencyTable) -> list[Efficiency]:
-    """The efficiencies of a class of kernels at each precision that the device has (a single one for memory); empty if no
-    kind has any."""
+    """The efficiencies (shares of peak rates) of a class of kernels on a device, one for each precision that it has (a single
+    one for kernels that only move memory).
+
+    name: the name of the device's data sheet. table: the efficiencies to choose from; one of another device may be used. A
+    precision for which there is none is omitted.
+    """
     precisions: list[Precision | None] = [None] if kernel == "memory" else [*sheet(name).flops_per_s]
     nearest = [(precision, _nearest(name, kernel, precision, table)) for precision in precisions]
     return [_borrowed(name, fit, precision) for precision, fit in nearest if fit is not None]
 
 
 def _nearest(name: str, kernel: Kernel, precision: Precision | None, table: EfficiencyTable) -> KernelFit | None:
-    """The efficiency to use for a device: its own, else one of its architecture, else of its vendor, else the nearest
-    kind's. Among equals the fitted one comes first, then the one of this very precision."""
+    """Choose the entry of a table of efficiencies to use for a class of kernels on a device: the device's own, else one of the
+    same architecture, else of the same vendor, else of the nearest kind of device.
+
+    Among equally near ones, a fitted one comes first, then one of exactly this precision. name: the name of the device's data
+    sheet. precision: None for kernels that only move memory. Returns None if the table has no entry that can be used.
+    """
     fits = [fit for fit in table.kernels if fit.kernel == kernel and _counts(fit, precision)]
     return min(
         fits,
@@ -75,8 +90,10 @@ def _nearest(name: str, kernel: Kernel, precision: Precision | None, table: Effi
 
 
 def _counts(fit: KernelFit, precision: Precision | None) -> bool:
-    """Whether an efficiency may be used at a precision: it is of that precision, of all precisions, or fitted to another one
-    of the same rate."""
+    """Whether an efficiency may be used at a precision (None: for kernels that only move memory): it may if it is of that
+    precision, of all precisions, or fitted to another precision that its device computes at the same rate. fit: the
+    efficiency, with the precision and device that it was fitted for.
+    """
     if precision is None or fit.precision is None:
         return fit.precision is None and (precision is None or precision in sheet(fit.device).flops_per_s)
     if fit.precision == precision:
@@ -85,14 +102,23 @@ def _counts(fit: KernelFit, precision: Precision | None) -> bool:
 
 
 def fitted_as(device: str, precision: Precision) -> Precision:
-    """The precision whose fitted number is used for this one: bfloat16 for float16 where a device has both at one rate."""
+    """The precision whose fitted efficiency is used for a precision on a device: bfloat16 for float16 if the device computes
+    both at the same rate; any other precision is returned unchanged.
+
+    device: the name of its data sheet.
+    """
     rates = sheet(device).flops_per_s
     return "bfloat16" if precision == "float16" and rates.get("bfloat16") == rates.get(precision) else precision
 
 
 def distance(name: str, other: str, precision: Precision | None) -> tuple[bool, bool, bool, int, float]:
-    """How different two kinds are, as a tuple to compare by: another device, architecture, vendor, difference in years, and
-    the log of the ratio of their peaks (of memory for precision None)."""
+    """How different two kinds of device are, as a tuple whose lexicographical order ranks kinds by their distance from the
+    kind `name`; smaller is nearer.
+
+    name, other: the names of their data sheets. The entries: whether the devices differ, whether the architectures differ,
+    whether the vendors differ, the difference of their years, and the absolute logarithm of the ratio of their peaks at this
+    precision (of their memory bandwidths if precision is None).
+    """
     mine, theirs = sheet(name), sheet(other)
     rates = (mine.memory_bytes_per_s, theirs.memory_bytes_per_s)
     if precision is not None:
@@ -102,8 +128,12 @@ def distance(name: str, other: str, precision: Precision | None) -> tuple[bool, 
 
 
 def _borrowed(name: str, fit: KernelFit, precision: Precision | None) -> Efficiency:
-    """A fit as the efficiency of a device at one precision. If the fit is of another device, the error is wider and the
-    value is limited by power and by the vendor's statement."""
+    """The efficiency of a device at one precision, from a fit to this or another device.
+
+    If the fit is of another device, the error is wider, and the value is limited by the device's power and by the share that
+    its vendor states to be attainable. name: the name of the device's data sheet. precision: None for kernels that only move
+    memory.
+    """
     value, error, mine, theirs = fit.value, fit.error, sheet(name), sheet(fit.device)
     limited_by: Literal["power", "vendor"] | None = None
     if name != fit.device:
@@ -128,8 +158,12 @@ def _borrowed(name: str, fit: KernelFit, precision: Precision | None) -> Efficie
 
 
 def _slower_by_power(mine: DeviceSheet, theirs: DeviceSheet, precision: Precision) -> float:
-    """The factor on the share of the peak for a device with less power per FLOP/s than the one it is borrowed from; 1 with
-    no less power."""
+    """The factor, at most 1, on a share of the peak that is taken from another device, if the device that it is used for has
+    less power per FLOP/s.
+
+    mine: the data sheet of the device that it is used for; theirs: the data sheet of the other device. Returns 1 if either
+    does not state its power.
+    """
     if mine.power_watts is None or theirs.power_watts is None:
         return 1.0
     watts = mine.power_watts / mine.flops_per_s[precision], theirs.power_watts / theirs.flops_per_s[precision]
@@ -137,8 +171,11 @@ def _slower_by_power(mine: DeviceSheet, theirs: DeviceSheet, precision: Precisio
 
 
 def _attainable(name: str, precision: Precision) -> float:
-    """The largest share of a peak that any kernel reaches, as the vendor states for the device or else for the nearest one
-    that it states it for; 1 if it states nothing."""
+    """The largest share of a device's peak that any kernel reaches according to its vendor's statements on this device, or
+    else on the nearest device with a statement; 1 if there is none.
+
+    name: the name of the device's data sheet.
+    """
     mine = sheet(name)
     stating = [
         other

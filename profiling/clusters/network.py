@@ -19,21 +19,26 @@ Origin = Literal["measured", "estimated", "imported"]
 
 
 class Link(Record):
-    """Bandwidth and latency of a link. bandwidth_bytes_per_s: that one device can send while it receives as much.
-    latency_ns: of one step of a collective, in addition to the transfer."""
+    """Bandwidth and latency of a link.
+
+    bandwidth_bytes_per_s: the rate at which one device can send while it receives at the same rate. latency_ns: time of one
+    step of a collective in addition to the transfer.
+    """
 
     bandwidth_bytes_per_s: Positive
     latency_ns: Latency = 0
 
 
 class Island(Link):
-    """Consecutive devices joined by one kind of link. bandwidth_bytes_per_s: in a ring over the whole island.
+    """A group of consecutive devices joined by one kind of link.
 
-    first: its first device; if left out, islands of this size tile all devices. shared_by: number of devices of a node, whose
-    network cards together send node_bytes_per_s (by default the ring's bandwidth). Groups with few members on a node all
-    communicate at the same time, so one with k of the `shared_by` devices of a node gets at most k / shared_by of that. meshed:
-    every device has a link to every other one, so that a group of k devices has k - 1 of these links. operation: the collective
-    that this link was fitted for; if left out, it serves all. error: the largest relative error of the fit.
+    bandwidth_bytes_per_s: the bandwidth of a ring over the whole island. first: number of its first device; if omitted,
+    islands of this size tile all devices. shared_by: number of devices of a node, whose network cards together send
+    node_bytes_per_s (by default the ring's bandwidth). If a group of devices has only k of the `shared_by` devices of a node,
+    groups of the other devices communicate at the same time, and it gets at most k / shared_by of the node's bandwidth.
+    meshed: whether every device has a link to every other one, so that a group of k devices has k - 1 of these links.
+    operation: the collective that this link was fitted for; if omitted, it is used for all. error: the largest relative error
+    of the fit.
     """
 
     devices: Annotated[int, Field(ge=1, le=2**20)]
@@ -46,16 +51,17 @@ class Island(Link):
     error: Share = 0.0
 
     def holds(self, lowest: int, highest: int) -> bool:
-        """Whether the devices `lowest` to `highest` are all within one island of this size."""
+        """Whether the devices with the numbers `lowest` to `highest` are all within the same island of this size."""
         if self.first is None:
             return lowest // self.devices == highest // self.devices
         return self.first <= lowest and highest < self.first + self.devices
 
 
 class Matrix(Record):
-    """Links of all pairs of devices, in rows by sender and columns by receiver; the diagonal is not read.
+    """The links between all pairs of devices, as matrices with a row per sender and a column per receiver; the diagonal is not
+    read.
 
-    latency_ns: of every link, unless latencies_ns has one for each pair.
+    latency_ns: the latency of every link, unless latencies_ns has one for each pair.
     """
 
     bandwidth_bytes_per_s: Annotated[list[list[Annotated[float, Field(ge=0, le=1e18)]]], Field(min_length=1)]
@@ -64,6 +70,9 @@ class Matrix(Record):
 
     @model_validator(mode="after")
     def _is_square(self) -> Matrix:
+        """Validate the matrix when it is constructed; return it unchanged. Raises InputError unless it has a row and a column
+        per device, and every pair a bandwidth above 0.
+        """
         count = len(self.bandwidth_bytes_per_s)
         for name in ("bandwidth_bytes_per_s", "latencies_ns"):
             if (table := getattr(self, name)) is None:
@@ -80,7 +89,10 @@ class Matrix(Record):
         return self
 
     def link(self, ranks: Sequence[int]) -> Link:
-        """The slowest link among these devices: the least bandwidth and the largest latency of any two of them."""
+        """The slowest link among two or more devices: the least bandwidth and the largest latency of any two of them.
+
+        ranks: the devices' numbers.
+        """
         pairs = [(a, b) for a in ranks for b in ranks if a != b]
         table = self.latencies_ns
         return Link(
@@ -90,9 +102,10 @@ class Matrix(Record):
 
 
 class Network(Record):
-    """All links of a cluster. Islands are ordered smallest first; if several hold a group, the first one counts.
+    """All links of a cluster. An island is a group of consecutive devices joined by one kind of link. Islands are ordered
+    smallest first; if several hold a group of devices that communicate, the first one counts.
 
-    algorithm: of all-reduces: `ring`, `tree`, or `fastest` for the faster of the two.
+    algorithm: the algorithm of all-reduces: `ring`, `tree`, or `fastest` for the faster of the two.
     """
 
     islands: list[Island] = Field(default_factory=list)
@@ -101,49 +114,71 @@ class Network(Record):
 
     @model_validator(mode="after")
     def _has_links(self) -> Network:
+        """Validate the network when it is constructed; return it unchanged. Raises InputError unless it has either islands or
+        a matrix.
+        """
         if bool(self.islands) == (self.matrix is not None):
             raise InputError("", "islands", "and matrix are both given or both missing", "give one of them")
         return self
 
     @cached_property
     def _links(self) -> dict[Any, Link]:
-        """The results of `link` so far, by group and operation."""
+        """A cache of the links that `link` has found, by devices and operation."""
         return {}
 
     @cached_property
     def tiles(self) -> tuple[int, ...] | None:
-        """The sizes of islands that tile all devices, sorted; None if the links have no such order."""
+        """The sizes of the islands that tile all devices, and of the nodes that share their network cards, sorted ascending;
+        None if some island is at one position only, or if links are given as a matrix.
+        """
         if self.matrix is not None or any(island.first is not None for island in self.islands):
             return None
         return tuple(sorted({size for island in self.islands for size in (island.devices, island.shared_by)}))
 
     @cached_property
     def uniform(self) -> bool:
-        """Whether all groups of one shape, shifted by multiples of powers of two, have equal links."""
+        """Whether islands tile all devices and have sizes that are powers of two, so that all aligned groups of the same shape
+        (a power of two of devices, with the same distance between them) have equal links.
+        """
         return self.tiles is not None and all(size & (size - 1) == 0 for size in self.tiles)
 
     def reaches(self, devices: int) -> bool:
-        """Whether every group of the first `devices` devices has a link."""
+        """Whether there is a link for every group of devices among the first `devices` devices, so that they can
+        communicate.
+        """
         if self.matrix is not None:
             return len(self.matrix.bandwidth_bytes_per_s) >= devices
         return devices == 1 or any(island.operation is None and island.holds(0, devices - 1) for island in self.islands)
 
     def link(self, ranks: Sequence[int], operation: Operation | None = None) -> Link:
-        """The slowest link that a group of two or more devices must cross. A link fitted for the operation is preferred to a
-        general one. Raises ValueError if there is none."""
+        """The slowest link that a group of two or more devices must use to communicate.
+
+        ranks: the devices' numbers. operation: the collective; a link that was fitted for it is preferred to a general one,
+        None takes a general one. Raises ValueError if there is no link.
+        """
         key = (tuple(ranks), operation)
         if key not in self._links:
             self._links[key] = self._find(ranks, operation)
         return self._links[key]
 
     def _find(self, ranks: Sequence[int], operation: Operation | None) -> Link:
-        """The result of `link`, computed."""
+        """Compute, without the cache of `link`, the slowest link that a group of devices must use to communicate. Raises
+        ValueError if there is none.
+
+        ranks: the devices' numbers. operation: the collective; a link that was fitted for it is preferred, None takes a
+        general one.
+        """
         if self.matrix is not None:
             return self.matrix.link(ranks)
         return self._shared(self.islands[self.island_of(ranks, operation)], ranks)
 
     def island_of(self, ranks: Sequence[int], operation: Operation | None = None) -> int:
-        """The index of the island whose link the group uses for the operation. Raises ValueError if there is none."""
+        """The index in `islands` of the island whose link a group of devices uses for a collective. Raises ValueError if no
+        island holds the group.
+
+        ranks: the devices' numbers. operation: the collective; a link fitted for it is preferred, None takes a link that is
+        used for all operations.
+        """
         lowest, highest = min(ranks), max(ranks)
         holding = [index for index, island in enumerate(self.islands) if island.holds(lowest, highest)]
         for wanted in (operation, None):
@@ -153,7 +188,11 @@ class Network(Record):
         raise ValueError(f"no island holds the devices {lowest} to {highest}")
 
     def _shared(self, island: Island, ranks: Sequence[int]) -> Link:
-        """The link that a group gets on an island whose bandwidth it shares with other groups."""
+        """The link of a group of devices on an island, with the part of the bandwidth that the group gets if other groups
+        communicate at the same time. Returns the island itself if the group gets the whole bandwidth.
+
+        ranks: the devices' numbers.
+        """
         members = max(Counter(rank // island.shared_by for rank in ranks).values())
         together = island.node_bytes_per_s or island.bandwidth_bytes_per_s
         part = together * members / island.shared_by

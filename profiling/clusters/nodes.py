@@ -24,11 +24,13 @@ MOST_HOST_BYTES = 2**50
 SETTINGS = ("network", "rails", "host")
 COMPLETED_NODES = (1, 2, 4, 8, 16, 32, 64, 128)
 # Time from message to message of a ring, assumed; NVLink and xGMI have theirs in the data sheets.
-PCIE_NS, NETWORK_NS, NETWORK_BEHIND_PCIE_NS, HOST_NS = 20_000, 10_000, 30_000, 10_000
+PCIE_NS, NETWORK_NS, NETWORK_OVER_PCIE_NS, HOST_NS = 20_000, 10_000, 30_000, 10_000
 
 
 def names_nodes(text: str) -> bool:
-    """Whether a text is meant to name a cluster by its nodes, not a file: it begins with a word and a colon."""
+    """Whether a text is meant as the name of a cluster by its nodes, such as `h100:8x16`, and not as a file: it begins with a
+    word and a colon.
+    """
     return re.match(r"[^/\\:]*:", text) is not None and not re.search(r"\.(ya?ml|json)$", text, re.IGNORECASE)
 
 
@@ -70,10 +72,12 @@ def counted_devices(text: str) -> str | None:
 
 
 def cluster_of_nodes(text: str, table: EfficiencyTable | None = None) -> Cluster:
-    """The cluster that `KIND:DEVICESxNODES[,network=RATE][,rails=PORTS][,host=MEMORY]` names. Raises InputError.
+    """Build the cluster that the text `KIND:DEVICESxNODES[,network=RATE][,rails=PORTS][,host=MEMORY]` names. Raises InputError
+    if the text has another form.
 
-    network: line rate of a port, such as 200Gb/s or 25GB/s. rails: ports of a node. host: memory of a node's CPU. Settings that
-    are left out are those of the kind's data sheet. table: the efficiencies of kernels and links; by default the shipped ones.
+    In the text, RATE is the line rate of a port, such as 200Gb/s or 25GB/s; PORTS the number of ports of a node; MEMORY the
+    memory of a node's CPU. Settings that are omitted come from the kind's data sheet. table: the efficiencies (shares of
+    peaks) of kernels and links; by default the shipped ones.
     """
     table = table or shipped_efficiencies()
     counted, *settings = text.split(",")
@@ -106,18 +110,25 @@ def cluster_of_nodes(text: str, table: EfficiencyTable | None = None) -> Cluster
 
 
 def node_of(name: str) -> Cluster:
-    """One whole node of a kind: as many devices as its links join, or 8 if that is more."""
+    """Build one whole node of a kind of device: as many devices as its links join, but at least 8. name: the name of the
+    kind's data sheet.
+    """
     joined = sheet(name).joined
     return cluster_of_nodes(f"{name}:{max(WHOLE_NODE, joined.domain if joined else 0)}")
 
 
 def completions() -> list[str]:
-    """Names for completion in a shell: whole nodes of every kind, in usual numbers."""
+    """Names of clusters that a shell offers for completion: whole nodes of every kind of device, in usual numbers, such as
+    `h100:8x16`.
+    """
     return [node_of(name).name + (f"x{count}" if count > 1 else "") for name in sheets() for count in COMPLETED_NODES]
 
 
 def _check_counts(name: str, described: DeviceSheet, devices: int, count: int) -> None:
-    """Raise InputError if nodes of the kind cannot have this number of devices, or the cluster is too large."""
+    """Raise InputError if nodes of a kind cannot have this number of devices, or if the cluster is too large.
+
+    name, described: the kind's data sheet. devices: number of devices of a node. count: number of nodes.
+    """
     joined = described.joined
     most = joined.domain if joined and joined.domain >= WHOLE_NODE else MOST_ON_PCIE
     if not 1 <= devices <= most:
@@ -133,7 +144,9 @@ def _check_counts(name: str, described: DeviceSheet, devices: int, count: int) -
 
 
 def _settings(settings: list[str]) -> dict[str, str]:
-    """The settings NAME=VALUE after the counts, by name. Raises InputError."""
+    """Parse the settings in a cluster's name: ["network=200Gb/s"] -> {"network": "200Gb/s"}. Raises InputError for unknown
+    settings.
+    """
     values: dict[str, str] = {}
     for setting in settings:
         name, _, value = (part.strip() for part in setting.partition("="))
@@ -147,14 +160,18 @@ def _settings(settings: list[str]) -> dict[str, str]:
 
 
 def _ports(text: str, devices: int) -> int:
-    """The number of network ports of a node, from a setting. Raises InputError."""
+    """The number of network ports of a node, from the text of the setting `rails` in a cluster's name. Raises InputError
+    unless it is a whole number. devices: number of devices of a node, used as the example in the error.
+    """
     if not re.fullmatch(r"[0-9]{1,4}", text, re.ASCII) or int(text) < 1:
         raise InputError(COMMAND_LINE, f"{OPTION} rails", f"is {shown(text)}", f"give the ports of a node, such as {devices}")
     return int(text)
 
 
 def _host_bytes(text: str) -> int:
-    """The memory of a node's CPU in bytes, from a setting. Raises InputError."""
+    """The memory of a node's CPU in bytes, from the text of the setting `host` in a cluster's name, such as 1TiB. Raises
+    InputError if the text is no amount of memory.
+    """
     memory_bytes = parse_bytes(text, f"{OPTION} host")
     if not 0 < memory_bytes <= MOST_HOST_BYTES:
         raise InputError(COMMAND_LINE, f"{OPTION} host", f"is {shown(text)}", "give up to 1024TiB, such as 1TiB")
@@ -162,7 +179,11 @@ def _host_bytes(text: str) -> int:
 
 
 def _within(described: DeviceSheet, devices: int, table: EfficiencyTable) -> list[Island]:
-    """The islands within a node, smallest first."""
+    """The islands (groups of joined devices with their link) within a node, smallest first; empty for a node with one device.
+
+    described: the data sheet of the device. devices: number of devices of the node. table: the shares of peaks that links
+    reach.
+    """
     islands: list[Island] = []
     joined = described.joined
     if devices > 1 and joined is not None:
@@ -180,7 +201,12 @@ def _within(described: DeviceSheet, devices: int, table: EfficiencyTable) -> lis
 def _across(
     described: DeviceSheet, within: list[Island], devices: int, count: int, line_bytes_per_s: float, table: EfficiencyTable
 ) -> list[Island]:
-    """The island over all nodes, in a list; empty for a single node. line_bytes_per_s: of all ports of a node."""
+    """The island (group of joined devices with its link) over all nodes, as a list with one item; empty for a single node.
+
+    described: the data sheet of the device. within: the islands within a node. devices: number of devices of a node. count:
+    number of nodes. line_bytes_per_s: the line rate of all ports of a node together. table: the shares of peaks that links
+    reach.
+    """
     if count == 1:
         return []
     node = _reached(line_bytes_per_s, "network", table)
@@ -188,7 +214,7 @@ def _across(
     island = Island(
         devices=devices * count,
         bandwidth_bytes_per_s=ring,
-        latency_ns=NETWORK_NS if described.joined else NETWORK_BEHIND_PCIE_NS,
+        latency_ns=NETWORK_NS if described.joined else NETWORK_OVER_PCIE_NS,
         shared_by=devices,
         node_bytes_per_s=node if node > ring else None,
     )
@@ -196,7 +222,11 @@ def _across(
 
 
 def host_of(described: DeviceSheet, devices: int, table: EfficiencyTable, memory_bytes: int | None = None) -> Host:
-    """The CPU of a node with this number of devices. memory_bytes: by default the devices' share of the data sheet's."""
+    """The CPU of a node with this number of devices: its memory, and the bandwidth of its link to a device.
+
+    described: the device's data sheet. table: the shares of peaks that links reach. memory_bytes: memory of the CPU; None for
+    the data sheet's memory in proportion to the number of devices.
+    """
     host = described.host
     peak, level = (described.pcie.bytes_per_s, _host_pcie(described))
     if host.link is not None:
@@ -210,29 +240,36 @@ def host_of(described: DeviceSheet, devices: int, table: EfficiencyTable, memory
 
 
 def _pcie(described: DeviceSheet) -> Level:
-    """The level of efficiencies for transfers between devices over the sheet's generation of PCIe."""
+    """The level of links for transfers between devices over PCIe, by the generation in a data sheet, such as "pcie-5"."""
     levels: dict[int, Level] = {3: "pcie-3", 4: "pcie-4", 5: "pcie-5"}
     return levels[described.pcie.generation]
 
 
 def _host_pcie(described: DeviceSheet) -> Level:
-    """The level of efficiencies for copies between host and device over the sheet's generation of PCIe."""
+    """The level of links for copies between host and device over PCIe, by the generation in a data sheet, such as
+    "host-pcie-5".
+    """
     levels: dict[int, Level] = {3: "host-pcie-3", 4: "host-pcie-4", 5: "host-pcie-5"}
     return levels[described.pcie.generation]
 
 
 def _reached(peak_bytes_per_s: float, level: Level, table: EfficiencyTable) -> float:
-    """The bandwidth that is reached of a peak, in bytes per second, by the efficiency of the level."""
+    """The bandwidth in bytes per second that transfers reach on a link: its peak times the efficiency of the link's level
+    (such as "nvlink-4") in the table, rounded to three digits.
+    """
     return _rounded(peak_bytes_per_s * table.link(level).value)
 
 
 def _rounded(number: float) -> float:
-    """The number with three digits: assumptions on links are no more exact."""
+    """Round a positive number to three significant digits, because assumptions on links are no more exact."""
     return float(round(number, 2 - floor(log10(number))))
 
 
 def _source(described: DeviceSheet, table: EfficiencyTable) -> str:
-    """The sources of all numbers of a cluster, in one line."""
+    """The sources of all numbers of a cluster, as one line of text for the cluster's field `source`.
+
+    described: the data sheet of its devices. table: the efficiencies that it was built with.
+    """
     texts = [f"{', '.join(source.of)}: {source.source}" for source in described.sources]
     fitted = sum(fit.origin == "fitted" for fit in [*table.kernels, *table.links])
     reached = f"what kernels and links reach of peaks: {fitted} efficiencies fitted, the others assumed"

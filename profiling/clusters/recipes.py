@@ -27,15 +27,16 @@ ORIENTATIONS = 2  # along rows, and along columns
 
 @dataclass(frozen=True)
 class Recipe:
-    """One recipe.
+    """A recipe by which matrix multiplications are computed in low precision (8 or 4 bits per number).
 
-    about: a description for users. precision: the precision whose rate its products have. multiple: sizes of products must be
-    multiples of it. number_bytes: of a number in few bits. block: count of numbers along a row or column that share a scale
-    factor of scale_bytes; weight_block: the same for weights, whose blocks may be squares. A scale factor of a whole tensor
-    counts as no bytes (block 0). reads: how often an operand is read to be cast: twice if its maximum must be known first.
-    keeps_weights: whether the weights in the model's dtype are kept in addition to those in few bits; otherwise those in few
-    bits replace them where an optimizer shares its states (`--fp8-param-gather` of Megatron-LM, as Megatron-Bridge's recipes
-    have it). base: the only dtype that operands can be cast from; None if every one can be.
+    about: a description for users. precision: the precision whose rate its matrix multiplications have. multiple: sizes of
+    matrices must be multiples of it. number_bytes: bytes of a number in low precision. block: count of numbers along a row or
+    column that share a scale factor of scale_bytes; weight_block: this count for weights, whose blocks may be squares. A
+    scale factor of a whole tensor counts as no bytes (block 0). reads: how often an operand is read to be cast: twice if its
+    maximum must be known first. keeps_weights: whether the weights in the model's dtype are kept in addition to those in low
+    precision; otherwise low-precision weights replace them where an optimizer shards its states (`--fp8-param-gather` of
+    Megatron-LM, as in Megatron-Bridge's recipes). base: the only dtype that operands can be cast from; None if every dtype
+    can be.
     """
 
     name: RecipeName
@@ -52,16 +53,22 @@ class Recipe:
 
     @property
     def operand_bytes(self) -> float:
-        """Bytes per number of an operand with its share of the scale factors, as it is kept and as products read it."""
+        """Bytes per number of an operand in low precision, including its share of the scale factors."""
         return self.number_bytes + (self.scale_bytes / self.block if self.block else 0.0)
 
     def cast_bytes(self, element_bytes: int) -> float:
-        """Bytes read and written to cast one number of an operand from a dtype of element_bytes."""
+        """Bytes read and written to cast one number of an operand to low precision, both along rows and along columns.
+
+        element_bytes: bytes of the number before the cast.
+        """
         return self.reads * element_bytes + ORIENTATIONS * self.operand_bytes
 
     def copied_bytes(self, element_bytes: int, in_place: bool) -> float:
-        """Bytes per weight in few bits, in both orientations, in addition to its element_bytes in the model's dtype.
-        in_place: the copies may replace the weight in the model's dtype, so that only the bytes beyond it count."""
+        """Bytes per weight for its two low-precision copies, along rows and along columns.
+
+        element_bytes: bytes of the weight in the model's dtype. in_place: whether the copies may replace the weight in the
+        model's dtype, so that only the bytes beyond `element_bytes` count.
+        """
         scale = self.scale_bytes / self.weight_block if self.weight_block else 0.0
         both = ORIENTATIONS * (self.number_bytes + scale)
         return max(0.0, both - element_bytes) if in_place and not self.keeps_weights else both
@@ -108,7 +115,11 @@ RECIPES: dict[str, Recipe] = {
 
 
 def check_rates(recipes: Iterable[str], rates: Collection[str]) -> None:
-    """Raise InputError if a device is listed with a recipe but has no rate for its products. rates: precisions with a rate."""
+    """Raise InputError if a device is listed with a low-precision recipe but has no rate for the recipe's precision.
+
+    recipes: names of recipes for matrix multiplications, such as "mxfp8". rates: the precisions for which the device has a
+    rate.
+    """
     for name in recipes:
         if (precision := RECIPES[name].precision) not in rates:
             raise InputError("", "recipes", f"has {name}", f"leave it out, or give flops_per_s.{precision}")

@@ -21,10 +21,11 @@ Bytes = Annotated[int, Field(gt=0, le=2**60)]
 
 
 class ScaleUp(Record):
-    """Links between the devices of a node: NVLink or xGMI.
+    """The links between the devices of a node, NVLink or xGMI.
 
-    links: number of links of one device, of link_bytes_per_s in one direction. domain: the most devices that they join. meshed:
-    every device has links to every other one, as without switches. optional: sold separately, such as bridges.
+    links: number of links of one device; link_bytes_per_s: the rate of one link in one direction. domain: the largest number
+    of devices that they join. meshed: whether every device has links to every other one, because there are no switches.
+    optional: whether they are sold separately, such as bridges.
     """
 
     level: Level
@@ -44,19 +45,19 @@ class Pcie(Record):
 
     @property
     def bytes_per_s(self) -> float:
-        """The peak in one direction: 128 of 130 bits are data."""
+        """The link's peak in one direction, in bytes per second: 128 of 130 bits are data."""
         return PCIE_LANE_BYTES_PER_S[self.generation] * self.lanes
 
 
 class CoherentLink(Record):
-    """A link between CPU and device instead of PCIe: its peak in one direction, for one device."""
+    """A link between CPU and device that replaces PCIe (such as NVLink-C2C): its peak rate in one direction, for one device."""
 
     level: Level
     bytes_per_s: Positive
 
 
 class HostSheet(Record):
-    """The CPU of a node with `devices` devices. A node with fewer devices has their share of its memory."""
+    """The CPU of a node that has `devices` devices; its memory is divided in proportion for a node with fewer devices."""
 
     devices: Count
     memory_bytes: Bytes
@@ -72,20 +73,24 @@ class Ports(Record):
 
 
 class Source(Record):
-    """The source of the numbers of the fields `of`: a vendor's document with its date or revision, or that they are assumed."""
+    """The source of the numbers in the fields that `of` names: a vendor's document with its date or revision, or a statement
+    that they are assumed.
+    """
 
     of: Annotated[list[str], Field(min_length=1)]
     source: Annotated[str, Field(min_length=10)]
 
 
 class DeviceSheet(Record):
-    """One kind of device as it is sold, and the nodes that it is usually part of.
+    """The data sheet of one kind of device as it is sold, and of the nodes that it is usually part of.
 
-    released: the year. words: that its name may have in lists of machines, such as `sxm` and `80gb`, in lower case.
-    driver_name: a regular expression of the driver's name for it, without NVIDIA and brands. flops_per_s: dense peaks of matrix
-    products, without sparsity; float32 on CUDA cores or AMD's matrix cores. attainable_flops_per_s: of these peaks, the rate
-    that the vendor states for its own library. recipes: by which products in fewer bits are computed on it. memory_bytes: as
-    sold; visible_bytes: that programs can use. kernel_ns: as in DeviceKind.
+    released: the year. words: words that its name may have in lists of machines, such as `sxm` and `80gb`, in lower case; the
+    first one names its chip. driver_name: a regular expression for the driver's name of it, without NVIDIA and brands.
+    flops_per_s: peaks of dense matrix multiplications (no sparsity) by dtype; float32 on CUDA cores or AMD's matrix cores.
+    attainable_flops_per_s: for some of these dtypes, the rate that the vendor states for its own library. recipes: names of
+    the low-precision recipes that it supports. memory_bytes: memory as sold; visible_bytes: memory that programs can use.
+    scale_up: NVLink or xGMI between devices. kernel_ns: minimum time of one kernel. sources: where the numbers of each field
+    come from.
     """
 
     noun: ClassVar[str] = "device sheet"
@@ -112,6 +117,9 @@ class DeviceSheet(Record):
 
     @model_validator(mode="after")
     def _names_its_sources(self) -> DeviceSheet:
+        """Validate the sheet when it is constructed; return it unchanged. Raises InputError unless every stated field has
+        exactly one source, every recipe has a rate, and the visible memory is not larger than the whole memory.
+        """
         check_rates(self.recipes, self.flops_per_s)
         stated = set(SOURCED) - {name for name in SOURCED if getattr(self, name) in (None, {}, [])}
         sourced = [name for source in self.sources for name in source.of]
@@ -126,7 +134,7 @@ class DeviceSheet(Record):
 
     @property
     def joined(self) -> ScaleUp | None:
-        """The links between devices of its nodes; None if there are none or they are sold separately."""
+        """The links between the devices of a usual node; None if there are none, or if they are sold separately."""
         return None if self.scale_up is None or self.scale_up.optional else self.scale_up
 
 
@@ -143,22 +151,22 @@ ALIKE = 0.1  # relative difference allowed between the memory in a name and in a
 
 @cache
 def sheet(name: str) -> DeviceSheet:
-    """The shipped data sheet of this name, such as `h100`. Raises InputError."""
+    """The shipped data sheet of this name, such as `h100`. Raises InputError if there is none."""
     return parse(locate("devices", name, "--cluster", "a device sheet"), DeviceSheet, name)
 
 
 @cache
 def sheets() -> dict[str, DeviceSheet]:
-    """All shipped data sheets by name."""
+    """All shipped data sheets by name, such as `h100`."""
     return {name: sheet(name) for name in shipped("devices")}
 
 
 def kind_named(text: str, option: str = "--cluster") -> str:
-    """The name of the data sheet that a text means: the text itself, or the only sheet that has all of its words, such as
-    `a100` for `A100-80GB-SXM`; among several, the sheet whose own name is one of the words. Raises InputError if there is none,
-    or several.
+    """The name of the data sheet that a user's text means, such as `a100` for `A100-80GB-SXM`.
 
-    option: the command's option that the text was given to.
+    It is the sheet that is named exactly so, or else the only sheet that has all words of the text; if several have them, the
+    sheet whose own name is one of the words. option: the command's option that the text was given to, for errors. Raises
+    InputError if there is no such sheet, or several.
     """
     folded = text.strip().lower()
     if folded in shipped("devices"):
@@ -176,10 +184,13 @@ def kind_named(text: str, option: str = "--cluster") -> str:
 
 
 def likely_kind(text: str) -> tuple[str, bool]:
-    """The data sheet that a text in a table of measured runs most likely means, and whether that is a guess. Among the
-    sheets with its chip, it is the one with most of its other words; then the chip's own, then one of a node whose devices
-    are joined. Words that no sheet has are ignored, unless they are of another memory size or part. Raises InputError if no
-    sheet has the chip, or none with this memory size."""
+    """The name of the data sheet that a text in a table of measured runs most likely means, and whether that is a guess (True)
+    or certain (False).
+
+    Among the sheets of its chip, it is the one that lacks the fewest of the text's other words; among equals the one whose
+    own name has most of the words, then one whose usual node has joined devices. Words that no sheet has are ignored, unless
+    they state another memory size or part. Raises InputError if no sheet has the chip, or none with this memory size.
+    """
     words = _words(text.strip().lower())
     with_chip = [(name, described) for name, described in sheets().items() if name in words or _names_chip(words, described)]
     if not with_chip:
@@ -189,6 +200,7 @@ def likely_kind(text: str) -> tuple[str, bool]:
     known = {word for _, described in with_chip for word in described.words}
 
     def likelihood(pair: tuple[str, DeviceSheet]) -> tuple[int, int, bool, int]:
+        """The key by which sheets with the chip are ordered, the likeliest first."""
         name, described = pair
         missing = len((words & known) - set(described.words))
         return missing, -len(words & set(name.split("-"))), described.joined is None, len(name)
@@ -202,18 +214,23 @@ def likely_kind(text: str) -> tuple[str, bool]:
 
 
 def _chip(described: DeviceSheet) -> list[str]:
-    """The words of a sheet that name its chip: the first one, for RTX and Titan the first two."""
+    """The words of a data sheet that name its chip: the first word, or the first two for RTX and Titan."""
     return described.words[: 1 + (described.words[0] in ("rtx", "titan"))]
 
 
 def _names_chip(words: set[str], described: DeviceSheet) -> bool:
-    """Whether words name a sheet's chip: by all of its words, or by a number of four digits alone, such as 4090 or 2080ti."""
+    """Whether the words of a device's name contain the name of a data sheet's chip: all of its words, or only its number of
+    four digits, such as 4090 or 2080ti.
+    """
     chip = _chip(described)
     return set(chip) <= words or (re.fullmatch(r"\d{4}(ti)?", chip[-1]) is not None and chip[-1] in words)
 
 
 def _words(text: str) -> set[str]:
-    """The words of a device's name, amounts of memory as one word (80gb), without vendors, brands and numbers of devices."""
+    """The words of a device's name in lower case: "8x nvidia a100 sxm 80 gb" -> {a100, sxm, 80gb}.
+
+    An amount of memory is one word; vendors, brands and numbers of devices are omitted.
+    """
     counted = re.sub(r"^\d+ *x *|(?<=\w)(?<!rt)x\d+$| x *\d+$", "", text)
     apart = re.sub(r"(?<=\d)(sxm|pcie|nvl(?!\d))|(?<=rtx)(?=\d)", r" \1", counted)
     joined = re.sub(r"(\d+) *(?:gb|gib)\b|(?<![a-z\d])(\d+) *g\b", lambda match: f"{match[1] or match[2]}gb", apart)

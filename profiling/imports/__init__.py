@@ -1,5 +1,5 @@
-"""Profiles from other projects' files, of Hetu-Galvatron, Piper and H3T, and plain tables of times. All their numbers
-have the origin `imported`."""
+"""Profiles from files of other projects (Hetu-Galvatron, Piper, H3T) and from plain tables of times; all their numbers have
+the origin `imported`."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ def import_profile(
     """One profile from all the files of one model. Each file's format is recognised by its content.
 
     Args:
-        paths: files of Galvatron, Piper or H3T, or tables (`.npy`, `.csv`; see `table`).
-        format: what they must be of.
+        paths: files of Galvatron, Piper or H3T, or tables (`.npy`, `.csv`).
+        format: the format that the files must have: galvatron, piper, h3t or table (default: any, the same for all).
         cluster: links, memory and name of the device, which Galvatron's files and tables may leave open.
-        layers: of Galvatron; a list where the files have several types of layers, such as the 24 of an encoder and the 24 of a
-            decoder.
-        sequence: tokens of a sample, of Galvatron where several were profiled, and of tables; a list likewise.
-        hidden_size: of Galvatron and of tables; a list likewise.
-        rows: of H3T and tables, the samples of a device that the times are for; left out, H3T's one sample is that whole
-            batch.
-        memory_bytes: of a device.
-        tp: of tables, the degrees of the columns.
-        communication: of tables, `included` or `excluded`.
-        name: of the profile.
+        layers: the number of layers, for Galvatron; a list if the files have several types of layers, such as the 24 of an
+            encoder and the 24 of a decoder.
+        sequence: tokens per sample, for Galvatron if several lengths were profiled, and for tables; a list likewise.
+        hidden_size: numbers of a token's hidden state, for Galvatron and tables; a list likewise.
+        rows: for H3T and tables, the samples of a device that the times are for; by default 1, and the one sample of an H3T
+            file stands for its whole batch.
+        memory_bytes: usable memory of a device.
+        tp: for tables, the tensor-parallel degrees of the columns.
+        communication: for tables, `included` or `excluded`: whether times contain the communication of tensor parallelism.
+        name: the profile's name (default: one from the files).
 
     Returns:
         The profile.
 
     Raises:
-        InputError: for files of no known format, or what they leave open.
+        InputError: for files of no known format, or for values that they leave open.
     """
     paths = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not paths:
@@ -72,6 +72,8 @@ def import_profile(
 
 
 def _recognised(source: Source) -> str:
+    """The name of a file's format, such as "galvatron", recognised by its content. Raises InputError if it has no known
+    format."""
     for name, target in FORMATS.items():
         if import_module(target).recognises(source.data):
             return name

@@ -1,25 +1,24 @@
 """Hetu-Galvatron's profiles, v2.4 (https://github.com/PKU-DAIR/Hetu-Galvatron, core/profiler and core/search_engine).
 
-Readings taken, with their places in the published code:
-
+How their numbers are read, and where the published code does so:
 - `layertype_<i>_bsz<b>_seq<s>`: ms of a forward pass for each layer and sample at tp 1, the difference of two `layernum` totals
   (model_profiler._process_computation_data); with tp ranks, rows samples take the time of rows / tp, and a backward pass twice
   that (TimeCostModel: forward_computation_time * bs / tp_size, bct_fct_coe = 2).
-- `parameter_size`: MiB in fp32, tp ranks hold a tp-th each; model states are four times that, 16 bytes a parameter
+- `parameter_size`: MiB in fp32, of which each of tp ranks holds a tp-th; model states are four times that, 16 bytes a parameter
   (MemoryCostModel: 4 * parameter_size). All-reduces carry bf16.
 - `tp_activation_per_bsz_dict`: MiB that a layer keeps for each sample of its rank. `checkpoint` is what it keeps when
   recomputed, more than the hidden states where a mask is kept as well.
   (The code divides it by tp under sequence parallelism; trainplan has none.)
-- a layer all-reduces twice each way (tp_comm_num = 4).
-- `other`: embedding and head together. Time in halves (OtherTimeCostModel); states and activation of `other_memory_pp_off`,
-  by vocabulary tp, in the proportion of `other_memory_pp_on_first` and `_last`. Older files have it whole: each tensor-parallel
-  rank has all of both, and works on all samples. The 1024 MiB of context that the code adds to each device are not in the
-  files and not here.
-- several types of layers stand in the order of their numbers, and each sends on hidden states of its own size: what a decoder
-  reads of its encoder is not in the files. A patch merging between types is in `other`.
+- a layer performs two all-reduces in each pass (tp_comm_num = 4).
+- `other`: embedding and head together. Each takes half of the time (OtherTimeCostModel); states and activation are those of
+  `other_memory_pp_off`, by degree of vocabulary parallelism, divided in the proportion of `other_memory_pp_on_first` and
+  `_last`. Older files have them whole: each tensor-parallel rank has all of both, and works on all samples. The 1024 MiB of
+  context that the code adds to each device are neither in the files nor here.
+- several types of layers follow each other in the order of their numbers, and each sends on hidden states of its own size: the
+  encoder's result that a decoder reads is not in the files. A patch merging between types is in `other`.
 - these are differences of measurements. Embedding and head need not fall with tp; a layer may keep up to 10 % more on one rank
-  of several than alone; of several batches, one whose layer takes no time is left out, as the provenance says.
-- missing summaries come from the raw blocks (`galvatron_blocks`).
+  of several than alone; among several batches, one whose layer takes no time is left out, as the provenance says.
+- missing summaries are derived from the raw blocks (`galvatron_blocks`).
 - `overlap_coe` slows down computation and communication alike.
 """
 
@@ -43,7 +42,7 @@ from trainplan.profiling.profiles import Profile
 OPTIONS = ("layers", "sequence", "hidden_size", "memory_bytes")
 DTYPES = {"fp32": ("float32", 4), "fp16": ("float16", 2), "bf16": ("bfloat16", 2)}
 STATE_BYTES_PER_PARAMETER = FP32_BYTES * STATE_COPIES
-BACKWARD = 2  # times a forward pass
+BACKWARD = 2  # time of a backward pass in forward passes
 TOKEN_BYTES = 8
 
 KEYS = {
@@ -59,12 +58,16 @@ LINKS = ("allreduce", "p2p", "sp_time")
 
 
 def recognises(data: dict[str, Any]) -> bool:
-    """Whether an object, read from a file, is one of Galvatron's files."""
+    """Whether an object, read from a JSON file, is the content of one of Galvatron's files."""
     return bool(_kind(data))
 
 
 def _kind(data: dict[str, Any]) -> str:
-    """Which of Galvatron's files this is; empty for none."""
+    """The kind of a Galvatron file, by its content: a key of `KEYS` such as "memory" (profiled memory), "plan" for a plan, or
+    an empty text for any other file.
+
+    data: the file's content.
+    """
     if "tp_sizes_enc" in data and "pp_deg" in data:
         return "plan"
     times = any(not isinstance(value, dict) for key, value in data.items() if KEYS["computation"].fullmatch(key))
@@ -75,7 +78,11 @@ def _kind(data: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class LayerType:
-    """Equal layers of a model: their number, tokens of a sample, hidden size and memory. hidden_bytes: of one sample."""
+    """A type of layers of a model, which are all equal, as Galvatron profiles it.
+
+    count: number of layers of the type. sequence: tokens per sample. hidden_size: numbers per token of the hidden states.
+    hidden_bytes: bytes of one sample's hidden states. memory: the memory of one layer.
+    """
 
     count: int
     sequence: int
@@ -86,9 +93,12 @@ class LayerType:
 
 @dataclass(frozen=True)
 class Model:
-    """What the files of a model's times and memory say of it: its types of layers, in their order, and its two ends.
+    """A model as Galvatron's files of times and memory describe it. A type of layers is a set of equal layers, such as those
+    of an encoder.
 
-    times: of the model's own sequence lengths, by batch. table: those of all lengths.
+    element_bytes: bytes of a number in `dtype`. types: its types of layers, in order. times: times by batch size (samples),
+    for the sequence lengths of `types`. table: times for all sequence lengths in the file. memory: memory of layers, and of
+    embedding and head.
     """
 
     name: str
@@ -101,17 +111,24 @@ class Model:
 
     @property
     def layers(self) -> list[tuple[str, LayerType]]:
-        """Name of the sub-layer and type of each layer."""
+        """The layers of the model in order, as pairs of the name of the layer's sub-layer in the profile and its type."""
         return [(name, kind) for name, kind in zip(self.type_names, self.types, strict=True) for _ in range(kind.count)]
 
     @property
     def type_names(self) -> list[str]:
-        """Names of the types' sub-layers."""
+        """The names of the sub-layers in the profile, one for each type of layers, in the order of `types`: "layer", or
+        "layer-of-type-0" and so on.
+        """
         return ["layer"] if len(self.types) == 1 else [f"layer-of-type-{i}" for i in range(len(self.types))]
 
 
 def read_model(files: Mapping[str, Source], options: Options, sequence_parallel: bool = True) -> Model:
-    """The model of files by kind. sequence_parallel: as `read_memory` has it. Raises InputError."""
+    """Build a model's description from Galvatron's files of times and memory. Raises InputError for files that contradict each
+    other or do not specify a value.
+
+    files: the files by kind, `computation` and `memory` among them. options: the user's values for everything that the files
+    do not specify. sequence_parallel: whether to prefer memory measured with sequence parallelism if a file has both.
+    """
     source = files["computation"]
     table = read_times(source)
     counts, hidden_sizes = options.by_type(source, "layers", 24, table.types), _hidden_sizes(options, source, table.types)
@@ -128,7 +145,11 @@ def read_model(files: Mapping[str, Source], options: Options, sequence_parallel:
 
 
 def read(sources: Sequence[Source], options: Options) -> Profile:
-    """The profile of one model's Galvatron files. Raises InputError."""
+    """Build the profile of one model from its Galvatron files. Raises InputError for files that contradict each other or do
+    not specify a value.
+
+    options: the user's values for everything that the files do not specify.
+    """
     files = files_by_kind(sources)
     model = read_model(files, options)
     network, devices = _links(files, options.cluster)
@@ -161,7 +182,10 @@ def read(sources: Sequence[Source], options: Options) -> Profile:
 
 
 def files_by_kind(sources: Sequence[Source]) -> dict[str, Source]:
-    """The files by their kind, such as `computation`; times and memory must be among them. Raises InputError."""
+    """Index Galvatron's files by their kind, such as `computation`.
+
+    Raises InputError if the file of times or of memory is missing, if two files are of one kind, or if a file is a plan.
+    """
     files: dict[str, Source] = {}
     for source in sources:
         kind = _kind(source.data)
@@ -178,7 +202,12 @@ def files_by_kind(sources: Sequence[Source]) -> dict[str, Source]:
 
 
 def _hidden_sizes(options: Options, times: Source, types: int) -> tuple[int, ...]:
-    """The hidden size of each type of layers: as given, else as in the name of the file of times. Raises InputError."""
+    """The hidden size of each type of layers (set of equal layers): as the user gives it, else as the name of the file of
+    times states it.
+
+    options: the user's values. times: the file of times. types: the number of types. Raises InputError if neither states the
+    size.
+    """
     named = re.search(r"hidden(\d{1,6})(?!\d)", times.stem)
     if options.hidden_size is None and named and int(named[1]):
         return (int(named[1]),) * types
@@ -186,7 +215,11 @@ def _hidden_sizes(options: Options, times: Source, types: int) -> tuple[int, ...
 
 
 def _links(files: Mapping[str, Source], cluster: Cluster | None) -> tuple[Any, int]:
-    """The network and its number of devices: from the hardware files, else the cluster's. Raises InputError."""
+    """The network and its number of devices, from Galvatron's hardware files, or else from the cluster.
+
+    files: all files, by kind. cluster: None if the user gave none. Raises InputError without hardware files and cluster, or
+    if their numbers of devices differ.
+    """
     hardware = {kind: files[kind] for kind in LINKS if kind in files}
     if not hardware:
         if cluster is None:
@@ -200,9 +233,12 @@ def _links(files: Mapping[str, Source], cluster: Cluster | None) -> tuple[Any, i
 
 
 def _lengths(options: Options, times: Source, memory: Source, table: Mapping[Lengths, Any], types: int) -> Lengths:
-    """The sequence lengths that were asked for, the only ones that both files have, or that in the name of the file of times.
+    """Decide the tokens per sample, one number per type of layers (set of equal layers): the user's numbers, else the only
+    ones that both files have, else those in a file's name.
 
-    Raises InputError.
+    options: the user's values. times: the file of times; memory: the file of memory. table: has the sequence lengths in the
+    file of times as keys. types: the number of types. Raises InputError if the lengths are in no file, or if several are
+    possible.
     """
     timed, sized = set(table), sequences(memory)
     both = sized if timed == {()} else timed if sized == {()} else timed & sized
@@ -224,12 +260,16 @@ def _lengths(options: Options, times: Source, memory: Source, table: Mapping[Len
 
 
 def overlap(source: Source) -> float:
-    """How many times slower computation and communication get while they overlap. Raises InputError."""
+    """The factor, from 1 to 10, by which computation and communication take longer while they overlap, from Galvatron's file
+    of overlap. Raises InputError if the file lacks it or it is out of range.
+    """
     return number(source, "overlap_coe", source.data.get("overlap_coe"), 10, 1)
 
 
 def _shapes(model: Model) -> list[dict[str, Any]]:
-    """Embedding, a layer of each type, and head."""
+    """The sub-layers of a model in the form of a profile: the embedding, a layer of each type (set of equal layers), and the
+    head.
+    """
     memory, first, last = model.memory, model.types[0], model.types[-1]
     whole, (share, _) = memory.whole_ends, memory.embedding_shares
     counts = {tp: memory.ends[OFF].state_bytes[1 if whole else tp] / STATE_BYTES_PER_PARAMETER for tp in memory.degrees}
@@ -245,7 +285,11 @@ def _shapes(model: Model) -> list[dict[str, Any]]:
 
 
 def _costs(model: Model, device: str) -> list[Any]:
-    """Those of all profiled batches at all degrees. A time without a batch is that of one sample."""
+    """The costs of a model in the form of a profile: of embedding, head and a layer of each type (set of equal layers), one
+    entry per profiled batch and tensor-parallel degree.
+
+    device: the name of the profiled kind of device. A time whose batch is not stated is taken as the time of one sample.
+    """
     memory, (_, share), costs = model.memory, model.memory.embedding_shares, list[Any]()
     starts_bytes, last = model.types[0].sequence * TOKEN_BYTES, model.types[-1]
     for tp, (batch, times) in product(memory.degrees, model.times.items()):

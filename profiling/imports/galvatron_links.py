@@ -1,8 +1,8 @@
 """Hetu-Galvatron's hardware files (https://github.com/PKU-DAIR/Hetu-Galvatron, core/profiler/hardware_profiler.py) as islands.
 
-`allreduce_size_<n>_consec_<c>` is the bus bandwidth of nccl-tests in GB/s, 2 (n-1)/n M / t: what trainplan calls a ring's
-bandwidth. Groups are consecutive, or every (world / n)-th device. `pp_size_<n>` is that of sendrecv_perf, around a ring of
-every (world / n)-th device. `allreduce_` and `all2all_size_<n>_<s>MB_time` are milliseconds of s MiB (of one rank).
+`allreduce_size_<n>_consec_<c>` is the bus bandwidth of nccl-tests in GB/s, 2 (n-1)/n M / t, which trainplan calls a ring's
+bandwidth. Groups are consecutive, or consist of every (world / n)-th device. `pp_size_<n>` is that of sendrecv_perf, around a
+ring of every (world / n)-th device. `allreduce_` and `all2all_size_<n>_<s>MB_time` are milliseconds for s MiB of one rank.
 """
 
 from __future__ import annotations
@@ -31,9 +31,12 @@ Islands = list[dict[str, Any]]
 
 
 def islands(files: dict[str, Source], cluster: Cluster | None) -> tuple[Islands, int]:
-    """Islands of `allreduce`, `p2p` and `sp_time` files, as far as given, and the number of devices. Raises InputError.
+    """Read Galvatron's hardware files. Returns the islands (groups of devices with the measured link) and the number of
+    devices.
 
-    A time's fit stands for every collective of its group size, for nccl-tests' bandwidth is only a mean over message sizes.
+    files: files by kind, any of `allreduce`, `p2p` and `sp_time`. cluster: states the number of nodes if no file does; None
+    if unknown. If there are measured times for a group size, a line fitted to them is used for all its collectives, instead
+    of the bandwidth that nccl-tests reports, which is only a mean over message sizes. Raises InputError for invalid entries.
     """
     general: dict[int, dict[str, Any]] = {}
     world, nodes = 1, 1
@@ -46,12 +49,12 @@ def islands(files: dict[str, Source], cluster: Cluster | None) -> tuple[Islands,
         raise files["sp_time"].fail("", problem, "give files of one cluster")
     links: Islands = []
     for size in sorted(set(general) | {size for size, _ in fitted}):
-        place = {key: value for key, value in general.get(size, {}).items() if key in ("shared_by", "node_bytes_per_s")}
+        shared = {key: value for key, value in general.get(size, {}).items() if key in ("shared_by", "node_bytes_per_s")}
         for operation in PHASES:
             if (size, operation) in fitted:
-                links.append({**place, **fitted[size, operation], "devices": size, "operation": operation})
+                links.append({**shared, **fitted[size, operation], "devices": size, "operation": operation})
         if (size, "all-reduce") in fitted:
-            links.append({**place, **fitted[size, "all-reduce"], "devices": size})
+            links.append({**shared, **fitted[size, "all-reduce"], "devices": size})
         elif size in general:
             links.append({**general[size], "devices": size})
     if "p2p" in files and links:
@@ -63,7 +66,12 @@ def islands(files: dict[str, Source], cluster: Cluster | None) -> tuple[Islands,
 
 
 def _all_reduces(source: Source, cluster: Cluster | None) -> tuple[dict[int, dict[str, Any]], int, int]:
-    """Islands by size, devices and nodes."""
+    """Read Galvatron's file of all-reduce bandwidths. Returns the links by number of devices of a group, the number of all
+    devices, and the number of nodes.
+
+    Each link is a dict with the fields of an `Island` (a group of devices with its link) except for the number of devices.
+    cluster: states the number of nodes if the file's name does not; None if unknown. Raises InputError for invalid entries.
+    """
     consecutive: dict[int, float] = {}
     strided: dict[int, float] = {}
     for size, match, bandwidth in entries(source, ALL_REDUCE, MOST_GB_PER_S):
@@ -84,7 +92,7 @@ def _all_reduces(source: Source, cluster: Cluster | None) -> tuple[dict[int, dic
     if nodes == 1:
         links[world] |= _middle([consecutive[world], *strided.values()], "bandwidth_bytes_per_s")
     elif strided:
-        # What the node's cards send together, by how many of its devices are in a group.
+        # The bandwidth of a node's network cards together, from groups that have different shares of the node's devices.
         parts = {size: max(1, size // nodes) / node for size in strided}
         shared = _middle([strided[size] / part for size, part in parts.items()], "node_bytes_per_s")
         predicted = [min(consecutive[world], shared["node_bytes_per_s"] * part) for part in parts.values()]
@@ -94,11 +102,13 @@ def _all_reduces(source: Source, cluster: Cluster | None) -> tuple[dict[int, dic
 
 
 def _nodes(source: Source, world: int, cluster: Cluster | None) -> int:
-    """From the file's name, else from the cluster, else one. Raises InputError."""
+    """The number of nodes over which `world` devices are spread: as the file's name states it, else as the cluster states it,
+    else 1. Raises InputError if the name contradicts the number of devices.
+    """
     if match := NODES.search(source.stem):
-        nodes, each = int(match[1]), int(match[2])
-        if nodes * each != world:
-            problem = f"has groups of up to {world} devices, but is named for {nodes} x {each}"
+        nodes, per_node = int(match[1]), int(match[2])
+        if nodes * per_node != world:
+            problem = f"has groups of up to {world} devices, but is named for {nodes} x {per_node}"
             raise source.fail("", problem, "give the whole file, or name it for what it holds")
         return nodes
     if cluster is not None and cluster.devices == world:
@@ -107,13 +117,23 @@ def _nodes(source: Source, world: int, cluster: Cluster | None) -> int:
 
 
 def _middle(bandwidths: Sequence[float], name: str) -> dict[str, Any]:
-    """The bandwidth whose largest relative error of a time is least."""
+    """Represent several measured bandwidths by the one number for which the largest relative error of a time is least, and
+    that error: ([2.0, 4.0], "x") -> {"x": 3.0, "error": 0.3333}.
+
+    bandwidths: at least one. name: the key of the bandwidth in the result.
+    """
     low, high = min(bandwidths), max(bandwidths)
     return {name: (low + high) / 2, "error": round((high - low) / (high + low), 4)}
 
 
 def _point_to_point(source: Source, world: int, nodes: int, general: dict[int, dict[str, Any]]) -> Islands:
-    """In one node each ring tells the link at its own distance; over several nodes all tell the link between them."""
+    """Build islands (groups of devices with their link) for messages between two devices, from Galvatron's file of sendrecv
+    bandwidths.
+
+    Within one node, each measured ring gives the link for devices at the ring's distance; over several nodes all rings
+    measure the link between nodes. world: number of devices. nodes: number of nodes. general: the links of all-reduces, as
+    dicts of fields of `Island`, by number of devices. Raises InputError for invalid entries.
+    """
     rings = {}
     for size, match, bandwidth in entries(source, P2P, MOST_GB_PER_S):
         if world % size:
@@ -129,7 +149,9 @@ def _point_to_point(source: Source, world: int, nodes: int, general: dict[int, d
 
 
 def _fits(source: Source) -> dict[tuple[int, str], dict[str, Any]]:
-    """Latency and bandwidth of a step by least relative squares, by group size and operation."""
+    """Fit latency and bandwidth of one step of a ring to Galvatron's file of collectives' times, by a line of least relative
+    squares. Returns them as dicts of fields of a link, by pairs of number of devices and name of the operation. Raises
+    InputError for fewer than two message sizes."""
     points: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for size, match, ms in entries(source, TIMES, MOST_MS):
         operation, piece = OPERATIONS[match["operation"]], counted(source, match[0], match["mib"]) * MIB / size
@@ -147,7 +169,12 @@ def _fits(source: Source) -> dict[tuple[int, str], dict[str, Any]]:
 
 
 def entries(source: Source, pattern: re.Pattern[str], most: float) -> Iterator[tuple[int, re.Match[str], float]]:
-    """Devices of a group, the match of the key, and the number of every entry. Raises InputError."""
+    """Yield the entries of a hardware file of Galvatron: the number of devices of the group, the match of the key with the
+    pattern, and the value.
+
+    pattern: a regular expression for keys. most: the largest valid value. Raises InputError for other keys, group sizes and
+    values.
+    """
     for key, value in source.data.items():
         if (match := pattern.fullmatch(key)) is None:
             raise source.fail(key, "is not a key of this file", f"give keys such as {EXAMPLES[pattern]}")

@@ -1,4 +1,4 @@
-"""Hetu-Galvatron's memory file: MiB of a layer, and of embedding and head together, as bytes by tensor-parallel degree."""
+"""Hetu-Galvatron's memory file, MiB of a layer and of embedding and head together, read as bytes by tensor-parallel degree."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from trainplan.profiling.imports.source import LARGEST_COUNT, MIB, SMALLEST, Sou
 
 SUMMARY = re.compile(r"layertype_\d{1,2}(_sp)?|other_memory_pp_(off|on_first|on_last)(_sp)?")
 FP32_BYTES = 4
-NOISE = 0.1  # by which a rank of several may keep more than one alone: small differences of large measurements
+NOISE = 0.1  # the share by which one rank of several may keep more than a rank alone: a small difference of large numbers
 
 
 class Ends(NamedTuple):
-    """Embedding, head, or both, by vocabulary tp: bytes of model states, and of activation for each sample."""
+    """Bytes of the ends of a model (embedding, head, or both), by degree of vocabulary parallelism: of model states, and of
+    the activations of one sample.
+    """
 
     state_bytes: dict[int, float]
     activation_bytes: dict[int, float]
@@ -27,7 +29,9 @@ class Ends(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerMemory:
-    """What a layer of one type takes for one sample. kept_bytes: what it keeps, by degree."""
+    """Memory of a layer of one type. parameters: number of parameters. checkpoint_bytes: bytes kept per sample if the layer is
+    recomputed. kept_bytes: bytes kept per sample on one rank without recomputation, by tensor-parallel degree.
+    """
 
     parameters: float
     checkpoint_bytes: float
@@ -36,9 +40,11 @@ class LayerMemory:
 
 @dataclass(frozen=True)
 class Memory:
-    """What one sample takes at one sequence length. layers: by type.
+    """Memory of a model at one sequence length, as Galvatron profiled it.
 
-    ends: both ends without a pipeline, the embedding in a first stage, the head in a last one, as far as profiled.
+    layers: the memory of a layer, for each type of layers (set of equal layers). origin: where the numbers come from, for the
+    profile's provenance. ends: memory of the embedding and head together without a pipeline (`OFF`), of the embedding of a
+    first stage (`FIRST`) and of the head of a last stage (`LAST`), as far as profiled.
     """
 
     layers: tuple[LayerMemory, ...]
@@ -47,18 +53,23 @@ class Memory:
 
     @property
     def whole_ends(self) -> bool:
-        """Whether embedding and head were profiled whole only, as in older files: every tensor-parallel rank has all."""
+        """Whether embedding and head were profiled only without tensor parallelism, as in older files; every tensor-parallel
+        rank is then taken to hold all of them.
+        """
         return all(set(table) == {1} for table in self.ends[OFF])
 
     @property
     def degrees(self) -> list[int]:
-        """Tensor-parallel degrees for which layers as well as both ends were profiled, ascending."""
+        """The tensor-parallel degrees for which both layers and embedding and head were profiled, ascending."""
         ends = () if self.whole_ends else self.ends[OFF]
         return sorted(set.intersection(*map(set, (*(layer.kept_bytes for layer in self.layers), *ends))))
 
     @property
     def embedding_shares(self) -> tuple[float, ...]:
-        """The embedding's part of states and of activation, by a pipeline's stages; a half where one was not profiled."""
+        """The embedding's shares, from 0 to 1, of the model states and of the activations that embedding and head have
+        together, in this order. They follow from a pipeline's first and last stage; (0.5, 0.5) if one of these stages was not
+        profiled.
+        """
         if FIRST not in self.ends or LAST not in self.ends:
             return 0.5, 0.5
         sizes = [(first[1], last[1]) for first, last in zip(self.ends[FIRST], self.ends[LAST], strict=True)]
@@ -66,25 +77,25 @@ class Memory:
 
 
 def read_memory(source: Source, lengths: Lengths, sequence_parallel: bool = True) -> Memory:
-    """What one sample takes, from the file's summaries or, without them, its raw blocks.
+    """Read the memory of a model from the summaries in Galvatron's memory file, or from its raw blocks if it has no summaries.
 
-    lengths: tokens of a sample in each type of layers. sequence_parallel: take the summaries `_sp` where there are both.
-    Raises InputError.
-    """
+    lengths: tokens per sample for each type of layers (set of equal layers). sequence_parallel: whether to prefer the summaries
+    with sequence parallelism, whose names end with "_sp", if the file has both. Raises InputError for a file that lacks a
+    number."""
     names = [LAYER.replace("0", str(layer)) for layer in range(len(lengths))]
     kinds = {key.removesuffix("_sp") for key in source.data if key.startswith("layertype_")}
     if more := sorted(kinds - set(names)):
         problem = f"is of a type of layers beyond the {len(names)} in the file of times"
         raise source.fail(more[0], problem, "give files of one profile")
     suffixes = ("_sp", "") if sequence_parallel else ("", "_sp")
-    indices = [(name, lengths[i : i + 1]) for i, name in enumerate(names)] + [(name, lengths) for name in SUMMARIES[1:]]
-    summaries = {name: table for name, place in indices if (table := _summary(source, name, suffixes, place))}
+    wanted = [(name, lengths[i : i + 1]) for i, name in enumerate(names)] + [(name, lengths) for name in SUMMARIES[1:]]
+    summaries = {name: table for name, tokens in wanted if (table := _summary(source, name, suffixes, tokens))}
     origin = "summaries of the file"
     if missing := [name for name in (*names, OFF) if name not in summaries]:
         if len(names) > 1:
             raise source.fail(missing[0], f"has no summary of seq{lengths_text(lengths)}", "profile the memory whole")
-        place = f"raw blocks of seq{lengths[0]}"
-        summaries = {name: _Table(source, place, values) for name, values in attribute(DERIVED)(source, lengths[0]).items()}
+        path = f"raw blocks of seq{lengths[0]}"
+        summaries = {name: _Table(source, path, values) for name, values in attribute(DERIVED)(source, lengths[0]).items()}
         origin = "derived from raw blocks, as profiled with zero3"
     ends = {
         name: Ends(*(table.table(part).by_degree() for part in ("model_states", "activation")))
@@ -95,6 +106,9 @@ def read_memory(source: Source, lengths: Lengths, sequence_parallel: bool = True
 
 
 def _layer(summary: _Table) -> LayerMemory:
+    """Memory of a layer from its summary, an object in Galvatron's memory file. Raises InputError if its numbers contradict
+    each other.
+    """
     table = summary.table("tp_activation_per_bsz_dict")
     kept_bytes, checkpoint_bytes = table.by_degree(least=SMALLEST), table.bytes("checkpoint")
     for tp, size in kept_bytes.items():
@@ -108,7 +122,11 @@ def _layer(summary: _Table) -> LayerMemory:
 
 
 def sequences(source: Source) -> set[Lengths]:
-    """Sequence lengths with a summary or raw blocks; none for a summary that names none. Raises InputError."""
+    """The sequence lengths (a tuple with one number per type of layers) for which a memory file of Galvatron has a summary or
+    raw blocks.
+
+    An empty tuple represents a summary whose key states no lengths. Raises InputError for unknown keys.
+    """
     lengths: set[Lengths] = set()
     types = {key.removesuffix("_sp") for key in source.data if key.startswith("layertype_")}
     for key, value in source.data.items():
@@ -126,21 +144,25 @@ def sequences(source: Source) -> set[Lengths]:
 
 @dataclass(frozen=True)
 class _Table:
-    """An object of MiB, and the field that errors name."""
+    """An object in Galvatron's memory file whose values are MiB. field: its path in the file, for errors."""
 
     source: Source
     field: str
     values: dict[str, Any]
 
     def bytes(self, name: str, least: float = SMALLEST) -> float:
-        """Raises InputError."""
+        """The value under `name`, converted from MiB to bytes. least: the smallest valid value in MiB. Raises InputError if it
+        is missing or out of range.
+        """
         field = f"{self.field}.{name}"
         if name not in self.values:
             raise self.source.fail(field, "is missing", "give it in MB")
         return number(self.source, field, self.values[name], MOST_MIB, least) * MIB
 
     def table(self, name: str) -> _Table:
-        """The object in it; a number stands for that of degree 1. Raises InputError."""
+        """The object under `name`; a plain number there is taken as an object with only the value of degree 1. Raises
+        InputError if it is missing.
+        """
         field = f"{self.field}.{name}"
         if name not in self.values:
             raise self.source.fail(field, "is missing", "give MB by tensor-parallel degree")
@@ -149,7 +171,10 @@ class _Table:
         return _Table(self.source, field, sizes)
 
     def by_degree(self, least: float = 0.0) -> dict[int, float]:
-        """Bytes by tensor-parallel degree. Raises InputError."""
+        """All values of the object, converted from MiB to bytes, by tensor-parallel degree, which is their key.
+
+        least: the smallest valid value in MiB. Raises InputError for other keys, or without degree 1.
+        """
         sizes: dict[int, float] = {}
         for key in self.values:
             if key == "checkpoint":
@@ -163,19 +188,26 @@ class _Table:
 
 
 def _summary(source: Source, name: str, suffixes: Sequence[str], lengths: Lengths) -> _Table | None:
-    """The summary for these sequence lengths, or None."""
+    """Find the summary called `name` in Galvatron's memory file, for the given sequence lengths; None if the file has none.
+
+    suffixes: endings such as "_sp" that are appended to the name, tried in order; the first field that has a summary for the
+    lengths is returned. Raises InputError for a summary that is no object.
+    """
     for field in (f"{name}{suffix}" for suffix in suffixes):
         if field in source.data:
             value = _object(source, field, source.data[field])
             if "parameter_size" in value or "model_states" in value:
                 return _Table(source, field, value)
             if (text := lengths_text(lengths)) in value:
-                place = f"{field}.{text}"
-                return _Table(source, place, _object(source, place, value[text]))
+                path = f"{field}.{text}"
+                return _Table(source, path, _object(source, path, value[text]))
     return None
 
 
 def _object(source: Source, field: str, value: Any) -> dict[str, Any]:
+    """Check that the value of a field is a non-empty JSON object, and return it; raises InputError otherwise. source, field:
+    the file and the field's path, for the error.
+    """
     if not isinstance(value, dict) or not value:
         raise source.fail(field, f"is {shown(value)}", "give an object {...}")
     return value

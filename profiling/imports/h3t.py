@@ -1,8 +1,7 @@
 """H3T's layer profiles (the published code on BMTrain; fields as the project's notes on the paper name them).
 
-`layer_runtime` and `layer_memory` hold one object for each layer. Readings taken:
-
-- seconds and bytes are those of one device; how many samples it had is not told (`rows`);
+`layer_runtime` and `layer_memory` hold one object for each layer. How their numbers are read:
+- seconds and bytes are those of one device; the file does not state its number of samples (option `rows`);
 - a forward pass with graph leaves its output and what the graph holds, one without graph its output only, so the
   difference of their `delta` is kept_bytes; `peak` less `delta` is workspace;
 - a gather or scatter over n = gathered / partitioned devices is a ring of n - 1 steps; a scatter reduces;
@@ -42,7 +41,7 @@ Change = Annotated[int, Field(ge=-int(MOST_BYTES), le=int(MOST_BYTES))]
 
 
 class Runtime(Foreign):
-    """One layer's times, in seconds, by trainplan's names of them."""
+    """The times of one layer in an H3T file, in seconds, under trainplan's names."""
 
     forward_without_graph: Seconds = Field(alias="forward_no_grad")
     forward: Seconds = Field(alias="forward_with_grad")
@@ -57,7 +56,7 @@ class Runtime(Foreign):
 
 
 class Memory(Foreign):
-    """One layer's sizes and memory use, in bytes."""
+    """The sizes of one layer's tensors and its memory use in an H3T file, in bytes."""
 
     input_tensor: Bytes
     gathered_parameter: Bytes
@@ -73,7 +72,7 @@ class Memory(Foreign):
 
 
 class LayerProfile(Foreign):
-    """The whole file: times and sizes of every layer, in order."""
+    """The content of an H3T file: times and sizes of every layer, in order."""
 
     name: str = ""
     nvlink_available: bool
@@ -82,23 +81,29 @@ class LayerProfile(Foreign):
 
     @property
     def layers(self) -> list[tuple[Runtime, Memory]]:
-        """Times and sizes of each layer."""
+        """Times and sizes of each layer, as pairs in the order of the layers."""
         return list(zip(self.layer_runtime, self.layer_memory, strict=True))
 
 
 def recognises(data: dict[str, Any]) -> bool:
-    """Whether an object, read from a file, is a profile of H3T's code."""
+    """Whether an object, read from a JSON file, is a layer profile of H3T's code."""
     return "layer_runtime" in data or "layer_memory" in data
 
 
 def checked(source: Source) -> tuple[LayerProfile, int]:
-    """The file as it is, and how many devices share a parameter. Raises InputError."""
+    """Read an H3T file. Returns its content, and the number of devices over which each parameter is partitioned. Raises
+    InputError if the content is invalid.
+    """
     file = parse(source.data, LayerProfile, where=source.path)
     return file, _devices(source, file)
 
 
 def read(sources: Sequence[Source], options: Options) -> Profile:
-    """The profile of one file of H3T's. Raises InputError."""
+    """Build the profile from one H3T file. Raises InputError for several files, or for one that contradicts itself or does not
+    specify a value.
+
+    options: the user's values for everything that the file does not specify.
+    """
     source = sources[0]
     if len(sources) > 1:
         raise sources[1].fail("", "is a second H3T file", "give one: it holds the whole profile")
@@ -128,7 +133,11 @@ def read(sources: Sequence[Source], options: Options) -> Profile:
 
 
 def _devices(source: Source, file: LayerProfile) -> int:
-    """How many devices share a parameter. Raises InputError where the file contradicts itself."""
+    """The number of devices over which each parameter is partitioned, computed from the sizes of whole and partitioned tensors
+    in an H3T file.
+
+    source: the file's path and data, for errors. file: its content. Raises InputError if the file contradicts itself.
+    """
     times, memories = len(file.layer_runtime), len(file.layer_memory)
     if times != memories:
         raise source.fail("layer_memory", f"has {memories} layers", f"give {times}, as layer_runtime has")
@@ -151,6 +160,11 @@ def _devices(source: Source, file: LayerProfile) -> int:
 
 
 def _shape(source: Source, index: int, memory: Memory, rows: int) -> dict[str, Any]:
+    """Describe a layer of an H3T file as a sub-layer in the form of a profile, without a name.
+
+    source: the file, for errors. index: the layer's index. memory: its sizes. rows: the number of samples that the sizes are
+    for. Raises InputError if a size is no multiple of `rows`.
+    """
     if memory.input_tensor % rows or memory.forward_no_grad_delta % rows:
         problem = f"is {memory.input_tensor}, not that of {rows} samples"
         raise source.fail(f"layer_memory[{index}].input_tensor", problem, "give another rows, or none")
@@ -159,6 +173,10 @@ def _shape(source: Source, index: int, memory: Memory, rows: int) -> dict[str, A
 
 
 def _cost(device: str, rows: int, time: Runtime, memory: Memory) -> Any:
+    """The costs of one layer of an H3T file on `rows` samples, in the form of a profile, without the sub-layer's name.
+
+    device: the name of the profiled kind of device. time, memory: the layer's times and sizes.
+    """
     kept_bytes = memory.forward_with_grad_delta - memory.forward_no_grad_delta
     return cost(
         "",
@@ -178,7 +196,12 @@ def _cost(device: str, rows: int, time: Runtime, memory: Memory) -> Any:
 
 
 def _islands(layers: Sequence[tuple[Runtime, Memory]], devices: int) -> list[dict[str, Any]]:
-    """Lines through the steps of all gathers and of all scatters; through both for whatever else there is."""
+    """Build the islands (groups of devices with their link) of a profile's network, with links fitted to the measured times of
+    one ring step.
+
+    There is one for all-gathers, one for reduce-scatters, and one, fitted to the times of both, for all other operations.
+    layers: times and sizes of each layer. devices: number of devices of the ring.
+    """
     steps = devices - 1 or 1
     gathers = [(memory.partitioned_parameter, time.all_gather / steps) for time, memory in layers]
     scatters = [(memory.partitioned_gradient, time.reduce_scatter / steps) for time, memory in layers]
@@ -189,7 +212,11 @@ def _islands(layers: Sequence[tuple[Runtime, Memory]], devices: int) -> list[dic
 
 
 def _host(layers: Sequence[tuple[Runtime, Memory]]) -> dict[str, Any]:
-    """Copies of shards and hidden states, and what the optimizer takes on the host for one parameter of a shard."""
+    """Build a profile's record of the host: rates of copies between device and host in both directions, and its optimizer's
+    time per parameter.
+
+    Rates are fitted to the copies of parameter shards and hidden states. layers: times and sizes of each layer.
+    """
     there = [(memory.partitioned_parameter, time.prefetch_parameter) for time, memory in layers]
     there += [(memory.input_tensor, time.prefetch_hidden) for time, memory in layers]
     back = [(memory.partitioned_gradient, time.offload_gradient) for time, memory in layers]

@@ -1,4 +1,5 @@
-"""What all readers of foreign files share: the file as it was read, the caller's options, and numbers checked one by one."""
+"""Helpers of all readers of foreign files: the file as it was read, the user's options, numbers checked one by one, and
+entries of profiles."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ MOST_MS = 1e3 * LONGEST_S
 MOST_BYTES = 1e14
 LARGEST_COUNT = 2**20
 MOST_LAYERS = 10_000
-SMALLEST = 1e-6  # of numbers that may not be 0, in the file's own unit
+SMALLEST = 1e-6  # the least of numbers that may not be 0, in the file's own unit
 LISTS = ("layers", "sequence", "hidden_size", "tp")  # options of one number or several
-AGREEMENT = 0.01  # of numbers that should be equal
+AGREEMENT = 0.01  # the relative difference of numbers that count as equal
 MIB = 2**20
 
 
@@ -31,25 +32,28 @@ ByType = int | Sequence[int]  # one number, or one for each type of layers
 
 
 def flag(option: str) -> str:
-    """How the command spells an option of `import_profile`."""
+    """The command's spelling of an option of `import_profile`: "hidden_size" -> "--hidden-size"."""
     return "--memory" if option == "memory_bytes" else f"--{option.replace('_', '-')}"
 
 
 class Foreign(Record):
-    """An object of another project's format: fields that are not needed may stand beside."""
+    """Base of classes that define another project's file format; objects may have further fields, which are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file's path and the object in it."""
+    """A file of another project: its path, and the JSON object or the table in it."""
 
     path: str
     data: dict[str, Any]
 
     def fail(self, field: str, problem: str, fix: str) -> InputError:
-        """The error, to be raised, about one field of the file; about the whole file where `field` is empty."""
+        """Build the error about one field of the file, for the caller to raise; about the whole file if `field` is empty.
+
+        problem: what is wrong, such as "is 0". fix: advice with a value that would work.
+        """
         return InputError(self.path, field, problem, fix)
 
     @property
@@ -59,7 +63,8 @@ class Source:
 
 
 def read_source(path: str | os.PathLike[str]) -> Source:
-    """A file that holds an object, or a table. Raises InputError."""
+    """Read a file that holds a JSON object, or, by its suffix, a table. Raises InputError if it cannot be read or holds
+    neither."""
     if os.fspath(path).lower().endswith(table_files.SUFFIXES):
         return Source(os.fspath(path), table_files.load(path))
     data = read_data(path)
@@ -70,7 +75,14 @@ def read_source(path: str | os.PathLike[str]) -> Source:
 
 @dataclass(frozen=True)
 class Options:
-    """What the caller adds to the files; see `import_profile`."""
+    """The user's values for everything that files of other projects do not specify, as the command's options and
+    `import_profile` take them.
+
+    cluster: links, memory and name of the device. layers, sequence, hidden_size: number of layers, tokens per sample and
+    hidden size, one number, or one per type of layers (set of equal layers). rows: the number of samples that times are for.
+    memory_bytes: usable memory of a device. name: the profile's name. tp: tensor-parallel degrees of a table's columns.
+    communication: "included" or "excluded", for the times in a table.
+    """
 
     cluster: Cluster | None = None
     layers: ByType | None = None
@@ -83,7 +95,10 @@ class Options:
     communication: str | None = None
 
     def check(self, format: str, usable: Sequence[str]) -> None:
-        """Raises InputError for an option that this format has no use for, or that is no sensible number."""
+        """Raise InputError if the user set an option that files of a format do not use, or one whose value is out of range.
+
+        format: the format's name, such as "piper". usable: names of the options that the format uses.
+        """
         for field in fields(self):
             value = getattr(self, field.name)
             if value is None or field.name in ("cluster", "name"):
@@ -100,7 +115,11 @@ class Options:
                 raise InputError("command line", flag(field.name), f"is {shown(value)}", fix)
 
     def needed(self, source: Source, option: str, example: int | str) -> Any:
-        """The option's value. Raises InputError where it was left out."""
+        """The user's value of an option that is needed because a file does not specify it. Raises InputError, with an example,
+        if it was not given.
+
+        source: the file. option: a field of this class. example: a valid value for the error.
+        """
         value = getattr(self, option)
         if value is None:
             problem = f"does not say the {option.replace('_', ' ')}"
@@ -108,9 +127,11 @@ class Options:
         return value
 
     def by_type(self, source: Source, option: str, example: int, types: int) -> tuple[int, ...]:
-        """The option's value for each type of layers. One number stands for all, but of layers it would leave the order open.
+        """The user's value of an option for each type of layers (set of equal layers). One number applies to all types, except
+        for the number of layers.
 
-        Raises InputError.
+        source: the file that does not specify it. option: a field of this class. example: a valid value for errors. types:
+        the number of types. Raises InputError if it was not given, or for another number of types.
         """
         examples = ",".join([str(example)] * types)
         value = self.needed(source, option, examples)
@@ -121,19 +142,24 @@ class Options:
         return values
 
     def memory(self, source: Source) -> int:
-        """Usable bytes of one device: as given, else the cluster's. Raises InputError."""
+        """Usable bytes of one device: as the user gives them, else as the cluster states them. Raises InputError without
+        either. source: the file, for the error.
+        """
         if self.memory_bytes is None and self.cluster is not None:
             return self.cluster.usable_bytes
         return int(self.needed(source, "memory_bytes", "24GiB"))
 
     @property
     def device(self) -> str:
-        """The name of the profiled kind of device: the cluster's, else `device`."""
+        """The name of the profiled kind of device: the first kind of the user's cluster, or "device" without a cluster."""
         return "device" if self.cluster is None else self.cluster.used_kinds[0].name
 
 
 def number(source: Source, field: str, value: Any, most: float, least: float = 0.0) -> float:
-    """A finite number from `least` to `most`. Raises InputError."""
+    """Check that a field's value is a finite number from `least` to `most`, and return it; raises InputError otherwise.
+
+    source, field: the file and the field's path, for errors.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise source.fail(field, f"is {shown(value)}", "give a number")
     if isinstance(value, float) and not isfinite(value):
@@ -146,34 +172,48 @@ def number(source: Source, field: str, value: Any, most: float, least: float = 0
 
 
 def counted(source: Source, field: str, text: str) -> int:
-    """A number of things, as it stands in a key. Raises InputError."""
+    """Convert the part of a key that states a number to an integer from 1 to `LARGEST_COUNT`. source, field: the file and the
+    key, for errors. Raises InputError if it is no such number.
+    """
     if len(text) > len(str(LARGEST_COUNT)) or not 1 <= (value := int(text)) <= LARGEST_COUNT:
         raise source.fail(field, f"counts {text[:20]}", f"give 1 to {LARGEST_COUNT}")
     return value
 
 
 def imported(value: float, spread: float = 0.0) -> dict[str, Any]:
-    """A profile's number of nanoseconds or bytes."""
+    """Make a profile's entry for an imported number of nanoseconds or bytes: the rounded value, the origin `imported`, and its
+    relative spread.
+    """
     return {"value": max(0, round(value)), "origin": "imported", "spread": round(spread, 4)}
 
 
 def rate(value: float, spread: float = 0.0) -> dict[str, Any]:
-    """A ratio or a rate as a profile has it, imported."""
+    """Make a profile's entry for an imported ratio or rate: the value, the origin `imported`, and its relative spread."""
     return {"value": float(value), "origin": "imported", "spread": round(spread, 4)}
 
 
 def cost(sublayer: str, device: str, tp: int, rows: int, forward: float, backward: float, kept: float, **more: float) -> Any:
-    """An entry of a profile's costs, in nanoseconds and bytes. more: what is not as simple as forward_ns or 0."""
+    """Make the entry of a profile's costs for a sub-layer on `tp` tensor-parallel ranks with `rows` samples.
+
+    sublayer: its name. device: the name of the kind of device. forward, backward: times of the passes in ns. kept: bytes kept
+    for the backward pass. more: further numbers by field; by default the forward pass without graph takes as long as
+    `forward`, and workspace bytes are 0.
+    """
     numbers = {"forward_without_graph_ns": forward, "forward_workspace_bytes": 0.0, "backward_workspace_bytes": 0.0} | more
     numbers |= {"forward_ns": forward, "backward_ns": backward, "kept_bytes": kept}
-    place = {"sublayer": sublayer, "device": device, "tp": tp, "rows": rows}
-    return place | {name: imported(value) for name, value in numbers.items()}
+    key = {"sublayer": sublayer, "device": device, "tp": tp, "rows": rows}
+    return key | {name: imported(value) for name, value in numbers.items()}
 
 
 def shape(
     kind: str, input_bytes: int, output_bytes: int, parameters: Mapping[int, int], whole: bool = False, **more: int
 ) -> dict[str, Any]:
-    """A sub-layer of a profile, without its name. parameters: of one rank, by tensor-parallel degree; whole: of all alike."""
+    """Describe a sub-layer in the form of a profile, without its name.
+
+    kind: such as "layer". input_bytes, output_bytes: bytes of one sample's input and output. parameters: number of parameters
+    per rank, by tensor-parallel degree. whole: whether each rank has all parameters, so that nothing is reduced. more:
+    further fields.
+    """
     shards = [
         {"tp": tp, "parameters": count, "replicated_parameters": count * whole, "output_bytes": output_bytes}
         for tp, count in parameters.items()
@@ -183,7 +223,9 @@ def shape(
 
 
 def chain(layers: Iterable[tuple[str, dict[str, Any], list[Any]]]) -> dict[str, Any]:
-    """Units, sub-layers and costs of a profile from the name, shape and costs of each layer; equal ones share a sub-layer."""
+    """Build the fields units, sublayers and costs of a profile from layers in order, each given by its name, shape (sub-layer)
+    and costs. Layers of equal shape and costs share the sub-layer of the first of them.
+    """
     names: dict[str, str] = {}
     units, sublayers, costs = [], [], []
     for i, (name, index, entries) in enumerate(layers):
@@ -196,7 +238,12 @@ def chain(layers: Iterable[tuple[str, dict[str, Any], list[Any]]]) -> dict[str, 
 
 
 def finished(sources: Sequence[Source], format: str, options: Options, content: dict[str, Any], **provenance: Any) -> Profile:
-    """The checked profile, named as the options say. Raises InputError naming the first file."""
+    """Build and check the profile with the given fields, under the name that the user's options state.
+
+    sources: the files; errors name the first. format: the other project's name, for the provenance. content: fields of the
+    profile; if it has no time of the optimizer, that is 0. provenance: further notes. Raises InputError for fields that are
+    invalid.
+    """
     notes = {"format": format, "files": ", ".join(Path(source.path).name for source in sources)}
     notes |= {name: str(value) for name, value in provenance.items()}
     common = {

@@ -2,9 +2,8 @@
 
 A `.npy` file has one or two dimensions; a `.csv` file rows of numbers. Their columns are the degrees 1, 2, 4, ..., or those of
 `--tp`. A CSV file with a header names its columns: `tp1`, `tp2`, ... the seconds, and as far as known `layer` a name,
-`parameters` their number, and `output_bytes` and `kept_bytes` (besides the input) of one sample; or each row is one time, with
-the columns `layer`, `tp` and `seconds`. Readings taken:
-
+`parameters` their number, and `output_bytes` and `kept_bytes` (in addition to the input) of one sample; or each row is one
+time, with the columns `layer`, `tp` and `seconds`. How their numbers are read:
 - times are those of `rows` samples on the ranks together, 1 if not given, and split 1 : 2 over the passes;
 - with `communication` included they contain what tensor parallelism sends; excluded, each pass all-reduces the output twice,
   after attention and after FFN;
@@ -49,7 +48,9 @@ DEGREE = re.compile(r"tp\d+")
 
 @dataclass(frozen=True)
 class Row:
-    """A layer: its name, seconds by tensor-parallel degree, and sizes by name, 0 where the table lacks them."""
+    """A layer of a table: its name, its seconds by tensor-parallel degree, and its sizes by name (0 for sizes that the table
+    lacks).
+    """
 
     name: str
     seconds: dict[int, float]
@@ -57,12 +58,16 @@ class Row:
 
 
 def recognises(data: dict[str, Any]) -> bool:
-    """Whether this is what `table_files.load` makes of a table."""
+    """Whether an object is the content of a table file: it has the keys columns and cells, and no others."""
     return set(data) == {"columns", "cells"}
 
 
 def read(sources: Sequence[Source], options: Options) -> Profile:
-    """The profile of one table. Raises InputError."""
+    """Build the profile from one table of layer times. Raises InputError for several tables, or for one that is invalid or
+    does not specify a value.
+
+    options: the user's values for everything that the table does not specify; the cluster is required.
+    """
     source, cluster = sources[0], options.cluster
     if len(sources) > 1:
         raise sources[1].fail("", "is a second table", "give one, with a column for each degree")
@@ -86,7 +91,13 @@ def read(sources: Sequence[Source], options: Options) -> Profile:
 
 
 def _communication(source: Source, options: Options, rows: Sequence[Row], missing: Sequence[str]) -> bool:
-    """Whether the times contain what tensor parallelism sends. Raises InputError where it is not said, or of unknown size."""
+    """Whether the times in a table include the communication of tensor parallelism: True only if the user's options say
+    "included".
+
+    source: the table, for errors. rows: its layers. missing: names of the sizes that it lacks. Raises InputError if the table
+    has several tensor-parallel degrees and the options do not specify it, or if it is excluded and the bytes to send are
+    unknown.
+    """
     if options.communication not in (None, "included", "excluded"):
         problem = f"is {shown(options.communication)}"
         raise InputError("command line", "--communication", problem, "give included or excluded")
@@ -101,7 +112,9 @@ def _communication(source: Source, options: Options, rows: Sequence[Row], missin
 
 
 def _rows(source: Source, options: Options) -> list[Row]:
-    """The layers of a table. Raises InputError."""
+    """Read the layers of a table, in order; if the table has no sizes of outputs, they are computed from the options. Raises
+    InputError if the table is invalid.
+    """
     columns = source.data["columns"]
     if isinstance(columns[0], int):
         degrees = options.tp or [1 << i for i in range(len(columns))]
@@ -142,7 +155,10 @@ def _rows(source: Source, options: Options) -> list[Row]:
 
 
 def _in_order(source: Source, layers: Mapping[str, Row]) -> list[Row]:
-    """The layers as they follow each other: where all names are numbers, by these, which leave none out. Raises InputError."""
+    """Sort the layers of a table: by number if all their names are numbers, else as in the table.
+
+    source: the table, for errors. layers: the layers by name. Raises InputError if a number is missing.
+    """
     if not all(name.isdecimal() for name in layers):
         return list(layers.values())
     by_number = {int(name): row for name, row in layers.items()}
@@ -153,17 +169,26 @@ def _in_order(source: Source, layers: Mapping[str, Row]) -> list[Row]:
     return [row for _, row in sorted(by_number.items())]
 
 
-def _number(source: Source, place: str, field: str, value: Any) -> float:
+def _number(source: Source, path: str, field: str, value: Any) -> float:
+    """Check that the value of a table's cell is a number within its column's limits, and return it; raises InputError
+    otherwise.
+
+    source: the table, and path: the cell in it, for errors. field: the name of the cell's column.
+    """
     if field not in (*SIZES, "tp"):
-        return number(source, place, value, LONGEST_S, SHORTEST_S)
-    count = number(source, place, value, MOST_BYTES) if field in SIZES else number(source, place, value, LARGEST_COUNT, 1)
+        return number(source, path, value, LONGEST_S, SHORTEST_S)
+    count = number(source, path, value, MOST_BYTES) if field in SIZES else number(source, path, value, LARGEST_COUNT, 1)
     if not count.is_integer():
-        raise source.fail(place, f"is {shown(value)}", f"give a whole number, such as {max(1, round(count))}")
+        raise source.fail(path, f"is {shown(value)}", f"give a whole number, such as {max(1, round(count))}")
     return count
 
 
 def _layer(row: Row, options: Options, reductions: int) -> tuple[str, dict[str, Any], list[Any]]:
-    """A layer's name, shape and costs."""
+    """Describe a layer of a table in the form of a profile: returns its name, its sub-layer and its costs, as the function
+    `chain` takes them.
+
+    row: the layer. reductions: number of all-reduces per pass that its times do not include.
+    """
     parameters, output_bytes, kept_bytes = (round(row.sizes[name]) for name in SIZES)
     rows = options.rows or 1
     costs = []

@@ -17,9 +17,10 @@ MOST_CELLS = 320_000
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """A table's `columns`, names or, without a header, places; and its `cells` by line, text where they are no numbers.
+    """Read a table from a `.npy` or `.csv` file: {"columns": [...], "cells": [[...], ...]}.
 
-    Raises InputError.
+    Columns are names or, without a header, indices from 0. Cells are by line: numbers, or texts if they are no numbers. Raises
+    InputError for a file that cannot be read or has no cells.
     """
     where = os.fspath(path)
     try:
@@ -38,11 +39,14 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _array(where: str) -> tuple[list[Any], list[list[Any]]]:
+    """Read a `.npy` file with one or two dimensions. Returns its columns (indices from 0) and its cells line by line. where:
+    its path. Raises InputError if it cannot be read.
+    """
     try:
         table = np.load(where, mmap_mode="r", allow_pickle=False)
     except OSError:
         raise
-    except Exception as error:  # what reads the header raises many kinds
+    except Exception as error:  # numpy's reader of headers raises many kinds of errors
         raise InputError(where, "", f"is no array of numbers ({error})", "save one with numpy.save") from None
     if not isinstance(table, np.ndarray):
         raise InputError(where, "", "is an archive of arrays", "save one array with numpy.save")
@@ -54,6 +58,9 @@ def _array(where: str) -> tuple[list[Any], list[list[Any]]]:
 
 
 def _lines(where: str) -> tuple[list[Any], list[list[Any]]]:
+    """Read a CSV file. Returns its columns (names of the header, or indices from 0 without one) and its cells line by line.
+    where: its path. Raises InputError if it cannot be read.
+    """
     try:
         with open(where, newline="", encoding="utf-8-sig") as file:
             rows = [[cell.strip() for cell in row] for row in csv.reader(file) if any(cell.strip() for cell in row)]
@@ -72,6 +79,7 @@ def _lines(where: str) -> tuple[list[Any], list[list[Any]]]:
 
 
 def _value(text: str) -> float | str:
+    """The number in a cell, or its text if it is no number."""
     try:
         return float(text)
     except ValueError:
@@ -79,6 +87,8 @@ def _value(text: str) -> float | str:
 
 
 def _column(name: str) -> str:
-    """A column's name; `tp4` of one of seconds, however it is spelt."""
+    """Normalise the name of a column: lower case, and `tp4` for any spelling of a column with seconds at that tensor-parallel
+    degree, such as "TP_4".
+    """
     digits = name.lower().removeprefix("tp").lstrip("_= ")
     return f"tp{int(digits)}" if digits.isdecimal() and len(digits) < 8 else name.lower()

@@ -1,1 +1,1 @@
-"""Measures sub-layers, links, copies and optimizer steps on this machine with torch."""
+"""Measurement of sub-layers, links, copies and optimizer steps on this machine with torch."""

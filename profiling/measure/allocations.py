@@ -20,6 +20,7 @@ class PeakMemory:
     """
 
     def __enter__(self) -> PeakMemory:
+        """Begin to record allocations."""
         self.peak_bytes = 0
         self.phase_peak_bytes: dict[str, int] = {}
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
@@ -27,10 +28,13 @@ class PeakMemory:
         return self
 
     def phase(self, name: str) -> AbstractContextManager[object]:
-        """A context manager: the peak inside it is recorded for the phase of this name."""
+        """A context manager to use inside the recording: the peak of allocated bytes during its block is recorded in
+        `phase_peak_bytes` under `name`.
+        """
         return record_function(f"trainplan:{name}")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End the recording, and compute the peaks from the profiler's trace."""
         self._profile.__exit__(kind, error, trace)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "trace.json")

@@ -26,10 +26,12 @@ POSITIVE = {"seconds", "message_bytes", "to_device", "to_host"}
 
 
 class Journal:
-    """Results by the title of their task, kept in a file if a path is given.
+    """Results of finished measuring tasks (such as timing one sub-layer) by the task's title, kept in a file if a path is
+    given, so that a measurement can be resumed.
 
-    identity: of model, cluster and machine. spread: the relative spread to which results are measured. Raises InputError if the
-    file is not a journal, or is of another measurement.
+    identity: a digest of everything that results depend on, such as model, cluster and machine; a file with another digest is
+    refused. spread: the relative spread to which results are measured. results: for each title, numbers by field, as the
+    tasks return them. Raises InputError if the file is not a journal, or is of another measurement.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, identity: str, spread: float) -> None:
@@ -38,8 +40,11 @@ class Journal:
         self.results: dict[str, Any] = {} if path is None else self._read()
 
     def _read(self) -> dict[str, Any]:
-        """The results in the file; empty if there is no file yet. A last line that was cut short is dropped, also from the
-        file."""
+        """Read the results in the journal's file, by the tasks' titles; empty if there is no file yet. A last line that is
+        incomplete, because writing was interrupted, is removed from the file.
+
+        Raises InputError if the file is no journal, is of another measurement, or was measured to a wider spread.
+        """
         assert self.path is not None
         where = os.fspath(self.path)
         if not self.path.exists():
@@ -73,7 +78,9 @@ class Journal:
         return results
 
     def add(self, title: str, result: Any) -> None:
-        """Keep a task's result, and append it to the file immediately. Raises InputError."""
+        """Keep a task's result under the task's title, and append it to the journal's file at once. Raises InputError if the
+        file is not writable.
+        """
         self.results[title] = result
         if self.path is None:
             return
@@ -88,7 +95,9 @@ class Journal:
 
 
 def _checked(result: Any) -> Any:
-    """The result of a task as read from a journal, if it has the form and range of one. Raises ValueError."""
+    """Check a task's result as read from a journal: return it if its fields and numbers are valid; raise ValueError
+    otherwise.
+    """
     if not isinstance(result, dict) or set(result) not in RESULTS:
         raise ValueError
     for name, value in result.items():

@@ -1,4 +1,5 @@
-"""Measured profiles: every sub-layer on processes of this machine, the links between them, copies, optimizer and overlap.
+"""Measured profiles: times and memory of every sub-layer on processes of this machine, of the links between them, of copies, of
+the optimizer, and of overlap.
 
 The work is a list of tasks. The result of every finished task is kept in a journal, so that an interrupted measurement
 continues where it stopped; that a sub-layer does not fit in memory is a result as well. Links are measured by collectives of
@@ -54,18 +55,27 @@ def measure(
     journal: str | os.PathLike[str] | None = None,
     progress: Report | None = None,
 ) -> Profile:
-    """Measure `model` for these (tensor-parallel degree, rows) on as many local processes as `cluster` has devices, at most 16.
+    """Measure `model` on local processes, one for each device of `cluster`, at most 16 on a CPU; the result is its profile.
 
     Args:
+        model: the model whose sub-layers are measured.
+        cluster: the cluster that the profile is for. What exceeds this machine, such as larger groups, is estimated.
+        shapes: the (tensor-parallel degree, rows) to measure; rows are samples of a micro-batch on one device.
         device: `cpu`, or `cuda` for this machine's GPUs, with one process per GPU.
-        budget_seconds: for the repeats of all tasks together; a task is repeated at least three times, until its spread is
-            below `spread`.
-        seed: of parameters and inputs.
+        budget_seconds: the time for the repeats of all tasks together; a task is repeated at least three times, until its
+            spread is below `spread`.
+        spread: the relative spread to reach: half the width of the middle half of the repeats over their median.
+        seed: the seed of random parameters and inputs.
         journal: a file in which finished tasks are kept, to resume from.
         progress: called with an event for every task that starts.
 
-    If the cluster is larger than the machine, only sub-layers and smaller groups are measured; all else is estimated. Raises
-    InputError, MissingExtra, WorkerError.
+    Returns:
+        The profile.
+
+    Raises:
+        InputError: for options out of range, or if no sub-layer fits in memory.
+        MissingExtra: without torch.
+        WorkerError: if a process fails.
     """
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", "measuring")
@@ -93,7 +103,11 @@ def measure(
 
 
 def _local_devices(device: str) -> int:
-    """The most processes to measure with on this machine. Raises InputError for an unknown or missing device."""
+    """The largest number of processes with which this machine can measure: its GPUs, or at most 16 processes on a CPU. Raises
+    InputError for an unknown or missing device.
+
+    device: "cpu" or "cuda".
+    """
     if device == "cpu":
         return MOST_PROCESSES
     if device != "cuda":
@@ -106,7 +120,12 @@ def _local_devices(device: str) -> int:
 
 
 def _tasks(model: Model, shapes: Sequence[tuple[int, int]], world: int) -> list[Task]:
-    """The tasks of a measurement, each with a unique title. world: number of processes."""
+    """List the tasks of a measurement, in the order to run them, as dicts with a kind (sublayer, collective, copies, optimizer
+    or overlap), a unique title and the fields that the kind needs.
+
+    shapes: pairs of a tensor-parallel degree and a number of samples, with which every sub-layer is measured. world: number
+    of processes.
+    """
     tasks: list[Task] = []
     for tp, rows in sorted(set(shapes)):
         for name in model.sublayers:
@@ -128,8 +147,9 @@ def _tasks(model: Model, shapes: Sequence[tuple[int, int]], world: int) -> list[
 
 
 def _identity(model: Model, cluster: Cluster, device: str, world: int, seed: int) -> str:
-    """A digest of all that must be equal for finished tasks to be used again: model, cluster, machine, torch's version,
-    seed."""
+    """A digest, 16 hexadecimal digits, of everything that must be equal for results of an earlier measurement to be used
+    again: model, cluster, device, number of processes (world), seed, torch's version and number of cores.
+    """
     import torch
 
     machine = [device, world, seed, torch.__version__, os.cpu_count()]
@@ -138,14 +158,20 @@ def _identity(model: Model, cluster: Cluster, device: str, world: int, seed: int
 
 
 def _run(job: dict[str, Any], tasks: list[Task], world: int, keeper: Journal, progress: Report | None) -> None:
-    """Run all tasks that have no result yet. A sub-layer at which the system killed a process twice is recorded as out of
-    memory."""
+    """Run all measuring tasks that have no result in the journal yet, and write each result to the journal.
+
+    If the system killed a process twice while it measured a sub-layer, that sub-layer is recorded as out of memory. job:
+    values that all tasks share, such as the model. tasks: all tasks. world: number of processes. keeper: the journal.
+    progress: called with an event for every task that starts; None for no reports. Raises InputError for a journal that
+    cannot be written, and WorkerError if a process fails.
+    """
     killed: set[str] = set()
     while waiting := [(number, task) for number, task in enumerate(tasks) if task["title"] not in keeper.results]:
         running: list[int] = []
         failures: list[InputError] = []
 
         def follow(event: dict[str, Any], running: list[int] = running, failures: list[InputError] = failures) -> None:
+            """Handle an event of rank 0: keep the result of a finished task, or note and report the one that starts."""
             if "finished" in event:
                 try:
                     keeper.add(tasks[event["finished"]]["title"], event["result"])
@@ -157,6 +183,7 @@ def _run(job: dict[str, Any], tasks: list[Task], world: int, keeper: Journal, pr
                     progress({"shape": event["shape"], "done": event["started"], "of": event["of"]})
 
         def position_text(rank: int, position: tuple[int, ...]) -> str:
+            """The task that a rank is at, in words, for errors."""
             return f"measuring {tasks[position[2] - 1]['title']}" if position[2] else ""
 
         try:
@@ -185,7 +212,12 @@ def _assembled(
     world: int,
     identity: str,
 ) -> Profile:
-    """The profile of the measured results, with estimates for the rest. results: by the title of the task."""
+    """Build the profile from the results of a measurement, with estimates for everything that was not measured.
+
+    shapes: the pairs (tensor-parallel degree, samples) that were to be measured. tasks: all tasks. results: their results by
+    title. world: number of processes. identity: the measurement's digest, for the provenance. Raises InputError if no
+    sub-layer fitted in memory.
+    """
     base = estimate_shapes(model, _rated(cluster, model.dtype), sorted(set(shapes)))
     kind = cluster.used_kinds[0].name
     done = [(task, results[task["title"]]) for task in tasks]
@@ -195,6 +227,7 @@ def _assembled(
         return [(task, result) for task, result in done if task["kind"] == work and field in result]
 
     def shape_of(task: Task) -> dict[str, Any]:
+        """The fields of a profile's entry that a sub-layer's task determines."""
         return {"sublayer": task["sublayer"], "device": kind, "tp": task["tp"], "rows": task["rows"]}
 
     failed = [Shape(**shape_of(task)) for task, _ in finished("sublayer", "out_of_memory")]
@@ -226,25 +259,34 @@ def _assembled(
 
 
 def _rated(cluster: Cluster, dtype: Any) -> Cluster:
-    """The cluster with some rate for the dtype on every kind: measured numbers need none, and estimates scaled by them do
-    not depend on it."""
+    """A copy of the cluster in which every kind of device has a rate of matrix multiplications in the dtype, so that estimates
+    can be made for it. A missing rate becomes the kind's lowest rate; measured times later replace the estimates that depend
+    on it.
+    """
     kinds = [kind.changed(flops_per_s={dtype: min(kind.flops_per_s.values()), **kind.flops_per_s}) for kind in cluster.kinds]
     return cluster.changed(kinds=kinds)
 
 
 def _number(value: float, spread: float) -> Number:
-    """A Number whose origin is `measured`."""
+    """Make a profile's entry for a measured number of nanoseconds or bytes: the rounded value, its relative spread, and the
+    origin `measured`.
+    """
     return Number(value=max(0, round(value)), origin="measured", spread=round(spread, 4))
 
 
 def _rate(value: float, spread: float) -> Rate:
-    """A Rate whose origin is `measured`."""
+    """Make a profile's entry for a measured rate or ratio: the value, its relative spread, and the origin `measured`."""
     return Rate(value=value, origin="measured", spread=round(spread, 4))
 
 
 def _islands(done: list[tuple[Task, Any]], cluster: Cluster, world: int) -> list[Island]:
-    """Links fitted to measured collectives, by group size and operation; the link of all-reduces serves operations that have
-    none. Empty if nothing could be fitted."""
+    """Build the islands (groups of devices with their link) of a profile's network, with links fitted to measured collectives,
+    for each group size and operation.
+
+    The link fitted to all-reduces is used for operations that were not measured. done: tasks of collectives with their
+    results. cluster: its links are added for groups of more than `world` devices. world: number of processes. Empty if
+    nothing could be fitted.
+    """
     points: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for task, result in done:
         size, operation = task["devices"], task["operation"]
@@ -266,7 +308,12 @@ def _islands(done: list[tuple[Task, Any]], cluster: Cluster, world: int) -> list
 
 
 def _host(copies: list[tuple[Task, Any]], optimizer: Rate | None, estimated: HostCosts | None) -> HostCosts | None:
-    """Copies and optimizer of the host as measured; the estimate if either was not measured."""
+    """Build a profile's record of the host: rates of copies to and from the device, and the time of the optimizer on the host,
+    as measured.
+
+    copies: tasks of copies with their results. optimizer: measured time per parameter on the host; None if not measured.
+    estimated: returned if copies or optimizer were not measured; None if the cluster describes no host.
+    """
     if len(copies) < 2 or optimizer is None:
         return estimated
     there, back = ([(task["message_bytes"], result[name]) for task, result in copies] for name in ("to_device", "to_host"))

@@ -1,4 +1,4 @@
-"""Finds measured times that contradict others, as when the machine was busy for a moment."""
+"""Find measured times that contradict others, as happens when the machine was busy for a moment."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ TOLERANCE = 0.25  # small sub-layers differ by less from one measurement to the 
 
 
 def doubtful(tasks: Mapping[int, Mapping[str, Any]], results: Mapping[int, Mapping[str, Any]]) -> list[int]:
-    """Numbers of the tasks whose sub-layer took clearly longer than with more rows, or clearly longer per row than with fewer.
+    """Find measurements that contradict others: the numbers, sorted, of the tasks whose sub-layer took clearly longer than
+    with more samples, or clearly longer per sample than with fewer samples.
 
-    tasks, results: by the number of the task, as in `tasks.measure_rank`.
+    tasks: the measuring tasks (sub-layer, tensor-parallel degree, samples), by number. results: their results, by the same
+    numbers.
     """
     by_shape: dict[tuple[str, int], list[int]] = {}
     for number, task in tasks.items():
@@ -31,7 +33,9 @@ def doubtful(tasks: Mapping[int, Mapping[str, Any]], results: Mapping[int, Mappi
 
 
 def seconds(result: Mapping[str, Any]) -> float:
-    """Forward and backward time of a sub-layer's result in seconds; infinite if it ran out of memory."""
+    """Forward and backward time together, in seconds, in the result of measuring a sub-layer; infinite if it ran out of
+    memory.
+    """
     if "out_of_memory" in result:
         return math.inf
     return float(result["forward_ns"][0] + result["backward_ns"][0]) / 1e9

@@ -34,10 +34,13 @@ T = TypeVar("T")
 
 
 def measure_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> None:
-    """Body of one measuring process. It reports an event when a task starts, and one with its result when it has finished.
+    """Run the measuring tasks of a job in one of several processes that measure together; report an event when a task starts,
+    and one with its result.
 
-    A result may be {"out_of_memory": True}. Tasks whose results contradict others are measured again, and the shorter time is
-    kept.
+    rank, world: this process's number, and the number of processes. job: a dict with the model, device, memory, seed, budget
+    in seconds, spread and the (number, task) pairs. report: sends events to the process that started this one. The result of
+    a task that did not fit in memory is {"out_of_memory": True}. Tasks whose results contradict others are measured again,
+    and the shorter time is kept.
     """
     device = torch.device("cuda", rank) if job["device"] == "cuda" else torch.device("cpu")
     if device.type == "cuda":
@@ -50,6 +53,7 @@ def measure_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -
     results = dict[int, Any]()
 
     def measured(number: int, task: Task, waiting: int) -> Any:
+        """The result of one task. number: its index. waiting: the number of tasks that share the rest of the budget."""
         report.position.set(0, 1, number + 1)
         report({"started": number, "of": job["of"], "shape": task["title"]})
         # The rest of the budget is shared evenly among the tasks to come, by the same number on all processes.
@@ -73,8 +77,9 @@ def measure_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -
 
 
 def _data_bytes() -> int | None:
-    """Bytes of data that this process has mapped, after its allocator has returned freed blocks; None if the system does not
-    report it."""
+    """Bytes of data that this process has mapped, after its allocator has returned freed blocks to the system; None if the
+    system does not report the number.
+    """
     gc.collect()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -85,8 +90,9 @@ def _data_bytes() -> int | None:
 
 @contextmanager
 def _limited(data_bytes: int | None) -> Iterator[None]:
-    """While the block runs, allocations of more than `data_bytes` fail, so that a CPU process has the memory of the device
-    that it stands for. None sets no limit."""
+    """Context manager in which allocations fail once this process has mapped more than `data_bytes` bytes of data; None sets
+    no limit. With it, a process on a CPU has no more memory than the device that it represents.
+    """
     if data_bytes is None:
         yield
         return
@@ -100,31 +106,43 @@ def _limited(data_bytes: int | None) -> Iterator[None]:
 
 
 class _Measuring:
-    """Measures the tasks of one process; a task's kind is the name of the method.
+    """Measures tasks in one of several processes; the kind of a task is the name of the method that measures it.
 
-    model: whose sub-layers are measured. spread: the relative spread to reach. seconds: budget of the next task. groups:
-    process groups by their size.
+    model: the model whose sub-layers are measured. spread: the relative spread to reach (half the width of the middle half of
+    the repeats, over their median). seconds: time budget of the next task. groups: process groups of torch.distributed by
+    number of ranks; None if this process is in no group of that size.
     """
 
     def __init__(self, rank: int, world: int, model: Model, device: torch.device, seed: int, spread: float) -> None:
+        """Prepare a process. rank, world: its number among the processes, and theirs. device: to measure on. seed: of
+        parameters and inputs. spread: the relative spread to reach."""
         self.rank, self.world, self.model, self.device = rank, world, model, device
         self.seed, self.spread, self.seconds = seed, spread, 0.0
         self.groups: dict[int, Any] = {}
 
     def warm_up(self) -> None:
-        """Run a tiny sub-layer one time through all that a task does, since torch loads and allocates much at first use."""
+        """Run a tiny sub-layer once through everything that a measuring task does, since torch loads libraries and allocates
+        memory at first use.
+        """
         part = FeedForward(tokens=8, hidden=8, inner=8)
         trial = SublayerTrial(part, 1, torch_units.Shard(), self.device, self.seed)
-        trial.once()
+        trial.forward_and_backward()
         trial.without_graph()
         trial.memory()
 
     def repeat(self, parts: int, run: Any) -> list[Timed]:
-        """Repeat `run`, which returns the seconds of its `parts`, within half of the task's budget; see `timing.repeat`."""
+        """Call `run` repeatedly within half of the task's time budget, until the spread of each part is small enough.
+
+        run: returns the seconds of its parts (such as forward and backward pass); parts: the number of these. Returns the
+        median and the spread of each part; in every repeat the slowest process counts. Raises OutOfMemory on all processes if
+        one of them has too little memory.
+        """
         return repeat(self.world, self.spread, self.seconds / 2, parts, run)
 
     def _together(self, make: Callable[[], T]) -> T:
-        """The result of `make` on this process. Raises OutOfMemory on all processes if any of them has too little memory."""
+        """Call `make` on this process and return its result. Raises OutOfMemory on all processes if any of them has too little
+        memory, so that none waits for another.
+        """
         result, failed = attempted(make)
         if slowest(self.world, [failed])[0]:
             raise OutOfMemory
@@ -132,11 +150,15 @@ class _Measuring:
         return result
 
     def sublayer(self, task: Task) -> dict[str, Any]:
-        """Times in ns and bytes of one sub-layer, as (value, spread) by field of UnitCost."""
+        """Measure one sub-layer. Returns a dict of [value, relative spread] by field of a profile's costs: times in ns, such
+        as "forward_ns", and memory in bytes, such as "kept_bytes".
+
+        task: has the sub-layer's name, the tensor-parallel degree (tp) and the number of samples (rows).
+        """
         part = self.model.sublayers[task["sublayer"]]
         shard = torch_units.Shard(part.degree(task["tp"]), 0)
         trial = self._together(lambda: SublayerTrial(part, task["rows"], shard, self.device, self.seed))
-        times = [*self.repeat(2, trial.once), *self.repeat(1, trial.without_graph)]
+        times = [*self.repeat(2, trial.forward_and_backward), *self.repeat(1, trial.without_graph)]
         peaks = self._together(trial.memory)
         names = ("forward_ns", "backward_ns", "forward_without_graph_ns")
         return {
@@ -145,7 +167,12 @@ class _Measuring:
         }
 
     def collective(self, task: Task) -> dict[str, Any]:
-        """Seconds of a collective (or p2p message) in groups of neighbours of one size, all groups at the same time."""
+        """Measure a collective or a point-to-point message; all groups of consecutive ranks of the given size communicate at
+        the same time.
+
+        task: has the operation, the number of devices of a group, and the message's bytes. Returns a dict: `seconds`,
+        `spread` (relative) and `message_bytes`, the bytes that were really sent.
+        """
         size, message, operation = task["devices"], task["message_bytes"], task["operation"]
         if size not in self.groups:
             starts = range(0, self.world - size + 1, size)
@@ -157,6 +184,7 @@ class _Measuring:
         index = self.rank % size
 
         def communicate() -> None:
+            """Take part in the collective of this rank's group, if it is in one."""
             if group is not None:
                 _communicate(operation, whole, piece, group, index, self.rank)
 
@@ -164,15 +192,21 @@ class _Measuring:
         return {**communicating._asdict(), "message_bytes": count * size * 4}
 
     def copies(self, task: Task) -> dict[str, Any]:
-        """Seconds of a copy from host to device and back."""
+        """Measure copies between host and device. Returns a dict: `to_device` and `to_host`, the seconds of a copy in each
+        direction, and `spread`, the larger of their relative spreads.
+
+        task: has the message's bytes.
+        """
         pinned = self.device.type == "cuda"
         count = task["message_bytes"] // 4
         host, device = torch.zeros(count, pin_memory=pinned), torch.zeros(count, device=self.device)
 
         def there() -> None:
+            """Copy from host to device."""
             device.copy_(host, non_blocking=pinned)
 
         def back() -> None:
+            """Copy from device to host."""
             host.copy_(device, non_blocking=pinned)
 
         to_device, to_host = self.repeat(2, lambda: timed(self.device, there, back))
@@ -180,7 +214,10 @@ class _Measuring:
         return {"to_device": to_device.seconds, "to_host": to_host.seconds, "spread": spread}
 
     def optimizer(self, task: Task) -> dict[str, Any]:
-        """Nanoseconds per parameter of an AdamW step, on the device or on the host."""
+        """Measure an AdamW step. Returns a dict: `ns_per_parameter`, and `spread`, its relative spread.
+
+        task: has where to run the step: "device" or "host".
+        """
         device = self.device if task["where"] == "device" else torch.device("cpu")
         dtype = torch_units.DTYPES[self.model.dtype]
         half = dtype.itemsize < 4  # then the optimizer works on fp32 copies: the gradient is cast in, the parameter out
@@ -190,6 +227,7 @@ class _Measuring:
         adam = torch.optim.AdamW([value], fused=True)
 
         def step() -> None:
+            """One step of the optimizer, with the casts that half precision needs."""
             if used is not None:
                 value.grad.copy_(used)
             adam.step()
@@ -200,7 +238,12 @@ class _Measuring:
         return {"ns_per_parameter": stepping.seconds / OPTIMIZER_PARAMETERS * 1e9, "spread": stepping.spread}
 
     def overlap(self, task: Task) -> dict[str, Any]:
-        """Slowdown factors of matrix products and of all-reduces while the other is in progress."""
+        """Measure the factors, at least 1, by which matrix multiplications and all-reduces slow each other down when they run
+        at the same time. Returns a dict: the factors `compute` and `communication`, and `spread`, the larger of their relative
+        spreads.
+
+        task: unused; part of the signature that all kinds of tasks share.
+        """
         a = torch.randn(OVERLAP_SIDE, OVERLAP_SIDE, device=self.device)
         message = torch.zeros(OVERLAP_BYTES // 4, device=self.device)
 
@@ -236,14 +279,17 @@ class _Measuring:
         }
 
     def _wait(self) -> None:
-        """Wait until the device has finished its work."""
+        """Wait until the device has finished all work that was given to it; returns at once on a CPU."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
 
 def _communicate(operation: str, whole: Tensor, piece: Tensor, group: Any, index: int, rank: int) -> None:
-    """Take part in one collective, or a message from the first to the last rank of the group (p2p). whole: the full buffer;
-    piece: one rank's part of it; index: of this rank in the group."""
+    """Take part in one collective of a process group, or in a message from the group's first rank to its last rank ("p2p").
+
+    whole: the full buffer, and piece: one rank's part of it; which of the two is read and which is written depends on the
+    operation. index: this rank's index in the group. rank: its number among all processes.
+    """
     if operation == "all-reduce":
         dist.all_reduce(whole, group=group)
     elif operation == "all-gather":
@@ -259,9 +305,17 @@ def _communicate(operation: str, whole: Tensor, piece: Tensor, group: Any, index
 
 
 class SublayerTrial:
-    """A sub-layer with parameters and a random input on a device, ready to be run and measured."""
+    """A sub-layer on a device, with parameters (the part of one tensor-parallel rank) and a random input, ready to be run and
+    measured.
+
+    draw: random numbers for the dropout masks, None without dropout. x: the input. memory_states: hidden states that a
+    cross-attention reads, None for other sub-layers. targets: token ids for the loss of a language head, None for other
+    sub-layers. gradient: a random gradient of the output.
+    """
 
     def __init__(self, part: Sublayer, rows: int, shard: torch_units.Shard, device: torch.device, seed: int) -> None:
+        """Create parameters, input and gradient. part: the sub-layer. rows: samples. shard: the tensor-parallel rank. seed:
+        of all of them."""
         self.part, self.shard, self.device = part, shard, device
         self.draw = Draw(seed, 0, 0, tuple(range(rows))) if part.draws else None
         whole = torch_units.whole_parameters(part, seed)
@@ -284,19 +338,25 @@ class SublayerTrial:
             self.gradient = torch.randn_like(self._forward(*self._inputs()))
 
     def _inputs(self) -> tuple[Tensor, Tensor | None]:
-        """Fresh leaves of the input and of the states that a cross-attention reads (None for others)."""
+        """Copies of the input, and of the hidden states that a cross-attention reads (None for other sub-layers), as new leaf
+        tensors that autograd computes gradients for.
+        """
         indices = isinstance(self.part, TokenEmbedding)
         leaf = self.x if indices else self.x.detach().requires_grad_(self.part.kind != "embedding")
         memory = self.memory_states
         return leaf, None if memory is None else memory.detach().requires_grad_()
 
     def _forward(self, x: Tensor, memory: Tensor | None) -> Tensor:
-        """The sub-layer's output."""
+        """Compute the sub-layer's output for an input x. memory: the hidden states that a cross-attention reads, None for
+        other sub-layers.
+        """
         return torch_units.forward(self.part, self.parameters, x, self.shard, memory, self.draw)
 
-    def once(self) -> list[float]:
-        """Seconds of one forward and one backward pass; a language head's include the loss, whose gradient overwrites the
-        logits."""
+    def forward_and_backward(self) -> list[float]:
+        """Run the sub-layer once and return the seconds of its forward pass and of its backward pass, in this order.
+
+        A language head's times include the loss, whose gradient overwrites the logits.
+        """
         clock, inputs = Clock(self.device), self._inputs()
         clock.mark()
         y = self._forward(*inputs)
@@ -316,7 +376,9 @@ class SublayerTrial:
         return clock.parts()
 
     def without_graph(self) -> list[float]:
-        """Seconds of a forward pass that keeps nothing for a backward pass; a language head's includes the loss."""
+        """Run the forward pass without keeping anything for a backward pass, and return its seconds as a list with one number.
+        A language head's time includes the loss.
+        """
         clock = Clock(self.device)
         with torch.no_grad():
             x, memory = self._inputs()
@@ -329,7 +391,12 @@ class SublayerTrial:
         return clock.parts()
 
     def memory(self) -> dict[str, int]:
-        """Bytes that the graph keeps, and the workspaces of both passes, by field of UnitCost."""
+        """Measure the sub-layer's memory in bytes: kept_bytes, forward_workspace_bytes and backward_workspace_bytes, as a dict
+        with these keys.
+
+        kept_bytes is the memory that autograd's graph keeps for the backward pass in addition to the input; the workspaces
+        are the peaks of temporary memory in the two passes.
+        """
         kept, output = self._kept()
         forward, backward = self._peaks()
         return {
@@ -344,12 +411,16 @@ class SublayerTrial:
         return sum(t.nbytes for t in self._inputs() if t is not None and t.requires_grad)
 
     def _kept(self) -> tuple[int, int]:
-        """Bytes that the graph keeps apart from parameters and inputs, and bytes of the output."""
+        """Returns the bytes that autograd's graph keeps for the backward pass in addition to parameters and inputs, and the
+        bytes of the output.
+        """
         inputs = self._inputs()
         saved: dict[int, int] = {}
         outside = {t.untyped_storage().data_ptr() for t in (*self.parameters.values(), *inputs) if t is not None}
 
         def keep(tensor: Tensor) -> Tensor:
+            """Count the storage of a tensor that autograd saves, unless it is a parameter's or an input's; returns the
+            tensor."""
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in outside:
                 saved[storage.data_ptr()] = storage.nbytes()
@@ -360,7 +431,9 @@ class SublayerTrial:
         return sum(saved.values()), y.nbytes
 
     def _peaks(self) -> tuple[int, int]:
-        """Peak bytes allocated in the forward pass and in the backward pass."""
+        """Returns the peak bytes allocated in the forward pass, and the peak bytes allocated in the backward pass together
+        with everything that the forward pass has kept in memory.
+        """
         inputs = self._inputs()
         if self.device.type == "cuda":
             torch.cuda.synchronize()
@@ -384,7 +457,9 @@ class SublayerTrial:
 
 
 def input_of(part: Sublayer, rows: int, generator: torch.Generator) -> Tensor:
-    """A random input of a sub-layer with `rows` samples."""
+    """A random input of a sub-layer with `rows` samples, on the CPU: token ids for a token embedding, else normal numbers.
+    part: the sub-layer.
+    """
     if isinstance(part, TokenEmbedding):
         return torch.randint(part.vocabulary, (rows, part.tokens), generator=generator)
     shape = part.input_shape(rows)

@@ -21,14 +21,14 @@ class OutOfMemory(Exception):
 
 
 class Clock:
-    """Marks moments on a device; `parts` are the seconds between them."""
+    """Marks moments on a device, a CPU or a CUDA GPU, and gives the seconds between them."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._marks: list[Any] = []
 
     def mark(self) -> None:
-        """Mark this moment."""
+        """Mark this moment; on a GPU, the moment at which all work issued so far is done."""
         if self._cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
@@ -37,7 +37,7 @@ class Clock:
             self._marks.append(time.perf_counter())
 
     def parts(self) -> list[float]:
-        """Seconds from each mark to the next one."""
+        """Seconds between each pair of consecutive marks, in order; waits first until a GPU has finished its work."""
         if self._cuda:
             torch.cuda.synchronize()
             return [a.elapsed_time(b) / 1e3 for a, b in zip(self._marks, self._marks[1:], strict=False)]
@@ -45,7 +45,7 @@ class Clock:
 
 
 def timed(device: torch.device, *steps: Callable[[], object]) -> list[float]:
-    """Seconds that each of these steps takes on a device, run in sequence."""
+    """Run functions one after the other on a device. Returns the seconds that each of them takes, in order."""
     clock = Clock(device)
     clock.mark()
     for step in steps:
@@ -55,7 +55,9 @@ def timed(device: torch.device, *steps: Callable[[], object]) -> list[float]:
 
 
 def attempted(work: Callable[[], T]) -> tuple[T | None, float]:
-    """The result of `work` and 0; None and 1 if this process has too little memory for it."""
+    """Call `work`, a function that may run out of memory. Returns its result and 0.0, or None and 1.0 if this process has too
+    little memory for it; other errors are raised.
+    """
     try:
         return work(), 0.0
     except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
@@ -65,7 +67,9 @@ def attempted(work: Callable[[], T]) -> tuple[T | None, float]:
 
 
 def slowest(world: int, values: Sequence[float]) -> list[float]:
-    """The maximum of each value over all processes."""
+    """Exchange measured values among all processes: returns the maximum of each value over all `world` processes. Each process
+    calls it with its own values, in the same order, and gets the same result.
+    """
     if world == 1:
         return list(values)
     shared = torch.tensor(list(values), dtype=torch.float64)
@@ -74,7 +78,8 @@ def slowest(world: int, values: Sequence[float]) -> list[float]:
 
 
 def spread(values: Sequence[float]) -> float:
-    """Half the width of the middle half of the values, relative to their median; 0 for a single value."""
+    """The relative spread of repeated measurements: half the width of their middle half over their median; 0 for a single
+    value."""
     if len(values) < 2:
         return 0.0
     lower, middle, upper = statistics.quantiles(values, n=4)
@@ -89,10 +94,12 @@ class Timed(NamedTuple):
 
 
 def repeat(world: int, spread_bound: float, budget_s: float, parts: int, run: Callable[[], Sequence[float]]) -> list[Timed]:
-    """Repeat `run()`, which returns the seconds of its `parts`, until the spread of each part is below `spread_bound` or
-    `budget_s` seconds have passed; one Timed per part.
+    """Call `run` repeatedly in all processes, and return the median and the spread of each of its parts, in order.
 
-    The slowest process counts in every repeat. Raises OutOfMemory on all ranks if one has too little memory.
+    world: number of processes, all of which call this function; in every repeat the slowest one counts. spread_bound: repeats
+    end once the spread of every part is below this bound, or after `budget_s` seconds. run: returns the seconds of its parts
+    (such as forward and backward pass); parts: the number of these. Raises OutOfMemory on all processes if one of them has
+    too little memory.
     """
     started, repeats = time.perf_counter(), []
     for number in count():
@@ -113,5 +120,7 @@ def repeat(world: int, spread_bound: float, budget_s: float, parts: int, run: Ca
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory was exhausted. torch's allocator for the CPU reveals it by the error's text alone."""
+    """Whether an error means that memory was exhausted. torch's CPU allocator raises a general error, which is recognised by
+    its text.
+    """
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error).lower()

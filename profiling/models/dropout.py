@@ -1,16 +1,16 @@
-"""Dropout whose masks are a function of the seed, the step, the unit, the site in it, the sample and the number's coordinates.
+"""Dropout whose masks follow from seed, step, unit, site in the unit, sample, and the position of a number in the sample alone.
 
-So every plan drops the same numbers as a single process does: however samples, heads and micro-batches are split, in whatever
-order they come, and also when a forward pass is recomputed. A mask is a table with a row for each token of each sample (for
-attention also for each head) and a column for each hidden number or key. The number in row i and column j is dropped where
+So every plan drops the same numbers as a single process does: however samples, heads and micro-batches are split over ranks and
+ordered in time, and also when a forward pass is recomputed. A mask is a table with a row for each token of each sample (for
+attention also for each head) and a column for each hidden number or key. The number in row i and column j is dropped if
 
     (a_i xor b_j) (c_i + d_j) mod 2^32  <  p 2^32
 
-with words of 32 bits: a_i and c_i are a hash (splitmix64) of the key and the row, b_j and d_j one of the key and the column.
-c_i is even and d_j odd, so that the product is uniform, and those of any two entries are independent. These are whole numbers:
-a CPU and a GPU draw the same masks.
+where p is the probability, and all others are words of 32 bits: a_i and c_i are the halves of a hash (splitmix64) of the site's
+key and the row, b_j and d_j those of a hash of the key and the column. c_i is even and d_j odd, so that the product is uniform,
+and the products of any two entries are independent. All arithmetic is on whole numbers: a CPU and a GPU draw the same masks.
 
-Nothing is kept for the backward pass, which draws the mask again, in blocks of `sublayers.DRAWN_AT_ONCE` numbers.
+Nothing is kept for the backward pass: it draws the mask again, in blocks of `sublayers.DRAWN_AT_ONCE` numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from trainplan.profiling.models.sublayers import DRAWN_AT_ONCE, halves
 
-Site = Literal["input", "attention", "output"]  # of dropout in a sub-layer
+Site = Literal["input", "attention", "output"]  # where in a sub-layer numbers are dropped
 GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, as a signed number of 64 bits
 ROUNDS = ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15))  # of splitmix64: shifts and factors
 LAST_SHIFT = 31
@@ -33,11 +33,13 @@ ALL = slice(None)
 
 @dataclass(frozen=True)
 class Draw:
-    """The inputs of all masks of one forward pass of a unit.
+    """The inputs that determine all dropout masks of one forward pass of one unit (a sub-layer in the model's chain), so that
+    every rank, and the backward pass, draws the same masks.
 
-    unit: index in the chain. samples: ids of the rows. share: (i, n) if hidden states are part i of n equal parts of each
-    sample along the tokens. pieces: the number of pieces that samples are cut into; rows are then numbered piece by piece, and
-    all of them have the same piece of their samples.
+    seed: the run's seed. step: index of the training step. unit: index of the unit in the model's chain. samples: ids of the
+    samples in the rows of a tensor. share: (i, n) if the rank holds part i of n equal parts of each sample along the tokens
+    (sequence parallelism). pieces: the number of pieces that context parallelism cuts each sample into; with more than one,
+    the ids in `samples` count pieces, sample x pieces + piece, and all rows are the same piece of their samples.
     """
 
     seed: int
@@ -49,11 +51,15 @@ class Draw:
 
     @property
     def whole(self) -> tuple[int, ...]:
-        """For each row, the id of the sample that it is, or is a piece of."""
+        """The id of the sample of each row of the tensor; if a row is a piece of a sample, the id of the whole sample."""
         return self.samples if self.pieces == 1 else tuple(row // self.pieces for row in self.samples)
 
     def positions(self, tokens: int, device: torch.device) -> Tensor:
-        """The index in its sample of each of the `tokens` tokens of a row."""
+        """Index in its whole sample of each token of a row, as a vector on `device`.
+
+        tokens: the number of tokens in a row, which are one piece of the sample if `pieces` is more than 1: a part of its first
+        half and the mirrored part of its second half.
+        """
         if self.pieces == 1:
             return numbers(0, tokens, device)
         return torch.cat(
@@ -63,8 +69,13 @@ class Draw:
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask that is not drawn yet: the words (a, c) of its rows, in any shape, and (b, d) of its columns, as in this
-    module's formula."""
+    """A dropout mask, a table of booleans, given by hash words from which parts of it are computed when needed. The number in
+    row i and column j is dropped if (a_i xor b_j) (c_i + d_j) mod 2^32 < probability x 2^32, where a, b, c and d are 32-bit
+    hash words.
+
+    rows: the words a and c of each row, two integer tensors of the shape of the mask without its last dimension. columns: the
+    words b and d of each column, two integer vectors.
+    """
 
     probability: float
     rows: tuple[Tensor, Tensor]
@@ -72,18 +83,26 @@ class Mask:
 
     @property
     def scale(self) -> float:
-        """The factor on numbers that are kept, which preserves the expectation."""
+        """The factor 1 / (1 - probability) on the numbers that are not dropped, which keeps the expected value unchanged."""
         return 1.0 / (1.0 - self.probability)
 
     def dropped(self, *rows: slice, columns: slice = ALL) -> Tensor:
-        """Which numbers are dropped, as booleans, in these rows and columns (default: all columns)."""
+        """Compute a part of the mask: a boolean tensor, true for the numbers that are dropped.
+
+        rows: one slice for each of the first dimensions of the mask (dimensions without a slice are whole). columns: slice of
+        its last dimension.
+        """
         a, c = (words[rows].unsqueeze(-1) for words in self.rows)
         b, d = (words[columns] for words in self.columns)
         words = (a ^ b).mul_(c + d)
         return words < min(round(self.probability * 2**32) - 2**31, 2**31 - 1)
 
     def drop(self, x: Tensor) -> Tensor:
-        """x, (.., columns), with its numbers dropped in place and the others scaled."""
+        """Apply the whole mask to x, in place: set dropped numbers to 0 and multiply the others by `scale`. Returns x.
+
+        x: a tensor whose last dimension is the mask's columns, and whose other dimensions have as many entries as the mask
+        has rows. The mask is computed in pieces, so that it is never whole in memory.
+        """
         flat = x.view(-1, x.shape[-1])
         size = max(1, DRAWN_AT_ONCE // x.shape[-1])
         for begin in range(0, len(flat), size):
@@ -93,7 +112,12 @@ class Mask:
 
 
 def hidden_mask(draw: Draw, site: Site, probability: float, x: Tensor) -> Mask:
-    """The mask of hidden states, (rows, tokens, hidden) or (rows x tokens, hidden)."""
+    """The dropout mask at one site of a sub-layer for hidden states x, (samples, tokens, hidden) or (samples x tokens,
+    hidden).
+
+    draw: the inputs that determine the mask. site: where in the sub-layer numbers are dropped, such as its output.
+    probability: the probability that a number is dropped. x: only its shape and device are read.
+    """
     indices = x.numel() // x.shape[-1] // len(draw.samples)
     part, parts = draw.share
     tokens = draw.positions(indices * parts, x.device)[part * indices : (part + 1) * indices]
@@ -102,9 +126,12 @@ def hidden_mask(draw: Draw, site: Site, probability: float, x: Tensor) -> Mask:
 
 
 @dataclass(frozen=True)
-class Heads:
-    """The heads of a rank, from index `first` on, among `all` heads of an attention whose probabilities are dropped. query:
-    index of the first query in its sample."""
+class DroppedHeads:
+    """Dropout of attention probabilities for the heads of one tensor-parallel rank.
+
+    draw: the inputs that masks are drawn from. probability: the chance that an attention probability is dropped. first: index
+    of the rank's first head among `all` heads of the attention. query: index of the first query in its sample.
+    """
 
     draw: Draw
     probability: float
@@ -113,7 +140,12 @@ class Heads:
     query: int = 0
 
     def mask(self, q: Tensor, k: Tensor) -> Mask:
-        """The mask of the probabilities of queries q and keys k, both (rows, heads, tokens, width)."""
+        """The dropout mask of attention probabilities, (samples, heads, queries, keys), as hash words from which parts are
+        computed when needed.
+
+        q: queries, (samples, heads, tokens, width). k: keys, (samples, key heads, keys, width). Only the shapes and q's
+        device are read.
+        """
         _, heads, tokens, _ = q.shape
         of_heads = numbers(self.first, self.first + heads, q.device)
         head = _samples(self.draw.whole, q.device).unsqueeze(1) * self.all + of_heads
@@ -123,20 +155,32 @@ class Heads:
 
 
 def _mask(draw: Draw, site: Site, probability: float, rows: Tensor, columns: int) -> Mask:
-    """The mask of a site. rows: numbers of its rows, in any shape; columns: how many there are."""
+    """The dropout mask at one site of a sub-layer, with a row of numbers for each entry of `rows`.
+
+    draw: the inputs that determine the mask. site: where in the sub-layer numbers are dropped. probability: the probability
+    that a number is dropped. rows: a whole number for each row, distinct for all rows of the global batch, in any shape.
+    columns: number of columns.
+    """
     a, c = _words(_key(draw, site, "rows"), rows)
     b, d = _words(_key(draw, site, "columns"), numbers(0, columns, rows.device))
     return Mask(probability, (a, c & -2), (b, d | 1))
 
 
-def _key(draw: Draw, site: Site, of: str) -> int:
-    """The hash key of a draw's rows or columns at a site: a signed number of 64 bits."""
-    text = f"{draw.seed} {draw.step} {draw.unit} {site} {of}"
+def _key(draw: Draw, site: Site, dimension: str) -> int:
+    """Hash key for the rows or the columns of the dropout mask at one site: a signed 64-bit integer, equal on every machine.
+
+    draw: the inputs that determine the mask. site: where in the sub-layer numbers are dropped. dimension: "rows" or
+    "columns".
+    """
+    text = f"{draw.seed} {draw.step} {draw.unit} {site} {dimension}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
 def _words(key: int, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Two words of 32 bits for each number: the halves of its hash."""
+    """Hash numbers: returns two 32-bit words for each number, the two halves of the splitmix64 hash of key and number.
+
+    key: a signed 64-bit integer. numbers: a tensor of 64-bit integers. Both results are int32 tensors of its shape.
+    """
     x = numbers * GOLDEN + key
     for shift, factor in ROUNDS:
         x = (x ^ _shifted(x, shift)) * factor
@@ -145,24 +189,28 @@ def _words(key: int, numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """x shifted to the right, with zeros from the left."""
+    """Shift the 64-bit integers in x to the right by `bits`, as if they were unsigned: zeros come in from the left."""
     return (x >> bits) & ((1 << 64 - bits) - 1)
 
 
 @cache
 def numbers(first: int, end: int, device: torch.device) -> Tensor:
-    """The whole numbers from `first` to below `end` as a tensor, which is kept for later calls."""
+    """The integers from `first` to `end` - 1 as a vector on `device`; cached, so it must not be changed in place."""
     return torch.arange(first, end, device=device)
 
 
 @cache
 def _samples(samples: tuple[int, ...], device: torch.device) -> Tensor:
-    """The ids of samples as a tensor."""
+    """Ids of samples as a vector on `device`; cached, so it must not be changed in place."""
     return torch.tensor(samples, device=device)
 
 
 def drop(x: Tensor, draw: Draw | None, site: Site, probability: float) -> Tensor:
-    """Hidden states with some numbers dropped, in place. Without a draw, or with a probability of 0, they stay as they are."""
+    """Apply dropout to hidden states x, (samples, tokens, hidden) or (samples x tokens, hidden), in place; returns x.
+
+    draw: the inputs that determine the mask; None, as in evaluation, leaves x unchanged, and so does a probability of 0.
+    site: where in the sub-layer the dropout is; every site has its own mask. The backward pass computes the mask again.
+    """
     if draw is None or not probability:
         return x
     dropped: Tensor = _Drop.apply(x, draw, site, probability)
@@ -170,16 +218,25 @@ def drop(x: Tensor, draw: Draw | None, site: Site, probability: float) -> Tensor
 
 
 class _Drop(torch.autograd.Function):
-    """The autograd function of `drop`."""
+    """The autograd function of `drop`; nothing is kept for the backward pass, which draws the mask again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, draw: Draw, site: Site, probability: float) -> Tensor:
-        ctx.of = draw, site, probability
+        """Apply the dropout mask at a site to hidden states x, (samples, tokens, hidden) or (samples x tokens, hidden), in
+        place; returns x.
+
+        ctx: autograd's context, in which nothing large is saved. draw: the inputs that determine the mask. site: where in the
+        sub-layer the dropout is.
+        """
+        ctx.arguments = draw, site, probability
         ctx.mark_dirty(x)
         return hidden_mask(draw, site, probability, x).drop(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        draw, site, probability = ctx.of
+        """The gradient of x, in a new tensor: `gradient`, the gradient of the result, with the same dropout mask applied;
+        followed by None for the arguments that have no gradient. ctx: autograd's context.
+        """
+        draw, site, probability = ctx.arguments
         gradient = gradient.clone(memory_format=torch.contiguous_format)
         return hidden_mask(draw, site, probability, gradient).drop(gradient), None, None, None

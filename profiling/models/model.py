@@ -1,4 +1,4 @@
-"""Models: a chain of sub-layers, built from a Hugging Face configuration without weights and without `transformers`."""
+"""Models as chains of sub-layers, built from Hugging Face configurations, without their weights and without `transformers`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trainplan.profiling.models.families import Fields, Role, Unit, build_chain,
 from trainplan.profiling.models.sublayers import Sublayer, cut
 from trainplan.profiling.shipped import PUBLISHERS, locate, sized
 
-# What a configuration says of one run, not of the architecture.
+# Fields of a configuration that are about a run, not about the architecture.
 EAGER = "eager, as attn_implementation of its configuration says: scores are kept; without that field they are not"
 RUN_FIELDS = ("attn_implementation", "decoder_positions", "pad_token_id")
 
@@ -35,10 +35,13 @@ RUN_FIELDS = ("attn_implementation", "decoder_positions", "pad_token_id")
 @in_one_line
 @dataclass(frozen=True)
 class Model:
-    """A chain of sub-layers at one sequence length and dtype. tied: the head's matrix is the embedding's.
+    """A model as the chain of its sub-layers (`units`, in order), for one sequence length and dtype.
 
-    config: the configuration's fields that the chain was built from, defaults filled in. sequence: as asked for (None: the
-    configuration's longest). pieces: into how many each sample is cut, of which the units work on one (1: on all of it).
+    A sub-layer is an embedding, an attention, a feed-forward network, a head or the like; a unit is a sub-layer at its index
+    in the chain. config: the fields of the Hugging Face configuration that the chain was built from, with defaults filled in.
+    tied: whether head and embedding share one matrix. sequence: the requested tokens per sample (None: the most that the
+    configuration allows). pieces: number of pieces that context parallelism cuts each sample into; units then work on one
+    piece per sample.
     """
 
     name: str
@@ -56,7 +59,7 @@ class Model:
 
     @property
     def layers(self) -> int:
-        """Transformer layers between embedding and head."""
+        """Number of transformer layers between embedding and head."""
         return self.units[-1].layer - 1
 
     @property
@@ -66,27 +69,29 @@ class Model:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one sample that the last layer works on: a decoder's, where there are two stacks."""
+        """Tokens per sample that the last layer works on; the decoder's if the model has an encoder and a decoder."""
         return self.units[-1].sublayer.tokens
 
     @property
     def sequence_tokens(self) -> int:
-        """Tokens of one sample as `sequence` counts them: an encoder's, where there are two stacks; an image's patches."""
+        """Tokens per sample that the first layer works on: the encoder's if the model has an encoder and a decoder; patches of
+        an image."""
         return self.units[1].sublayer.tokens
 
     @property
     def vocabulary(self) -> int:
-        """Of the language head; 0 for models without one."""
+        """Size of the language head's vocabulary; 0 for models without such a head."""
         return int(getattr(self.units[-1].sublayer, "vocabulary", 0))
 
     @property
     def tied_elements(self) -> int:
-        """Elements of the matrix that embedding and head share; 0 where they do not."""
+        """Number of parameters in the matrix that embedding and head share; 0 if they share none."""
         return self.vocabulary * self.units[-1].sublayer.hidden if self.tied else 0
 
     @cached_property
     def _keys(self) -> dict[Sublayer, str]:
-        """Names of the distinct sub-layers: their kind, with a number from the second of a kind on."""
+        """The names of the model's distinct sub-layers, by sub-layer: the kind, such as "attention"; the second and later
+        sub-layers of the same kind have a number in addition ("attention.1")."""
         names: dict[Sublayer, str] = {}
         counts: Counter[str] = Counter()
         for unit in self.units:
@@ -98,35 +103,42 @@ class Model:
 
     @cached_property
     def sublayers(self) -> dict[str, Sublayer]:
-        """The distinct sub-layers by name, such as `attention`, or `attention.1` for a second one."""
+        """The distinct sub-layers of the model by name: `attention`, or `attention.1` for a second kind of attention."""
         return {key: part for part, key in self._keys.items()}
 
     def key_of(self, unit: Unit) -> str:
-        """Name of a unit's sub-layer among the model's distinct ones."""
+        """Name of a unit's sub-layer, a key of `sublayers`; equal sub-layers of different layers have one name."""
         return self._keys[unit.sublayer]
 
     @cached_property
     def digest(self) -> str:
-        """Identity of the architecture: what a plan is made for, whatever its name, sequence length or dtype."""
+        """Hash of the architecture, 16 hexadecimal digits; it does not depend on the model's name, sequence length, dtype or
+        dropout."""
         fields = {name: value for name, value in self.config.items() if name not in RUN_FIELDS and "drop" not in name}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def total_parameters(self) -> int:
-        """Distinct parameters of the whole model: a tied head's matrix counts once."""
+        """Number of parameters of the whole model; a matrix shared by embedding and head is counted once."""
         return sum(unit.sublayer.parameter_count() for unit in self.units) - self.tied_elements
 
     def tp_degrees(self, group: int) -> tuple[int, ...]:
-        """Powers of two up to `group` on which every sub-layer can run, split or, as a small head, whole on every rank."""
+        """Possible degrees of tensor parallelism, ascending: powers of two up to `group` on which every sub-layer can run.
+
+        group: the largest number of ranks that a tensor-parallel group may have.
+        """
         degrees = [1 << i for i in range(group.bit_length())]
         return tuple(t for t in degrees if all(part.runs_on(t) for part in self.sublayers.values()))
 
     def activation_bytes(self, rows: int = 1) -> int:
-        """What forward leaves on one device for backward, without recomputation: every unit's input and kept bytes."""
+        """Bytes of the activations that `rows` samples keep for the backward pass on one device, without recomputation."""
         return sum(unit.sublayer.input_bytes(rows) + unit.sublayer.kept_bytes(rows, 1) for unit in self.units)
 
     def scaled(self, factor: int) -> Model:
-        """The same chain with hidden, inner, vocabulary and sequence about `factor` times smaller. Raises InputError."""
+        """A model of the same layers whose hidden, inner, vocabulary and sequence sizes are about `factor` times smaller.
+
+        Raises InputError for a factor below 1 and for families whose size fields are not known.
+        """
         if factor < 1:
             raise InputError("command line", "--scale-down", f"is {factor}", "give 1 or more")
         if factor == 1:
@@ -148,18 +160,22 @@ class Model:
         return model_from_config(sizes, self.name, max(8, self.tokens // factor), self.dtype, f"{self.name}/{factor}")
 
     def with_fields(self, *, sequence: int | None = None, **fields: Any) -> Model:
-        """The model with some fields of its configuration changed, such as ``n_layer=96``. Raises InputError."""
+        """A copy of the model, built again with another sequence length, or with fields of its configuration changed, such as
+        `n_layer=96`. Raises InputError for values that the model's family does not allow.
+        """
         changed = {**self.config, **fields}
         return model_from_config(changed, self.name, sequence or self.sequence, self.dtype, self.name)
 
     def in_dtype(self, dtype: str) -> Model:
-        """The same model in another dtype, one of `DTYPE_BYTES`."""
+        """A copy of the model in another dtype, a name in `DTYPE_BYTES`."""
         units = tuple(replace(unit, sublayer=replace(unit.sublayer, dtype=dtype)) for unit in self.units)
         return replace(self, units=units, dtype=dtype)
 
     def in_pieces(self, pieces: int, by_heads: bool = False) -> Model:
-        """The same model, whose units work on one of so many pieces of each whole sample (see `sublayers.pieces`). by_heads: as
-        of `cut`."""
+        """A copy of the model whose units work on one of `pieces` equal pieces of each sample, as under context parallelism.
+
+        by_heads: whether context-parallel ranks exchange heads of attention (as in Ulysses) instead of keys and values.
+        """
         if pieces == self.pieces:
             return self
         units = tuple(replace(unit, sublayer=cut(unit.sublayer, pieces, by_heads)) for unit in self.units)
@@ -167,27 +183,36 @@ class Model:
 
     @property
     def attention(self) -> str:
-        """How attention is computed, in words, where the configuration asks for separate kernels; empty where it does not."""
+        """A text for users if the configuration requests attention by separate ("eager") kernels; otherwise empty."""
         return EAGER if self.config.get("attn_implementation") == "eager" else ""
 
     def fused(self) -> Model:
-        """The model as trainplan runs it: fused attention."""
+        """A copy of the model as trainplan executes it: with fused attention kernels, whatever the configuration requests."""
         config = {name: value for name, value in self.config.items() if name != "attn_implementation"}
         return model_from_config(config, self.name, self.sequence, self.dtype, self.name)
 
     def shape(self) -> dict[str, Any]:
-        """All that `plan.json` and profiles carry of a model; `model_from_shape` gives the model back."""
+        """The model as a JSON object with name, config, sequence and dtype, as in `plan.json`; `model_from_shape` reads it
+        back."""
         return {"name": self.name, "config": dict(self.config), "sequence": self.sequence, "dtype": self.dtype}
 
 
 def _size_fields(name: str) -> Mapping[Role, str]:
-    """The fields of a family's configurations that say how large a model is; empty where the family names none."""
+    """The configuration fields of a model family that hold its sizes, by role, such as "hidden": "n_embd"; empty for unknown
+    families.
+
+    name: the family's name, `model_type` in the configuration.
+    """
     described = family(name)
     return described.sizes if described else {}
 
 
 def model_from_shape(shape: Any, where: str) -> Model:
-    """The model that `Model.shape` described. Raises InputError."""
+    """The model that a JSON object in a plan or profile describes, as `Model.shape` writes it: name, config, sequence and
+    dtype.
+
+    where: name of the file, for errors. Raises InputError for missing, unknown or invalid fields.
+    """
     if not isinstance(shape, Mapping):
         raise InputError(where, "model", "is not an object", "give name, config, sequence and dtype")
     if unknown := sorted(set(shape) - {"name", "config", "sequence", "dtype"}):
@@ -207,13 +232,14 @@ def model_from_shape(shape: Any, where: str) -> Model:
 def load_model(
     source: str | os.PathLike[str], sequence: int | None = None, dtype: str | None = None, half: str = "bfloat16"
 ) -> Model:
-    """A shipped model by name, a well-known size of one (`qwen2.5-72b`, `Qwen/Qwen2.5-72B-Instruct`), or any Hugging Face
-    `config.json` of a known family (`models.families`); no weights are read.
+    """Load a model by the name of a shipped one or of a well-known size of one, or from a Hugging Face `config.json`.
 
-    sequence: tokens of a sample (default: the most that the configuration allows). dtype: default that in which such models
-    are trained, which is the configuration's, or `half` where it says none or that its weights are stored in float32. (Shipped
-    models of papers say theirs.) Warns of fields that nobody knows. Raises InputError naming file, field and a value that would
-    work.
+    source: a name such as `qwen2.5-72b` or `Qwen/Qwen2.5-72B-Instruct`, or the path of a configuration, or of a folder that has
+    one; its family must be one in `models.families`, and no weights are read. sequence: tokens per sample (default: the most
+    that the configuration allows). dtype: name of the dtype in which the model is trained. Its default is the configuration's
+    dtype; it is `half` if the configuration states none, or states float32, in which weights are often only stored. half: the
+    narrowest dtype in which the devices compute fast. Warns of fields that no family knows. Raises InputError that names file,
+    field and a value that would work.
     """
     name = os.fspath(source)
     if os.path.isfile(os.path.join(name, "config.json")):
@@ -232,20 +258,24 @@ def load_model(
     config, own = read_data(file), file == name
     where = name if own else PurePath(file.name).stem  # of a shipped model its name, however it was spelt
     usual = trained_dtype if own else shipped_dtype
-    made = model_from_config(config, where, sequence, dtype or half)  # refused before its dtype is warned of
-    return made if dtype else made.in_dtype(usual(config, where, half))
+    model = model_from_config(config, where, sequence, dtype or half)  # refused before its dtype is warned of
+    return model if dtype else model.in_dtype(usual(config, where, half))
 
 
 def model_from_config(
     config: Any, where: str, sequence: int | None = None, dtype: str | None = None, name: str | None = None
 ) -> Model:
-    """A Hugging Face configuration, already read, as a Model; sequence as of `load_model`. dtype: default the configuration's,
-    else float32. Raises InputError."""
+    """Build a model from the fields of a Hugging Face configuration.
+
+    config: the fields, an object of JSON. where: name of the file, for errors, and the source of the model's name if `name` is
+    None. sequence: tokens per sample (default: the most that the configuration allows). dtype: name of the model's dtype; its
+    default is the configuration's, else float32. Raises InputError for fields that are missing or that the family refuses.
+    """
     if not isinstance(config, Mapping):
         raise InputError(where, "", "is not an object", "give a Hugging Face config.json")
-    part, place = language_part(config, where)
+    part, prefix = language_part(config, where)
     dtype = stated_dtype(part, config, where=where) or "float32" if dtype is None else parse_dtype(dtype)
-    fields = Fields(part, where, sequence, dtype, place)
+    fields = Fields(part, where, sequence, dtype, prefix)
     units, tied = build_chain(fields)
     refuse_other_heads(config, part, where)
     if name is None:

@@ -1,4 +1,4 @@
-"""What a plan says of the dtypes of model states, beside the model's own."""
+"""Dtypes of gradients and optimizer states in mixed-precision training."""
 
 from __future__ import annotations
 
@@ -10,33 +10,42 @@ from trainplan.profiling.models.model import Model
 
 
 class Precision(Record):
-    """Dtypes of what the optimizer works on. All computations, and all parameters that they read, are in the model's dtype.
+    """Dtypes of gradients and optimizer states of a plan; all computations and their parameters are in the model's dtype.
 
-    master: of a copy of the parameters that the optimizer steps, and of its moments; it is of the rank's shard where these are
-    shared, and new parameters are rounded from it to the model's dtype, before they are gathered. Without one the optimizer
-    steps the parameters themselves. gradients: in which micro-batches add them up and ranks sum them: the model's, or the
-    master copy's.
+    master: dtype of a master copy of the parameters, which the optimizer updates, and of the optimizer's moments. A rank has
+    the copy of its shard of the parameters; updated parameters are rounded to the model's dtype before they are gathered. With
+    None the optimizer updates the parameters themselves. gradients: dtype in which micro-batches accumulate and ranks sum
+    gradients: the model's, or float32.
     """
 
     master: Literal["float32"] | None = None
     gradients: Literal["model", "float32"] = "model"
 
-    def of(self, model: Model) -> Precision:
-        """What there is of it where a plan runs in the dtype of this model: nothing, where that is as wide as the copy."""
+    def for_model(self, model: Model) -> Precision:
+        """The precision that applies to a model: without a master copy (`PLAIN`) if the model's own dtype is at least as wide
+        as the dtype of the master copy, else unchanged.
+        """
         wide = self.master is not None and model.element_bytes >= DTYPE_BYTES[self.master]
         return PLAIN if wide else self
 
     def gradient_bytes(self, element_bytes: int) -> int:
-        """Bytes of one number of a gradient, of a model whose numbers have so many."""
+        """Bytes of one number of a gradient, for a model whose numbers have `element_bytes` bytes."""
         return element_bytes if self.gradients == "model" else DTYPE_BYTES[self.gradients]
 
     def stepped_bytes(self, element_bytes: int) -> int:
-        """Bytes of one number of what the optimizer steps, and of each of its moments."""
+        """Bytes of one number of the parameters that the optimizer updates, and of its moments: the master copy's, or else the
+        model's.
+
+        element_bytes: bytes of one number of the model.
+        """
         return element_bytes if self.master is None else DTYPE_BYTES[self.master]
 
     def widened_bytes(self, element_bytes: int) -> int:
-        """Bytes, while the optimizer steps it, of one number of a gradient that is to be as wide as the master copy; 0 where it
-        is."""
+        """Bytes per number of the temporary copy of a gradient, as wide as the master copy, that the optimizer makes for its
+        step; 0 if gradients are that wide already.
+
+        element_bytes: bytes of one number of the model.
+        """
         stepped = self.stepped_bytes(element_bytes)
         return stepped if self.gradient_bytes(element_bytes) < stepped else 0
 
@@ -46,7 +55,11 @@ MASTERS = Precision(master="float32")  # as models in half precision are trained
 
 
 def usual_precision(element_bytes: int, state_bytes: int | None = None) -> Precision:
-    """What models are trained with whose numbers have so many bytes: those in half precision keep fp32 masters, unless
-    state_bytes, of all states of a parameter, leave no room for them and their moments."""
+    """The precision in which models with numbers of `element_bytes` bytes are usually trained: models in half precision have a
+    float32 master copy, unless `state_bytes` is too small for it.
+
+    state_bytes: bytes of all states per parameter (parameter, gradient, master copy, moments), None if unknown. A master copy
+    needs parameter and gradient in the model's dtype, and copy and two moments in float32.
+    """
     masters = element_bytes < 4 and (state_bytes is None or state_bytes >= 2 * element_bytes + 3 * 4)
     return MASTERS if masters else PLAIN

@@ -1,4 +1,4 @@
-"""CP-SAT as a method: sends instances to its process, and turns its answers into outcomes."""
+"""CP-SAT as a solution method: sends instances to CP-SAT's own process, and turns its answers into outcomes."""
 
 from __future__ import annotations
 
@@ -15,22 +15,31 @@ _worker = Worker("trainplan.solvers.adapters.cpsat_worker")
 
 
 def cpsat(instance: Any, search: Search) -> Outcome:
-    """CP-SAT on whole bytes and nanoseconds. Option `workers`: search threads (default: the cores, at most 8).
+    """The method `cpsat`: solve an instance by OR-Tools CP-SAT on whole bytes and nanoseconds, with a proof of optimality or a
+    lower bound. The search's option `workers`: the number of search threads (default: the cores, at most 8).
 
-    With one worker a seed gives the same search each time; with more, only the proven optimum is repeatable.
-    """
+    instance: the data of one optimisation problem. search: the run's limits and options, and its best solution so far, to which
+    better ones are reported.
+
+    With one worker a seed gives the same search each time; with more, only the proven optimum is repeatable."""
     return by_configuration(solve_one, instance, search)
 
 
 def solve_one(instance: Any, search: Search) -> Outcome:
-    """Solve one model. Where the search has an objective already, CP-SAT looks for better solutions only."""
+    """Solve an instance as one CP-SAT model in CP-SAT's own process. If the search has a solution already, only better ones are
+    looked for. Returns the outcome; solutions are also reported to the search.
+
+    instance: the data of one optimisation problem. search: the run's limits and options, and its best solution so far, to which
+    better ones are reported."""
     read, workers = partial(_outcome, search), search.options.get("workers")
     return outcome(_worker, instance, search, "CP-SAT", LATE, read, workers=workers)
 
 
 def _outcome(search: Search, answer: dict[str, Any]) -> Outcome:
-    """The outcome that CP-SAT's answer stands for; its bound is reported to the search. answer: as `cpsat_worker.solve` returns
-    it."""
+    """Turn the answer of CP-SAT's process into an outcome, and report its lower bound to the search. answer: the dict that
+    `cpsat_worker.solve` returns (status, bound in ns, workers, statistics), or one with `error`, a traceback.
+
+    search: the run's limits and options, and its best solution so far, to which better ones are reported."""
     status = answer.get("status")
     if "error" in answer or status == "MODEL_INVALID":
         message = answer["error"].splitlines()[-1] if "error" in answer else f"CP-SAT refused the model: {answer['refused']}"

@@ -21,22 +21,29 @@ LEAST_SECONDS = 0.01
 
 
 class _Sender(cp_model.CpSolverSolutionCallback):
-    """CP-SAT's callback that sends each better solution as it is found. read: the solution from the values of variables."""
+    """CP-SAT's callback that sends each better solution to the parent process as soon as it is found.
+
+    send: sends a message (kind, content). read: turns a function that gives the 0/1 value of a model variable into a solution
+    of the planning problem.
+    """
 
     def __init__(self, send: Send, read: Callable[[Any], Any]) -> None:
         super().__init__()
         self.send, self.read = send, read
 
     def on_solution_callback(self) -> None:
+        """Send the solution that CP-SAT has just found as the message ("solution", solution). CP-SAT calls this method."""
         self.send(("solution", self.read(self.boolean_value)))
 
 
 def solve(request: dict[str, Any], send: Send) -> dict[str, Any]:
-    """Solve one instance with CP-SAT.
+    """Solve one instance with CP-SAT, in the process that runs it.
 
-    request: instance, seed, gap, workers, time_limit, memory_bytes, below_ns (only solutions below this objective are wanted,
-    but `start` may be one of exactly that), start. Returns status, bound in ns, workers, the reason for a refused model, and
-    statistics.
+    request: a dict with instance; seed; gap (relative); workers (threads, None for the default); time_limit (seconds) and
+    memory_bytes, None for no limit; below_ns (only solutions below this objective are wanted, but `start` may have exactly it)
+    and start (a solution to begin from), or None. send: sends messages to the parent process: ("built", seconds), ("solution",
+    solution) and ("bound", ns). Returns a dict: status (CP-SAT's name of it), bound in ns, workers, refused (why the model is
+    invalid, else None), and statistics.
     """
     instance, below, started = request["instance"], request["below_ns"], time.perf_counter()
     stated = formulation(instance, "cpsat")
@@ -49,6 +56,7 @@ def solve(request: dict[str, Any], send: Send) -> dict[str, Any]:
     send(("built", build_seconds))
 
     def read(value: Callable[[Any], bool]) -> Any:
+        """The solution in the values of the model's variables."""
         return stated.extract(instance, variables, value)
 
     solver = cp_model.CpSolver()
@@ -73,8 +81,9 @@ def solve(request: dict[str, Any], send: Send) -> dict[str, Any]:
 
 
 def hint(model: cp_model.CpModel, ones: set[str]) -> None:
-    """Hint a model at 1 for the variables with the names `ones`, and at 0 for all others whose names begin with the same
-    letters."""
+    """Hint CP-SAT at a starting solution: 1 for the variables whose names are in `ones`, 0 for every other variable of the same
+    families. The family is the name before the bracket: with ones = {"x[1,2]"}, all variables x[...] get a hint. Changes the
+    model."""
     letters = {name.partition("[")[0] for name in ones}
     for index, variable in enumerate(model.proto.variables):
         if variable.name.partition("[")[0] in letters:
@@ -83,8 +92,8 @@ def hint(model: cp_model.CpModel, ones: set[str]) -> None:
 
 
 def whole(value: float) -> int:
-    """A bound of CP-SAT as an integer: it is a whole number sent as a float, exact below 2^53, and lowered by its rounding
-    above."""
+    """Convert CP-SAT's lower bound, a whole number that it returns as a float, into an integer that is surely still a bound: a
+    value above 2^53 is lowered by its possible rounding error, and an infinite value gives 0. value: CP-SAT's bound."""
     if not math.isfinite(value):
         return 0
     if abs(value) >= 2**53:

@@ -1,4 +1,5 @@
-"""MILP on HiGHS, by Pyomo, as a method: sends instances to its process, and turns its answers into outcomes."""
+"""MILP on HiGHS, by Pyomo, as a solution method: sends instances to HiGHS's own process, and turns its answers into
+outcomes."""
 
 from __future__ import annotations
 
@@ -18,17 +19,29 @@ _worker = Worker("trainplan.solvers.adapters.highs_worker")
 
 
 def milp(instance: Any, search: Search) -> Outcome:
-    """The Pyomo MILP on HiGHS, with one thread, in a process that is ended when it overruns its limit."""
+    """The method `milp`: solve an instance by its problem's Pyomo MILP on HiGHS with one thread, with a proof of optimality or
+    a lower bound. HiGHS runs in a process of its own, which is killed if it overruns the time limit.
+
+    instance: the data of one optimisation problem. search: the run's limits and options, and its best solution so far, to which
+    better ones are reported."""
     return by_configuration(solve_one, instance, search)
 
 
 def solve_one(instance: Any, search: Search) -> Outcome:
-    """Solve one model. Where the search has an objective already, HiGHS looks for better solutions only."""
+    """Solve an instance as one MILP in HiGHS's own process. If the search has a solution already, only better ones are looked
+    for. Returns the outcome; solutions are also reported to the search.
+
+    instance: the data of one optimisation problem. search: the run's limits and options, and its best solution so far, to which
+    better ones are reported."""
     return outcome(_worker, instance, search, SOURCE, LATE, partial(_outcome, search))
 
 
 def _outcome(search: Search, answer: dict[str, Any]) -> Outcome:
-    """The outcome that HiGHS's answer stands for, reported to the search. answer: as `highs_worker.solve` returns it."""
+    """Turn the answer of HiGHS's process into an outcome, and report its solution and lower bound to the search. answer: the
+    dict that `highs_worker.solve` returns (termination, bound in ns, noise_ns, repairs, choice), or one with `error`, a
+    traceback.
+
+    search: the run's limits and options, and its best solution so far, to which better ones are reported."""
     if "error" in answer:
         return Outcome(failed=True, message=f"HiGHS: {answer['error'].splitlines()[-1]}")
     termination, choice = answer["termination"], answer["choice"]
@@ -46,7 +59,10 @@ def _outcome(search: Search, answer: dict[str, Any]) -> Outcome:
 
 
 def _message(answer: dict[str, Any], search: Search) -> str | None:
-    """Why there is no solution, or no proof, although no limit was reached; None where there is, or where one was."""
+    """A remark for users on why HiGHS, although it reached no limit, gives no solution or proves the solution only up to
+    rounding; None if nothing needs a remark. answer: the dict that `highs_worker.solve` returns.
+
+    search: the run's limits and options, and its best solution so far; only read here."""
     if answer["choice"] is None and answer["repairs"]:
         return (
             f"HiGHS's solution exceeds the memory by its rounding, and {answer['repairs']} searches in less memory found none "

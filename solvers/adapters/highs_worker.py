@@ -30,9 +30,11 @@ NOISE = 1e-6
 
 
 class _Highs(Highs):
-    """Pyomo's interface to HiGHS, extended by a starting solution and by callbacks for solutions and bounds (in model units).
+    """Pyomo's interface to HiGHS, extended by a starting solution and by callbacks for better solutions and bounds.
 
-    start: the names of the integer variables that are 1, while the others are 0; empty without a start.
+    start: the names of the integer variables that are 1 in the starting solution, while the others are 0; empty without a
+    start. solution: called with the model's columns and their values for each solution. bound: called with each lower bound, in
+    the model's own unit of time.
     """
 
     start: set[str]
@@ -40,11 +42,12 @@ class _Highs(Highs):
     bound: Callable[[float], None]
 
     def _solve(self) -> Any:
-        """Set the start and the callbacks, solve as Pyomo does, and pass on the final solution."""
+        """Give HiGHS the starting solution and the callbacks, solve as Pyomo does, and pass the final solution to `solution`.
+        Returns Pyomo's results. Pyomo calls this method."""
         highs = self._solver_model
         columns = columns_of(self._model, self._pyomo_var_to_solver_var_map)
         if self.start:
-            whole = {place: variable.name for variable, place in columns.whole}
+            whole = {index: variable.name for variable, index in columns.whole}
             if self.start <= set(whole.values()):
                 values = [float(name in self.start) for name in whole.values()]
                 highs.setSolution(len(whole), np.array(list(whole), np.int32), np.array(values))
@@ -58,17 +61,22 @@ class _Highs(Highs):
 
 @dataclass
 class _Solving:
-    """One request's solves: of the instance, and, where rounding exceeds its memory, of the instance with less memory."""
+    """Answers one request in HiGHS's process. It solves the requested instance, and, if rounding lets the solution exceed the
+    memory, the instance with less memory.
+
+    request: the dict described at `solve`. deadline: the reading of `time.perf_counter` at which time is over, infinite without
+    a limit. send: sends a message (kind, content) to the parent process."""
 
     request: dict[str, Any]
     deadline: float
     send: Send
 
     def solved(self, instance: Any, first: bool) -> tuple[Any, Any]:
-        """Build and solve the model of an instance; return Pyomo's results and the last solution.
+        """Build and solve the MILP of an instance. Returns two values: Pyomo's results object, and the last solution that HiGHS
+        found (None if it found none).
 
-        first: whether this is the instance as requested, whose bounds count and which begins from the given start.
-        """
+        instance: the data of one optimisation problem. first: whether this is the instance as requested; only then are its
+        bounds sent to the parent process, and the requested start used."""
         request, milp, last = self.request, formulation(instance, "milp"), None
         started = time.perf_counter()
         model = milp.build(instance)
@@ -79,10 +87,12 @@ class _Solving:
         below = {"objective_bound": (request["below_ns"] - CUT_NS) / ns_per_unit} if request["below_ns"] is not None else {}
 
         def bound(units: float) -> None:
+            """Send HiGHS's dual bound, given in the model's units, as nanoseconds."""
             if first and math.isfinite(units):
                 self.send(("bound", whole_bound(units * ns_per_unit, noise_ns)))
 
         def solution(columns: Columns, values: Any) -> None:
+            """Keep and send the solution in these values of the model's columns."""
             nonlocal last
             last = milp.extract(instance, columns.values(values))
             self.send(("solution", last))
@@ -111,21 +121,29 @@ class _Solving:
 
 
 def noise(milp: Any, instance: Any) -> float:
-    """How far off a bound of HiGHS may be, in ns, by its tolerances. milp: the module that states the instance's problem."""
+    """The largest numerical error in ns that HiGHS's tolerances can cause in its lower bound. milp: the module that states the
+    instance's problem as a MILP, which knows in which unit of time the model counts.
+
+    instance: the data of one optimisation problem."""
     weight = milp.weight(instance) if hasattr(milp, "weight") else 0
     return float(milp.units(instance)[0] * (NOISE + TOLERANCE * weight))
 
 
 def whole_bound(bound_ns: float, noise_ns: float) -> int:
-    """A float bound on an integer objective as an integer that is surely a bound, if the float is off by at most noise_ns."""
+    """A lower bound on an integer objective in ns, from HiGHS's float bound, which is off by at most noise_ns: bound_ns -
+    noise_ns, rounded up to an integer; 0 if bound_ns is infinite. (12.3, 0.5) -> 12."""
     return math.ceil(bound_ns - noise_ns) if math.isfinite(bound_ns) else 0
 
 
 def solve(request: dict[str, Any], send: Send) -> dict[str, Any]:
-    """Solve one instance with HiGHS; where rounding lets a choice exceed the memory, solve again with that much less memory.
+    """Solve one instance with HiGHS, in the process that runs it; if floating-point rounding lets a solution exceed the memory,
+    solve again with the memory reduced by the excess.
 
-    request: instance, seed, gap, time_limit, below_ns (only solutions below this objective are wanted), start. Returns
-    termination, bound in ns (always the first solve's), noise_ns, the number of repairs, and the choice.
+    request: a dict with instance; seed; gap (relative); time_limit (seconds, None for no limit); below_ns (only solutions below
+    this objective are wanted) and start (a solution to begin from), or None. send: sends messages to the parent process:
+    ("built", seconds), ("solution", solution) and ("bound", ns). Returns a dict: termination (its name in Pyomo), bound in ns
+    (of the first solve), noise_ns (the bound's possible error), repairs (the number of repeated solves), and choice (the
+    solution or None).
     """
     instance, limit_s = request["instance"], request["time_limit"]
     solving = _Solving(request, math.inf if limit_s is None else time.perf_counter() + limit_s, send)
@@ -143,7 +161,7 @@ def solve(request: dict[str, Any], send: Send) -> dict[str, Any]:
     bounds = [] if bound is None else [whole_bound(bound * unit_ns, noise_ns)]
     if results.termination_condition.name == CUT_OFF and below_ns is not None:
         better = incumbent is not None and incumbent * unit_ns < below_ns - CUT_NS
-        bounds += [] if better else [whole_bound(below_ns - CUT_NS, noise_ns)]  # nothing is below what it was to cut off at
+        bounds += [] if better else [whole_bound(below_ns - CUT_NS, noise_ns)]  # no solution is below the cutoff
     return {
         "termination": results.termination_condition.name,
         "bound": max(bounds, default=None),

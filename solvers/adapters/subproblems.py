@@ -1,4 +1,4 @@
-"""Solves an instance part by part: the best solution over all parts, and the least of their bounds.
+"""Solve an instance part by part: the best solution over all parts, and the least of their bounds.
 
 Parts are the problem's own (`Problem.models`): the configurations of a pipeline instance, say, or the degrees of a
 cluster-strategy one. They are tried in the order of their bounds. Each is given the best solution so far, so that it only has
@@ -18,10 +18,11 @@ from trainplan.solvers.core.search import Method, Outcome, Search
 
 
 def by_configuration(method: Method, instance: Any, search: Search) -> Outcome:
-    """Run a method on each part of an instance (the instance itself, where its problem has no parts).
+    """Run a method on each part of an instance, such as each configuration of a pipeline; on the whole instance if its problem
+    does not divide it into parts. Returns one outcome for all parts.
 
-    Nothing is solved where a model would be too large; the outcome then says so.
-    """
+    instance: the data of one optimisation problem. method: solves one part. search: the search of the whole instance. If a
+    part's model would be too large, nothing is solved, and the outcome's message says so."""
     try:
         parts = problem_of(instance).models.subproblems(instance, search.out_of_time)
     except TooLarge as error:
@@ -30,13 +31,17 @@ def by_configuration(method: Method, instance: Any, search: Search) -> Outcome:
 
 
 def _same(solution: Any) -> Any:
-    """The solution itself: the mapping between an instance and its only part."""
+    """Return the solution unchanged: the mapping of solutions between an instance and its only part."""
     return solution
 
 
 def by_parts(method: Method, parts: list[Subproblem], search: Search) -> Outcome:
-    """Run a method on each part that may hold a better solution than the best known; the outcome is about all parts
-    together."""
+    """Run a method on the parts of an instance, by rising lower bound, as long as a part may hold a better solution than the
+    best known one.
+
+    method: solves one part. parts: their `bound` is raised here as bounds are proven. search: the search of the whole instance.
+    Returns one outcome about all parts together: its bound is the least of their bounds.
+    """
     whole = Outcome()
     waiting = sorted(parts, key=lambda part: part.bound, reverse=True)
     while waiting and not search.out_of_time():
@@ -61,18 +66,27 @@ def by_parts(method: Method, parts: list[Subproblem], search: Search) -> Outcome
 
 
 def _closed(part: Subproblem, search: Search) -> bool:
-    """Whether a part holds no solution that is better than the best known by more than the gap."""
+    """Whether a part needs no further search: it is infeasible (bound infinite), or its lower bound is within the relative gap
+    of the best known solution."""
     return part.bound == math.inf or search.closed(part.bound)
 
 
 def _least(parts: list[Subproblem], search: Search) -> float:
-    """The lower bound in ns over all parts and the best known solution; infinite where there is neither."""
+    """The lower bound in ns on the whole instance: the smallest of the bounds of all parts and the best known objective;
+    infinite if all parts are infeasible and no solution is known.
+
+    parts: the subproblems into which the instance is divided, each with its bound. search: the run's limits and options, and
+    its best solution so far; only read here."""
     return min([part.bound for part in parts] + ([] if search.objective is None else [search.objective]), default=math.inf)
 
 
 def _solve(method: Method, part: Subproblem, parts: list[Subproblem], search: Search, share: float) -> Outcome:
-    """Solve one part in a share of the time left, and report to the search of the whole the solutions and bounds found
-    there."""
+    """Solve one part, and report the solutions and bounds found there to the search of the whole instance.
+
+    search: the run's limits and options, and its best solution so far, to which better ones are reported. method: solves the
+    part. part: its `bound` is raised to what is proven, infinite if the part is infeasible and no solution is known. parts: all
+    parts, whose least bound holds for the whole instance. share: the fraction of the time left that the part may use. Returns
+    the method's outcome on the part."""
 
     def passed_on(point: Point) -> None:
         """Report the part's best solution and the bound of all parts to the search of the whole."""
@@ -84,6 +98,8 @@ def _solve(method: Method, part: Subproblem, parts: list[Subproblem], search: Se
             search.report(bound=int(bound), source=point.source)
 
     def evaluate(solution: Any) -> int | None:
+        """The objective in ns of the whole instance's solution for a solution of the part; None where it breaks a
+        constraint."""
         return search.evaluate(part.lifted(solution))
 
     fields = {"seed": search.seed, "gap": search.gap, "options": search.options, "progress": passed_on}

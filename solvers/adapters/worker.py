@@ -15,10 +15,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
@@ -29,8 +31,20 @@ from trainplan.solvers.core.search import Outcome, Search
 
 Send = Callable[[tuple[str, Any]], None]
 
-# A solver that has not answered so long after its limit is ended: what it had by then has been sent.
+# The time after its limit at which a solver is ended that has not answered; its solutions until then have been sent.
 PATIENCE_SECONDS = 0.15
+ENDING_LOOKS, ENDING_LOOK_SECONDS = 200, 0.005  # at a child process that is to end by itself
+
+# Modules whose server is forked from this process, which has imported them and runs no thread, instead of being started anew.
+forked_modules: set[str] = set()
+
+_workers: list[Worker] = []
+
+
+def close_all() -> None:
+    """End the servers of all solvers that this process uses, and wait for them, as happens at its normal end."""
+    for worker in _workers:
+        worker.close()
 
 
 class Late(Exception):
@@ -38,23 +52,30 @@ class Late(Exception):
 
 
 class Worker:
-    """The client of one solver's server, and of the process that the server forked last.
+    """The client of one general solver (HiGHS or CP-SAT) that runs in processes of its own.
 
-    module: the module that the server runs, which calls `serve`.
+    A server process imports the solver's module and forks a child process; the child answers requests and can be killed at any
+    time, after which the server forks another. module: the Python module that the server runs, which calls `serve`. server: the
+    server process, None before first use. process: the connection to the child and its process id, None if there is no child.
     """
 
     def __init__(self, module: str) -> None:
         self.module, self.lock = module, threading.Lock()
-        self.server: subprocess.Popen[bytes] | None = None
+        self.arguments: list[str] = []  # of the server's command line, after the number of its connection
+        self.server: subprocess.Popen[bytes] | _Forked | None = None
         self.process: tuple[Connection, int] | None = None  # and its number, which is its own until the next one is forked
         atexit.register(self.close)
+        _workers.append(self)
 
     def answer(self, request: dict[str, Any], search: Search, receive: Callable[[str, Any], None]) -> dict[str, Any]:
-        """The answer to a request, within a search's limits of time and memory. receive: called with each message (kind,
-        content) before it.
+        """Send a request to the solver's process and return its answer, within a search's limits of time and memory.
 
-        Raises Late where the time is over first. The process is ended then, and by any other exception, too.
-        """
+        search: the run's limits and options, and its best solution so far; only read here. request: the fields that the
+        solver's `solve` reads, without the limits, which are added here. receive: called with each message (kind, content) that
+        comes before the answer. Returns the answer, or {"error": text} if the process broke off.
+
+        Raises Late if the time is over before the answer, and MemoryError if the process broke off under a memory limit. The
+        process is killed then, and also at any other exception."""
         with self.lock:
             with search.clock.paused():
                 self._start()
@@ -63,10 +84,10 @@ class Worker:
                 limits = {"time_limit": search.seconds(), "memory_bytes": search.memory_bytes}
                 connection.send({**request, **limits})
                 while True:
-                    left = search.remaining() + PATIENCE_SECONDS
-                    if left < 0:
+                    seconds_left = search.remaining() + PATIENCE_SECONDS
+                    if seconds_left < 0:
                         raise Late
-                    if not connection.poll(wait_seconds(left)):
+                    if not connection.poll(wait_seconds(seconds_left)):
                         continue
                     kind, content = connection.recv()
                     if kind == "done":
@@ -85,20 +106,31 @@ class Worker:
                 return {"error": "its process broke off"}
 
     def _start(self) -> None:
-        """Start the server, unless it runs, and wait until it has imported its solver."""
+        """Start the server process, unless it runs, and wait until it has imported its solver. Raises RuntimeError if it ends
+        before that."""
         if self.server is not None and self.server.poll() is None:
             return
         self.process = None
         self.control, other_end = socket.socketpair()
-        number, quiet = other_end.fileno(), subprocess.DEVNULL
-        command = [sys.executable, "-P", "-m", self.module, str(number)]
-        self.server = subprocess.Popen(command, pass_fds=[number], stdin=quiet, stdout=quiet, stderr=quiet)
+        if self.module in forked_modules:
+            self.server = _Forked(partial(self._serve_here, other_end))
+        else:
+            number, quiet = other_end.fileno(), subprocess.DEVNULL
+            command = [sys.executable, "-P", "-m", self.module, str(number), *self.arguments]
+            self.server = subprocess.Popen(command, pass_fds=[number], stdin=quiet, stdout=quiet, stderr=quiet)
         other_end.close()
         if not self.control.recv(1):
             raise RuntimeError(f"{self.module} ended with exit code {self.server.wait()} before it could solve anything")
 
+    def _serve_here(self, control: socket.socket) -> None:
+        """In a fork of the client's process: serve as the module does when it is started. control: the server's end of the
+        connection to the client."""
+        self.control.close()
+        serve_forks(partial(_answer, sys.modules[self.module].solve), control)
+
     def _fork(self) -> tuple[Connection, int]:
-        """Have the server fork a new process; return the connection to it, and its process id."""
+        """Have the server fork a new child process; return the connection to the child, and its process id. After an exception
+        the server is closed, too."""
         connection, other_end = Pipe()
         try:
             socket.send_fds(self.control, [b"?"], [other_end.fileno()])
@@ -109,11 +141,38 @@ class Worker:
             raise
 
     def close(self) -> None:
-        """End the server, if there is one, and with it its process."""
+        """End the server process, if there is one, which also ends its child process."""
         if self.server is not None:
             self.control.close()
             self.server.wait()
             self.server, self.process = None, None
+
+
+class _Forked:
+    """A server process that is a fork of this one, with those methods of `subprocess.Popen` that `Worker` uses."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        """run: what the process does before it ends."""
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if not self.pid:
+            try:
+                run()
+            finally:
+                os._exit(0)
+
+    def poll(self) -> int | None:
+        """The exit code of the process, as `wait` gives it; None while it runs."""
+        if self.returncode is None and os.waitpid(self.pid, os.WNOHANG)[0]:
+            self.returncode = 0
+        return self.returncode
+
+    def wait(self) -> int:
+        """Wait until the process has ended; return 0."""
+        if self.returncode is None:
+            os.waitpid(self.pid, 0)
+            self.returncode = 0
+        return self.returncode
 
 
 def outcome(
@@ -125,15 +184,20 @@ def outcome(
     read: Callable[[dict[str, Any]], Outcome],
     **request: Any,
 ) -> Outcome:
-    """The outcome of a worker's solver on an instance, which only looks for solutions better than the search has already.
+    """Solve an instance by a general solver's process and turn its answer into an outcome; solutions and bounds are reported to
+    the search as they come.
 
-    source: the name under which bounds are reported while the solver runs. late: messages for a time limit that is reached
-    before the model is built, and after. read: turns an answer into an outcome, without the seconds of building. request:
-    further fields that this solver alone needs.
-    """
+    instance: the data of one optimisation problem. search: the run's limits and options, and its best solution so far, to which
+    better ones are reported.
+
+    If the search has a solution already, only better ones are looked for. worker: the client of the solver's process. source:
+    the name under which bounds are reported. late: two messages for users about the time limit: reached before the model was
+    built, and after. read: turns an answer into an outcome, whose build_seconds are filled in here. request: further fields
+    that only this solver needs. Raises MemoryError if the process ran out of memory."""
     build_seconds = list[float]()
 
     def receive(kind: str, content: Any) -> None:
+        """Handle a message: note the seconds of building, or report a solution or a bound."""
         if kind == "built":
             build_seconds.append(content)
         elif kind == "solution":
@@ -155,34 +219,57 @@ def outcome(
 
 
 def serve(solve: Callable[[dict[str, Any], Send], dict[str, Any]]) -> None:
-    """The server's loop: end the last process and fork another whenever a client requests one, until the client's connection is
-    closed.
+    """Run the server process of a general solver until the client closes its connection, whose file number is the process's
+    first command argument.
 
-    solve: answers one request in the forked process. Interrupts are ignored here: the client, which receives them too, ends the
-    others.
+    solve: answers one request in a child process; it gets the request and a function that sends messages, and returns the
+    answer.
+    """
+    serve_forks(partial(_answer, solve), socket.socket(fileno=int(sys.argv[1])))
+
+
+def serve_forks(answer: Callable[[Connection], None], control: socket.socket) -> None:
+    """Run a server process: whenever the client requests a child process, kill the last one and fork another, until the client
+    closes its connection.
+
+    answer: what a child process does, with its connection to the client, before it ends. control: the connection to the client.
+    Interrupts (Ctrl-C) are ignored here, since the client, which receives them too, kills the children.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     unlimited()
-    control, forked = socket.socket(fileno=int(sys.argv[1])), 0
     control.send(b"!")
+    forked = 0
     while True:
         message, numbers, _, _ = socket.recv_fds(control, 1, 1)
         if forked and (not message or os.waitpid(forked, os.WNOHANG)[0] == 0):
-            with suppress(ProcessLookupError, ChildProcessError):
-                os.kill(forked, signal.SIGKILL)
-                os.waitpid(forked, 0)
+            _end(forked)
         if not message:
             return
         forked = os.fork()
         if not forked:
             control.close()
-            _answer(solve, Connection(numbers[0]))
+            answer(Connection(numbers[0]))
             os._exit(0)
         os.close(numbers[0])
 
 
+def _end(process: int) -> None:
+    """End a child process and wait for it: by a signal that it may handle, and if it does not end soon by another one."""
+    with suppress(ProcessLookupError, ChildProcessError):
+        os.kill(process, signal.SIGTERM)
+        for _ in range(ENDING_LOOKS):
+            if os.waitpid(process, os.WNOHANG)[0]:
+                return
+            time.sleep(ENDING_LOOK_SECONDS)
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+
+
 def _answer(solve: Callable[[dict[str, Any], Send], dict[str, Any]], connection: Connection) -> None:
-    """In the forked process: answer requests until the connection is closed. An exception is returned as an answer, too."""
+    """In a child process: answer requests from the connection, one after the other, until the client closes it.
+
+    solve: computes one answer. connection: to the client. Before the first request the process id is sent. Each answer is sent
+    as ("done", answer); running out of memory gives {"out_of_memory": True}, any other exception {"error": traceback}."""
     with suppress(EOFError, OSError):
         connection.send(os.getpid())
         while True:

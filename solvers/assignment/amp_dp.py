@@ -20,14 +20,18 @@ from collections.abc import Callable
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.stage_assignment.problem import Instance, Solution
-from trainplan.solvers.core.search import Outcome, Search, Unsuited, first_fitting
+from trainplan.solvers.core.search import Outcome, Search, Unsupported, first_fitting
 
 MOST_SPANS, MOST_CELLS = 2 * 10**7, 2 * 10**8
 IMPOSSIBLE = np.iinfo(np.int64).max // 4
 
 
 def amp_dp(instance: Instance, search: Search) -> Outcome:
-    """The cuts of the paper's table, if they fit the memory. Raises Unsuited where the table would be too large."""
+    """The method `amp-dp`: cut a chain of layers into pipeline stages by AMP's dynamic program (Eq. 6-8), which ignores memory.
+    The outcome has these cuts if they fit the memory, and no lower bound. Raises Unsupported if its table would be too large.
+
+    instance: the times of layers in the stages of a pipeline, the transfers between stages, and memory limits. search: the
+    run's limits and options, and its best solution so far, to which better ones are reported."""
     answer = amp_cuts(instance.layer_ns, instance.transfer_ns, instance.micro_batches, search.out_of_time)
     if answer is None:
         return Outcome(message="time ran out before the table was filled")
@@ -40,11 +44,12 @@ def amp_cuts(
     micro_batches: int,
     out_of_time: Callable[[], bool] = lambda: False,
 ) -> tuple[int, tuple[int, ...]] | None:
-    """The objective in ns and the cuts by the table; None where time ran out.
+    """AMP's dynamic program (Eq. 6-8): the least step time in ns that it finds, and the cuts (first layer of every stage but
+    the first); None if time ran out. Memory is not considered.
 
-    layer_ns: (k, L), the time of each layer in each stage. transfer_ns: (k-1, L-1), after each stage at each cut. Raises
-    Unsuited where the table would be too large.
-    """
+    layer_ns: (k, L), the time in ns of each of L layers in each of k stages. transfer_ns: (k-1, L-1), entry [i, l]: the
+    transfer time in ns from stage i to the next if stage i ends with layer l. micro_batches: the number of micro-batches in a
+    step. out_of_time: returns True once the search should end. Raises Unsupported if the table would be too large."""
     (stages, layers), rounds = layer_ns.shape, micro_batches - 1
     kinds, kind_of = np.unique(layer_ns, axis=0, return_inverse=True)
     if len(kinds) * layers * layers > 2 * MOST_SPANS:
@@ -83,7 +88,8 @@ def amp_cuts(
     return int(cost[layers, 0]), tuple(reversed(path))
 
 
-def _too_large(stages: int, layers: int, times: float) -> Unsuited:
-    """The error for a table that would be too large. times: the number of possible times of a stage."""
+def _too_large(stages: int, layers: int, times: float) -> Unsupported:
+    """The error for users that the table of the method amp-dp would be too large. stages, layers: their numbers in the
+    instance. times: the number of different times that a stage may take. The caller raises it."""
     problem = f"is 'amp-dp' for {layers} layers, {stages} stages and {times:.3g} times of a stage"
-    return Unsuited("command line", "--method", problem, f"give 'exact'; the paper's table takes {MOST_CELLS:.0e} entries")
+    return Unsupported("command line", "--method", problem, f"give 'exact'; the paper's table takes {MOST_CELLS:.0e} entries")

@@ -1,4 +1,4 @@
-"""stage-assignment by rules that do not look at times: even numbers of layers, or of parameters.
+"""Solve stage-assignment by rules that do not look at times: even numbers of layers, or of parameters.
 
 Both are contiguous partitions whose largest part is as small as possible. Megatron gives every stage L / k layers, and refuses
 where that is not whole; here some stages then have one more. DeepSpeed's `partition_balanced` gives the parts the least largest
@@ -14,29 +14,38 @@ import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.stage_assignment.problem import Instance, Solution
 from trainplan.solvers.assignment.sweep import assign
-from trainplan.solvers.core.search import Outcome, Search, Unsuited, first_fitting
+from trainplan.solvers.core.search import Outcome, Search, Unsupported, first_fitting
 
 
 def uniform_layers(instance: Instance, search: Search) -> Outcome:
-    """Cuts with even numbers of layers, Megatron's default, if they fit the memory."""
+    """The method `uniform-layers`: cut a chain of layers into pipeline stages of equal numbers of layers, as Megatron does by
+    default. The outcome has these cuts if they fit the memory, and no lower bound.
+
+    instance: the times of layers in the stages of a pipeline, the transfers between stages, and memory limits. search: the
+    run's limits and options, and its best solution so far, to which better ones are reported."""
     cuts = balanced_cuts(np.ones(instance.layers, np.int64), instance.stages)
     return first_fitting(instance, search, [Solution(cuts)], "uniform-layers")
 
 
 def uniform_parameters(instance: Instance, search: Search) -> Outcome:
-    """Cuts with even numbers of parameters, DeepSpeed's partition, if they fit the memory. Raises Unsuited where the instance
-    has no parameters."""
+    """The method `uniform-parameters`: cut a chain of layers into pipeline stages of about equal numbers of parameters, as
+    DeepSpeed does. The outcome has these cuts if they fit the memory, and no lower bound. Raises Unsupported if the instance
+    does not state the layers' parameters.
+
+    instance: the times of layers in the stages of a pipeline, the transfers between stages, and memory limits. search: the
+    run's limits and options, and its best solution so far, to which better ones are reported."""
     if instance.parameters is None:
-        raise Unsuited("instance", "parameters", "is missing", "give the parameters of each layer, or take another method")
+        raise Unsupported("instance", "parameters", "is missing", "give the parameters of each layer, or take another method")
     cuts = balanced_cuts(instance.parameters, instance.stages)
     return first_fitting(instance, search, [Solution(cuts)], "uniform-parameters")
 
 
 def balanced_cuts(weights: Integers, stages: int) -> tuple[int, ...]:
-    """The cuts with the least largest weight of a stage; among those, each as near as possible to an even share of the weight
-    before it.
+    """Cut a chain of layers into pipeline stages such that the heaviest stage is as light as possible; among the solutions, the
+    weight before each cut is as near as possible to an even share.
 
-    weights: (L,), of the layers. Returns the first layer of every stage but the first.
+    weights: (L,), the weight of each of the L layers. stages: the number of stages. Returns the first layer of every stage but
+    the first.
     """
     layers, shape = len(weights), (stages, len(weights))
     before = [0, *accumulate(weights.tolist())]

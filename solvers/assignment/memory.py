@@ -16,10 +16,12 @@ from trainplan.solvers.core.result import Infeasibility
 
 
 def explain(instance: AssignmentInstance | PartitionInstance) -> Infeasibility | None:
-    """Why no cuts fit the memory; None where some do.
+    """The reason, for users, why no cuts of layers into stages fit the memory; None if some do, or the instance has no memory
+    limit.
 
-    The reason describes the fullest stage of the cuts that exceed their limits by as little as possible.
-    """
+    instance: the times of layers in the stages of a pipeline, the transfers between stages, and memory limits.
+
+    It describes the fullest stage under the cuts with which the memory limits are exceeded by as little as possible."""
     in_flight = [instance.in_flight(i) for i in range(instance.stages)]
     if (memory := instance.memory) is None or _fitting(memory, in_flight, 0) is not None:
         return None
@@ -45,7 +47,9 @@ def explain(instance: AssignmentInstance | PartitionInstance) -> Infeasibility |
 
 
 def _fitting(memory: Memory, in_flight: Sequence[int], more: int) -> tuple[int, ...] | None:
-    """Cuts with which every stage fits if its limit is raised by `more` bytes; None where there are none."""
+    """Cuts of layers into pipeline stages (first layer of every stage but the first) with which every stage fits its memory
+    limit raised by `more` bytes; None if there are none. memory: the layers' bytes and the stages' limits. in_flight: for each
+    stage, micro-batches in flight."""
     k, layers = len(in_flight), len(memory.state_bytes)
     windows = memory.with_limits(memory.limit_bytes + more).first_layers(in_flight)
     answer = assign(np.zeros((k, layers), np.int64), np.zeros((k - 1, layers - 1), np.int64), 1, windows)

@@ -1,4 +1,4 @@
-"""stage-assignment, exactly and fast: a sweep over the largest stage time, each step a shortest path through the stages.
+"""Solve stage-assignment exactly and fast: a sweep over the largest stage time, each step a shortest path through the stages.
 
 t_i(first .. end - 1) is the time of stage i on these layers, e_i(first) that of the transfer before it, gas the number of
 micro-batches. Under a cap V on every stage the rest of Eq. 5 of AMP, S = sum_i t_i + sum_i e_i, is least by a dynamic program
@@ -38,8 +38,9 @@ LOWEST, HIGHEST, MIDDLE = range(3)
 
 @dataclass(frozen=True)
 class Step:
-    """The best solution so far, as its objective in ns and its cuts (None where none is known), and a lower bound in ns on all
-    solutions."""
+    """The state of the sweep (the exact method) after one step. The sweep tries caps on the slowest stage's time one after the
+    other. objective: the step time in ns of the best solution so far, or the cutoff if there is none. cuts: its cuts (first
+    layer of every stage but the first), None if none is known. bound: a lower bound in ns on all solutions."""
 
     objective: int
     cuts: tuple[int, ...] | None
@@ -47,7 +48,11 @@ class Step:
 
 
 def sweep(instance: Instance, search: Search) -> Outcome:
-    """The optimal cuts, with proof unless time runs out."""
+    """The method `sweep`: the optimal cuts of layers into stages on given devices, with proof, or the best cuts found and a
+    lower bound if time runs out.
+
+    instance: the times of layers in the stages of a pipeline, the transfers between stages, and memory limits. search: the
+    run's limits and options, and its best solution so far, to which better ones are reported."""
     windows = instance.windows
     source, steps, bound = "a sweep over caps on the largest stage", 0, NEVER
     for step in steps_of(instance.layer_ns, instance.transfer_ns, instance.micro_batches, windows):
@@ -70,12 +75,14 @@ def assign(
     windows: Integers | None = None,
     cutoff_ns: int | None = None,
 ) -> tuple[int, tuple[int, ...]] | None:
-    """The least objective in ns and its cuts; None where nothing fits, or nothing is below the cutoff.
+    """Find the cuts of L layers into k pipeline stages on given devices with the least step time. Returns the time in ns (Eq. 5
+    of AMP: all micro-batches but one on the slowest stage, and one through all stages and transfers), and the cuts, that is,
+    the first layer of every stage but the first; None if nothing fits the memory, or nothing is below the cutoff.
 
-    layer_ns: (k, L), the time of each layer in each stage. transfer_ns: (k-1, L-1), after each stage at each cut. windows: (k,
-    L), the least first layer with which stage i ending at layer l fits the memory, as `first_layers` returns it; it must not
-    fall from one l to the next. cutoff_ns: only objectives below it are wanted.
-    """
+    layer_ns: (k, L), the time in ns of each layer in each stage. transfer_ns: (k-1, L-1), entry [i, l]: the transfer time in ns
+    from stage i to the next if stage i ends with layer l. windows: (k, L), entry [i, l]: the earliest first layer with which
+    stage i, if it ends with layer l, fits its memory; rows must not fall; None without a memory limit. micro_batches: the
+    number of micro-batches in a step. cutoff_ns: only solutions below it are wanted."""
     last = deque(steps_of(layer_ns, transfer_ns, micro_batches, windows, cutoff_ns), maxlen=1)
     return (last[0].objective, last[0].cuts) if last and last[0].cuts is not None else None
 
@@ -87,7 +94,14 @@ def steps_of(
     windows: Integers | None = None,
     cutoff_ns: int | None = None,
 ) -> Iterator[Step]:
-    """Yields the best solution and the bound after each step of the sweep; at the end they meet. Arguments as for `assign`."""
+    """Cut L layers into k pipeline stages on given devices with the least step time, exactly, one step of the search at a time:
+    each step tries another cap on the slowest stage's time, and yields the best solution so far and a lower bound, which are
+    equal at the end.
+
+    layer_ns: (k, L), the time in ns of each of L layers in each of k stages. transfer_ns: (k-1, L-1), entry [i, l]: the
+    transfer time in ns from stage i to the next if stage i ends with layer l. windows: (k, L), entry [i, l]: the earliest first
+    layer with which stage i, if it ends with layer l, fits its memory; None without a memory limit. micro_batches: the number
+    of micro-batches in a step. cutoff_ns: only solutions below it are wanted."""
     chain = _Chain(layer_ns, transfer_ns, windows)
     most, cuts, rounds = NEVER if cutoff_ns is None else cutoff_ns, None, micro_batches - 1
     floor = chain.least_sum()
@@ -115,8 +129,9 @@ def steps_of(
 
 
 class _Chain:
-    """The stages and layers of one problem, in the form that the steps need. A boundary f = 0 .. L is the gap before layer
-    f."""
+    """The stages and layers of one stage-assignment problem as arrays for the steps of the sweep. Boundaries 0 .. L are the
+    gaps before the L layers, and the end. A cap is the most ns that any stage may take. Rows of layer times that are equal
+    (stages on equal devices) are stored only once."""
 
     def __init__(self, layer_ns: Integers, transfer_ns: Integers, windows: Integers | None) -> None:
         self.stages, self.layers = layer_ns.shape
@@ -135,21 +150,22 @@ class _Chain:
             self.entry = transfer_ns + all_before[:-1] - all_before[1:]
 
     def least_sum(self) -> int:
-        """A lower bound in ns on S: every layer on its fastest stage, every transfer at its cheapest cut."""
+        """A lower bound in ns on the sum of all stage times and transfers: every layer on its fastest stage, every transfer
+        at its cheapest cut."""
         moves = self.transfer_ns.min(axis=1).sum() if self.stages > 1 else 0
         return int(self.layer_ns.min(axis=0).sum() + moves)
 
     def longest(self) -> int:
-        """An upper bound in ns on the time of any stage: all layers on the slowest one."""
+        """An upper bound in ns on the time of any stage: all layers on the slowest stage."""
         return max(before[-1] for before in self.before_of)
 
     def furthest(self, cap: int) -> tuple[list[int], int, int]:
-        """How far the stages reach under a cap in ns, each beginning where the one before ends.
+        """The furthest boundaries that the stages can reach if no stage takes more than `cap` ns and each stage begins where
+        the one before it ends.
 
-        Returns the last boundary at which each stage can end, after a 0 for the start; the largest stage time used; and the
-        least cap above `cap` with which any of these boundaries is later. (Where layers fit some stages only, a boundary may be
-        too late.)
-        """
+        Returns three values: a 0, then for each stage the last boundary at which it can end (k + 1 entries); the largest stage
+        time used; and the least cap above `cap` with which any of these boundaries is later. (Where layers fit some stages
+        only, a boundary may be too late.)"""
         ends, used, following = [0], 0, NEVER
         for i in range(self.stages):
             before, first = self.before_of[self.kind[i]], ends[-1]
@@ -165,7 +181,8 @@ class _Chain:
         return ends, used, following
 
     def least_cap(self, top: int) -> int:
-        """A lower bound in ns on the largest stage of any assignment; above `top` where no assignment keeps a cap up to it."""
+        """A lower bound in ns on the largest stage time of any assignment of layers to stages; a value above `top` if no
+        assignment keeps all stages within `top` ns (`top`: the largest cap of interest)."""
         low = max(int(self.layer_ns.min(axis=0).max()), -(-int(self.layer_ns.min(axis=0).sum()) // self.stages))
         high, cap = top + 1, low
         while low < high:
@@ -178,7 +195,9 @@ class _Chain:
         return low
 
     def path(self, cap: int) -> tuple[int, int, tuple[int, ...]] | None:
-        """The least S in ns under a cap, the largest stage of its assignment, and the cuts; None where nothing fits."""
+        """The cuts of layers into stages with the least sum of stage times and transfers, if every stage may take at most `cap`
+        ns: that sum in ns, the largest stage time in ns, and the cuts (first layer of every stage but the first); None if
+        nothing fits."""
         highest = self.furthest(cap)[0]
         if highest[-1] < self.layers:
             return None
@@ -218,8 +237,8 @@ class _Chain:
 
 
 def _window_minima(values: Integers, first: Integers, last: Integers) -> Integers:
-    """min(values[first .. last]) of every window; FAR where it is empty. Uses a table of the minima of 1, 2, 4, .. values from
-    every index on."""
+    """Sliding minima: for every window i, the minimum of values[first[i] .. last[i]] (both inclusive), (windows,); FAR
+    (infinite) if the window is empty. Uses a table of the minima of 1, 2, 4, .. values from every index on."""
     sizes = last - first + 1
     longest, shortest = int(sizes.max()), int(sizes.min())
     if shortest < 1:

@@ -1,13 +1,14 @@
 """Completion bounds of label-setting: lower bounds on the cost of the layers that a label does not cover yet.
 
-For any price w >= 0 of a byte and the labels (t, H, M) of `label_setting` (the time, peak and model states of layers l to the
-last), a whole chain under the memory limit E costs at least
+For any price w >= 0 of a byte and a label (t, H, M) of `label_setting` (time, peak and model states of layers l to the last), a
+whole chain under the memory limit E costs at least
 
     t + V_w(l, option) + w (H - E)
 
-V_w is the least sum of t + R + w (f + ms) over the layers before l, up to that option of l (the symbols are those of `chain`),
-since every layer adds at least f + ms to the peak H. Prices lie around the one that maximises the bound of the whole chain;
-where a second time is capped (see `Cap`), each price comes with several multipliers of that time.
+V_w is the least sum of t + R + w (f + ms) over the layers before l, up to that option of l, where t is a layer's time, R the
+cost of a link, f the memory that a layer keeps and ms its model states (see `chain`), since every layer adds at least f + ms to
+the peak H. Prices lie around the one that maximises the bound of the whole chain; where a second time is capped (see `Cap`),
+each price comes with several multipliers of that time.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ FEWER = 0.9  # labels are put together anew when no more than that share is left
 
 @dataclass(frozen=True)
 class Cap:
-    """A limit on a second time: of `chain`, another chain of the same options, each choice's time must stay within limit_ns.
+    """A limit on a second time of each choice (the "capped" time): limit_ns is the largest allowed sum of the options' times in
+    `chain`, another chain with the same layers and options.
 
-    multipliers: in the completion bounds, the nanoseconds of the main time that one nanosecond of the second is worth, the most
-    promising first.
-    """
+    multipliers: Lagrange multipliers for the completion bounds: how many ns of the main time one ns of the second time is
+    worth; the most promising first."""
 
     limit_ns: int
     chain: MemoryChain
@@ -41,10 +42,11 @@ class Cap:
 
 
 def possible(chain: MemoryChain) -> list[Indices]:
-    """The indices of each layer's options that fit if every other layer takes as little memory as it can.
+    """Find the options of each layer that a choice (one option per layer) within the memory limit may use, by a quick test that
+    never excludes a usable option: for each layer, the indices of the options that remain. chain: the layers and their options.
 
-    During its own backward pass a layer meets the least that earlier layers keep, and the least model states of all others.
-    """
+    The test assumes that every other layer takes as little memory as it can: during its own backward pass a layer meets the
+    least that earlier layers keep, and the least model states of all others."""
     after, masks = np.zeros(1, np.int64), []
     for l in range(chain.layers - 1, -1, -1):
         states = chain.state_bytes[l]
@@ -56,11 +58,15 @@ def possible(chain: MemoryChain) -> list[Indices]:
 
 
 class Completion:
-    """Lower bounds on completed labels of one chain, at several prices of a byte, each with a multiplier of the capped time.
+    """Lower bounds (Lagrangian bounds) on the time of whole choices, for the label-setting search, which builds a choice (one
+    option per layer) from the last layer to the first. A label is a partial choice: options for some layer l and all later
+    layers. A bound completes a label by the cheapest options of the layers before l, with each byte of memory priced instead of
+    limited.
 
-    sums: for every layer, (prices, options), V_w of the module's head. bound: a lower bound in ns on all choices of the whole
-    chain.
-    """
+    prices: (prices,), ns per byte; multipliers: (prices,), for each price the worth in ns of one ns of the capped time (see
+    `Cap`; 0 without a cap). sums: for every layer, (prices, options), the least priced cost of the layers before it, up to each
+    of its options. bound: a lower bound in ns on all choices of the whole chain. slack: (prices,), the ns by which the bounds
+    are lowered to allow for rounding errors."""
 
     def __init__(
         self,
@@ -69,8 +75,9 @@ class Completion:
         prices: Floats | None = None,
         check_time: Callable[[], None] = lambda: None,
     ) -> None:
-        """prices: of a byte, in nanoseconds (default: around the best one, for each multiplier of the cap). check_time: called
-        often; an exception that it raises is passed on."""
+        """Compute the bounds. cap: a limit on a second time, or None. prices: the prices of a byte, in nanoseconds (default:
+        around the best one, for each multiplier of the cap). check_time: called often; an exception that it raises is passed
+        on."""
         self._check_time = check_time
         self.chain, self.cap = chain, cap
         self.added = [f + ms for f, ms in zip(chain.forward_bytes, chain.state_bytes, strict=True)]
@@ -97,16 +104,15 @@ class Completion:
         self.bound = int(np.ceil((bounds - self.slack).max()))
 
     def _largest_capped(self) -> int:
-        """A value in ns above every capped time that a bound may contain."""
+        """An upper bound in ns on every capped time that may occur in a bound; it limits the rounding error of float sums.
+        Needs a cap."""
         assert self.cap is not None
         chain = self.cap.chain
         return self.cap.limit_ns + sum(int(a.max()) for a in chain.time_ns) + sum(link.most for link in chain.links)
 
     def _best_price(self, multiplier: float) -> float:
-        """The price of a byte that maximises the Lagrangian bound (a concave function), by narrowing a geometric grid.
-
-        multiplier: of the capped time.
-        """
+        """The price of a byte, in ns, that maximises the Lagrangian bound of the whole chain (a concave function of the price),
+        by narrowing a geometric grid. multiplier: the worth in ns of one ns of the capped time."""
         spread = max(int(c.max()) for c in self.chain.time_ns) + 1.0
         spread += max((link.most for link in self.chain.links), default=0)
         if self.cap:
@@ -122,9 +128,12 @@ class Completion:
         return float(grid[index])
 
     def _priced(self, prices: Floats, multipliers: Floats) -> tuple[Sequence[Link], list[Floats]]:
-        """Links and costs of all layers with memory and capped time priced in: each layer's costs are (prices, options).
+        """The chain's links and layer costs, with memory and the capped time priced in.
 
-        The last layer also pays for its backward pass, which meets all that the others keep.
+        prices: (prices,), ns per byte. multipliers: (prices,), ns per ns of the capped time. Returns the links between layers,
+        whose cost tables may gain a first axis of prices, and for each layer the costs (prices, options): time plus price times
+        the memory that the option keeps and its model states. The last layer also pays for its backward pass, which meets all
+        that the others keep.
         """
         chain, links = self.chain, self.chain.links
         rates = prices[:, None]
@@ -139,21 +148,23 @@ class Completion:
         return links, values
 
     def _whole(self, through: Floats, prices: Floats, multipliers: Floats) -> Floats:
-        """(prices,): the lower bound in ns of the whole chain at each price. through: (prices, options), the least cost of
-        chains that end with each option of the last layer."""
+        """The lower bound in ns on all choices of the whole chain, for each price: (prices,). through: (prices, options of the
+        last layer), the least priced cost of choices that end with each of these options. prices: (prices,), ns per byte.
+        multipliers: (prices,), the worth in ns of one ns of the capped time."""
         bounds: Floats = through.min(axis=1) - prices * self.chain.memory_bytes
         return bounds if self.cap is None else bounds - multipliers * self.cap.limit_ns
 
     def _least_capped(self) -> list[Integers]:
-        """For each layer l, the least capped time of the layers before l up to each option of l; empty without a cap."""
+        """The least capped time in ns that the layers before a layer can take: for each layer a vector (options,), by the
+        option that the layer itself has; an empty list without a cap."""
         return sums_before(self.cap.chain.links, self.cap.chain.time_ns) if self.cap else []
 
     def best_mixed_path(self) -> Integers | None:
-        """The fastest choice that fits among mixes: the cheapest path of one price up to some layer, and that of a neighbouring
-        price from there on; None where none fits.
+        """The fastest choice that fits the memory (and the cap) among choices that minimise time plus priced memory at one
+        price of a byte up to some layer, and at a neighbouring price of the grid from that layer on: (layers,), indices of
+        options; None if none fits.
 
-        At one price equal layers all choose alike; a mix of two prices uses the memory that one of them leaves free.
-        """
+        At one price equal layers all choose alike; a mix of two prices can use memory that a single price leaves free."""
         choices = cheapest_paths(self.links, self.values, self.sums)
         paths = np.unique(choices[np.argsort(self.prices)], axis=0)
         layers = self.chain.layers
@@ -171,11 +182,12 @@ class Completion:
         return choices[fits[times[fits].argmin()]] if fits.size else None
 
     def bounded(self, l: int, t: Integers, u: Integers, h: Integers, option: Indices, limit: float) -> tuple[Indices, Floats]:
-        """The indices of those labels of layer l whose lower bound is at most `limit`, and their bounds in ns.
+        """Keep only the labels (choices for layer l and all later layers) whose lower bound as a whole choice is at most
+        `limit` ns.
 
-        t, u, h, option: of each label, its time and capped time in ns, its peak in bytes, and its option of layer l. Prices are
-        tried in turn, the best first.
-        """
+        l: the layer of the labels' first option. t, u, h, option: (labels,), each label's time and capped time in ns, its peak
+        in bytes, and its option of layer l. Prices are tried in turn, the best first; each drops labels. Returns the indices of
+        the labels that stay, and their bounds in ns."""
         keep, bound = np.arange(len(t)), np.full(len(t), -np.inf)
         time, over = t.astype(np.float64), (h - self.chain.memory_bytes).astype(np.float64)
         capped = None if self.cap is None else (u - self.cap.limit_ns).astype(np.float64)

@@ -6,7 +6,6 @@
 s_l: the option of layer l; t: its time; R: the cost between the options of neighbours; f: memory that it keeps from its forward
 to its backward pass; ms: memory that stays for the whole step; b: memory that its own pass adds on top; E: the limit. f and b
 may be negative. Neighbours are linked in one of two forms:
-
 - every option may follow every other, at a cost R (layer-strategies, where this is Eq. 2 of Galvatron-BMW);
 - an option may follow another where it enters in the state in which that one leaves, at no cost (memory-switches, where f =
   delta, ms = resident and b = peak - delta of H3T's Algorithm 4).
@@ -33,13 +32,14 @@ LOWEST = -(2**61)  # bytes, below every peak, with room for sums
 
 @dataclass(frozen=True, eq=False)
 class Link:
-    """Which options of the next layer may follow which of this layer, and at what cost.
+    """Which pairs of options two neighbouring layers of a chain may have, and the cost of each pair in ns (such as re-layout).
+    "This layer" is the earlier one of the two, "the next layer" the later one. A choice is one option for every layer.
 
-    Option o' of the next layer may follow o where enters[o'] == leaves[o]: numbers of states, one for each option of the next
-    layer and of this one. Every option can follow and be followed by some option (see `connected`). costs: (options, options of
-    the next layer), only where all options share one state, or such a table for each row of values, (rows, options, next
-    options); None where no pair costs anything.
-    """
+    Option o' of the next layer may follow option o of this layer if enters[o'] == leaves[o]. leaves: (options of this layer,)
+    and enters: (options of the next layer,): each option's number of the state (such as the layout of activations) in which it
+    is left or entered. Every option can follow and be followed by some option. costs: (options, options of the next layer),
+    given only if all options share one state; or (rows, options, next options), a table for each of several independent
+    problems (rows); None if no pair costs anything."""
 
     leaves: Integers
     enters: Integers
@@ -47,44 +47,50 @@ class Link:
 
     @cached_property
     def kinds(self) -> Integers:
-        """The kind of each option of the next layer: options of one kind may follow the same options, at equal costs."""
+        """Group the options of the next layer that are interchangeable for this layer: a group number per option, (next
+        options,). Options of one group may follow the same options, at equal costs."""
         return self.enters if self.costs is None else _numbered(self.costs.T)
 
     @cached_property
     def turned(self) -> Link:
-        """The same link, seen from the next layer to this one."""
+        """The link in the opposite direction, from the next layer to this one, with the same pairs and costs."""
         return Link(self.enters, self.leaves, None if self.costs is None else np.swapaxes(self.costs, -1, -2))
 
     @property
     def most(self) -> int:
-        """The largest cost of a pair, in ns."""
+        """The largest cost of a pair of options, in ns; 0 if no pair costs anything."""
         return 0 if self.costs is None else int(self.costs.max())
 
     @cached_property
     def _sorted(self) -> tuple[Indices, Indices, Indices]:
-        """Options sorted by the state in which they leave; the position at which each state begins; and for each option of the
-        next layer, the index of its state."""
+        """An index of this layer's options by state: the options sorted by the state in which they are left; the position at
+        which each state begins in that order; and for each option of the next layer, the rank of the state in which it is
+        entered."""
         order = np.argsort(self.leaves, kind="stable")
         states, starts = np.unique(self.leaves[order], return_index=True)
         assert np.isin(self.enters, states).all()
         return order, starts, np.searchsorted(states, self.enters)
 
     def onward(self, values: Values) -> Values:
-        """For each option of the next layer, the least value plus cost of the options that it may follow. values: (...,
-        options)."""
+        """One step of a shortest path along the chain. values: (..., options of this layer), the cost so far by this layer's
+        option. Returns (..., options of the next layer): for each option of the next layer, the least of (value + cost of the
+        pair) over the options that it may follow."""
         return self.reach(values) if self.costs is None else (values[..., None] + self.costs).min(axis=-2)
 
     def reach(self, values: Values) -> Values:
-        """For each option of the next layer, the least value, without costs, of the options that it may follow. values: (...,
-        options)."""
-        order, starts, place = self._sorted
-        least: Values = np.minimum.reduceat(values[..., order], starts, axis=-1)[..., place]
+        """One step along the chain without the costs of pairs. values: (..., options of this layer). Returns (..., options of
+        the next layer): for each option of the next layer, the least value over the options of this layer that it may follow.
+        """
+        order, starts, index = self._sorted
+        least: Values = np.minimum.reduceat(values[..., order], starts, axis=-1)[..., index]
         return least
 
     def before(self, values: Values, following: Indices) -> Indices:
-        """For each row of values, the option with the least value plus cost that the row's option of the next layer may follow.
+        """Trace a cheapest choice back by one layer: for each row, the option of this layer with the least (value + cost of the
+        pair) that may precede the row's option of the next layer.
 
-        values: (rows, options). following: (rows,), options of the next layer.
+        values: (rows, options), a cost of each option in each row (a row is an independent problem). following: (rows,), the
+        option of the next layer in each row. Returns (rows,), options of this layer.
         """
         if self.costs is None:
             far = np.inf if np.issubdtype(values.dtype, np.floating) else np.iinfo(np.int64).max
@@ -93,69 +99,78 @@ class Link:
         return (values + costs).argmin(axis=1)
 
     def cost(self, options: Indices, following: Indices) -> Integers:
-        """Costs in ns of pairs (option, option of the next layer) that are allowed."""
+        """The costs in ns, (pairs,), of given pairs of options, all of which the link allows. options: (pairs,), options of
+        this layer. following: (pairs,), options of the next layer."""
         return np.zeros(len(options), np.int64) if self.costs is None else self.costs[options, following]
 
     def allows(self, options: Indices, following: Indices) -> Booleans:
-        """Whether each pair (option, option of the next layer) is allowed: both agree on the state between them."""
+        """Whether the link allows each of the given pairs of options, (pairs,). options: (pairs,), options of this layer.
+        following: (pairs,), options of the next layer."""
         agreed: Booleans = self.leaves[options] == self.enters[following]
         return agreed
 
     def pairs(self, following: Indices) -> Iterator[tuple[Indices, Indices]]:
-        """All allowed pairs of an option and one of `following`, options of the next layer.
-
-        Yields blocks of (options, indices into `following`); all combinations within a block are allowed.
-        """
+        """Yield all allowed pairs of an option of this layer with one of some options of the next layer, as blocks (options of
+        this layer, indices into `following`): every combination within a block is an allowed pair. following: (n,), options of
+        the next layer."""
         if self.costs is not None:
             yield np.arange(len(self.leaves)), np.arange(len(following))
             return
-        order, starts, place = self._sorted
+        order, starts, index = self._sorted
         ends = np.append(starts[1:], len(order))
-        kinds = place[following]
+        kinds = index[following]
         by_kind = np.argsort(kinds, kind="stable")
         present, firsts = np.unique(kinds[by_kind], return_index=True)
         for kind, first, end in zip(present, firsts, [*firsts[1:], len(by_kind)], strict=True):
             yield order[starts[kind] : ends[kind]], by_kind[first:end]
 
     def follow(self, remaining: Booleans) -> Booleans:
-        """Which options of the next layer may follow one of the remaining options. remaining: a flag for each option."""
+        """For each option of the next layer, (next options,), whether it may follow at least one remaining option of this
+        layer. remaining: (options,), True for options that remain."""
         possible: Booleans = self.reach(1 - remaining.astype(np.int64)) == 0
         return possible
 
     def weighed(self, other: Link, weights: Floats) -> Link:
-        """This link with the costs of another link of the same options added at each weight, one table for each; this link
-        itself where there are no costs."""
+        """A copy of this link whose costs are (own cost + weight x cost in another link), one table per weight, (weights,
+        options, next options). other: a link between the same options. weights: (weights,). Returns this link itself if either
+        has no costs."""
         if self.costs is None or other.costs is None:
             return self
         return replace(self, costs=self.costs + weights[:, None, None] * other.costs)
 
     def joined(self, other: Link) -> Integers:
-        """Kinds of the next layer's options that have equal costs both in this link and in another link of the same options."""
+        """Group the options of the next layer that are interchangeable in two links: a group number per option, (next
+        options,). Options of one group have equal costs in this link and also in `other`, a link between the same options."""
         return self.enters if self.costs is None else _numbered(np.stack((self.kinds, other.kinds), axis=1))
 
     def restricted(self, options: Indices, following: Indices) -> Link:
-        """The link between only these options and these options of the next layer, given by their indices."""
+        """A copy of this link between only some options of the two layers. options: indices of the options of this layer that
+        stay. following: indices of the options of the next layer that stay. Both are renumbered in the given order."""
         costs = None if self.costs is None else self.costs[np.ix_(options, following)]
         return Link(self.leaves[options], self.enters[following], costs)
 
     @property
     def free(self) -> Link:
-        """The same allowed pairs, at no cost."""
+        """A copy of this link with the same allowed pairs, which cost nothing."""
         return replace(self, costs=None)
 
 
 def cost_table(costs: NDArray[Any]) -> Link:
-    """The link with which every option may follow every other at these costs in ns: (options, options of the next layer)."""
+    """The link between two layers whose options may follow one another in every combination. costs: in ns, (options, options of
+    the next layer)."""
     states = np.zeros(costs.shape[0], np.int64), np.zeros(costs.shape[1], np.int64)
     return Link(*states, costs)
 
 
 @dataclass(frozen=True, eq=False)
 class MemoryChain:
-    """The problem stated at the head of this module, in arrays.
+    """A chain of layers, each with several options of which one is chosen, under one memory limit; data in arrays. A choice is
+    one option index for each layer.
 
-    time_ns, forward_bytes, backward_bytes, state_bytes: t, f, b and ms; for each layer a vector over its options. links[l]:
-    between layers l and l + 1.
+    memory_bytes: the limit on the peak. For each layer, a vector over its options: time_ns: time; forward_bytes: memory kept
+    from the forward to the backward pass; backward_bytes: memory that the layer's own pass adds on top; state_bytes: memory
+    that stays for the whole step. The peak is the largest, over layers, of the forward_bytes up to and including the layer plus
+    its backward_bytes, plus the state_bytes of all layers. links[l]: allowed pairs and costs between layers l and l + 1.
     """
 
     memory_bytes: int
@@ -177,11 +192,12 @@ class MemoryChain:
 
     @cached_property
     def least(self) -> Least:
-        """Lower bounds on the memory of the layers before each layer."""
+        """Lower bounds in bytes on the memory of the layers before each layer, by the option that the layer itself has."""
         return Least(self)
 
     def times(self, choices: Integers) -> Integers:
-        """(choices,): times in ns of choices that the links allow. choices: (choices, layers), options."""
+        """The times in ns of several choices, (choices,), including the costs of links. choices: (choices, layers), indices of
+        options, which the links must allow."""
         times = np.zeros(len(choices), np.int64)
         for l, column in enumerate(self.time_ns):
             times += column[choices[:, l]]
@@ -190,7 +206,7 @@ class MemoryChain:
         return times
 
     def peaks(self, choices: Integers) -> Integers:
-        """(choices,): peaks in bytes. choices: (choices, layers), options."""
+        """The peak memory in bytes of several choices, (choices,). choices: (choices, layers), indices of options."""
         forward, backward, states = (
             np.stack([column[choices[:, l]] for l, column in enumerate(columns)], axis=1)
             for columns in (self.forward_bytes, self.backward_bytes, self.state_bytes)
@@ -199,32 +215,35 @@ class MemoryChain:
         return peaks
 
     def allows(self, choices: Integers) -> Booleans:
-        """(choices,): whether the links allow each choice. choices: (choices, layers), options."""
+        """Whether the links allow each of several choices, (choices,). choices: (choices, layers), indices of options."""
         allowed = np.ones(len(choices), bool)
         for l, link in enumerate(self.links):
             allowed &= link.allows(choices[:, l], choices[:, l + 1])
         return allowed
 
     def fastest(self) -> tuple[int, tuple[int, ...]]:
-        """The least time in ns of all choices, and a choice that has it, whatever memory it needs."""
+        """The least time in ns of all choices, ignoring memory, and a choice that has it (one option index per layer)."""
         choices = cheapest_paths(self.links, times := [time[None] for time in self.time_ns], sums_before(self.links, times))
         return int(self.times(choices)[0]), tuple(choices[0].tolist())
 
     def objective(self, choice: Sequence[int]) -> int | None:
-        """Time in ns of a choice that the links allow; None where it exceeds the memory."""
+        """The time in ns of a choice that the links allow; None if its peak exceeds the memory limit. choice: one option index
+        per layer."""
         taken = np.array([choice])
         return int(self.times(taken)[0]) if int(self.peaks(taken)[0]) <= self.memory_bytes else None
 
     def pairs(self, l: int, following: Indices) -> Iterable[tuple[Indices, Indices]]:
-        """All allowed pairs of an option of layer l and one of `following`, options of layer l + 1, as the blocks of
-        `Link.pairs`.
+        """All allowed pairs of an option of layer l with one of some options of layer l + 1. following: (n,), these options of
+        layer l + 1.
 
-        For the last layer, which nothing follows, each option is paired with index 0.
-        """
+        Returns blocks (options of layer l, indices into `following`); all combinations within a block are allowed. For the last
+        layer, which nothing follows, each option is paired with index 0."""
         return self.links[l].pairs(following) if l + 1 < self.layers else [(np.arange(self.options[l]), np.zeros(1, np.intp))]
 
     def restricted(self, remaining: Sequence[Indices]) -> MemoryChain:
-        """The chain with only the remaining options of each layer, in that order; equal links stay one object."""
+        """A copy of the chain with only some options of each layer. remaining: for each layer, the indices of the options that
+        stay, in their new order. Links that were one object stay one object; the chain itself is returned if nothing is
+        removed."""
         if all(len(options) == count for options, count in zip(remaining, self.options, strict=True)):
             return self
 
@@ -248,12 +267,14 @@ class MemoryChain:
 
 
 class Least:
-    """Lower bounds in bytes on the layers before each layer, for each of its options; each attribute is a list of vectors.
+    """Lower bounds in bytes on the memory of the layers before each layer of a chain; each attribute is a list of vectors, for
+    each layer one entry per option of it.
 
-    added: least sum of f + ms. peak: a lower bound on their own peak, to which model states of later layers are added. reach:
-    the most by which b of one of them exceeds the memory kept by those after it. Where the peak H of later layers is above
-    their model states M by that much or more, M does not matter: no pass of the layers before can rise above H.
-    """
+    added: the least sum of what the earlier layers keep for their backward passes plus their model states. peak: a lower bound
+    on the peak during the earlier layers' passes; model states of later layers have to be added to it. reach: the largest
+    amount by which the memory that an earlier layer's pass adds exceeds what the layers between it and this one keep. If the
+    peak of later layers is above their model states by `reach` or more, these states do not matter: no pass of the layers
+    before can rise above that peak."""
 
     def __init__(self, chain: MemoryChain) -> None:
         bounds = np.tile(np.array([[0], [LOWEST], [LOWEST]]), chain.options[0])
@@ -269,7 +290,11 @@ class Least:
 
 
 def chain_of(instance: Instance | MemoryChain) -> MemoryChain:
-    """The chain of a layer-strategies instance; a chain is returned as it is."""
+    """The memory chain (arrays of options per layer under one memory limit) of an instance of the problem layer-strategies; a
+    memory chain is returned unchanged. Equal layers share one link object.
+
+    instance: the layers of one pipeline stage, each with its options (parallel strategies), their times and memory, and one
+    memory limit."""
     if isinstance(instance, MemoryChain):
         return instance
     links = {id(table): cost_table(table) for table in instance.transitions_ns}  # equal layers share their tables
@@ -284,10 +309,11 @@ def chain_of(instance: Instance | MemoryChain) -> MemoryChain:
 
 
 def sums_before(links: Sequence[Link], values: Sequence[Values]) -> list[Values]:
-    """For each layer, the least sum of values and costs over the layers before it, up to each of its options: (rows, options).
+    """Forward dynamic program along a chain of layers. Returns for each layer an array (rows, options): the least sum of values
+    over the earlier layers and of link costs up to this layer, if this layer has that option; 0 for the first layer.
 
-    values: of every layer, (rows, options); every row is a problem of its own.
-    """
+    links: allowed pairs and costs between neighbouring layers. values: for each layer, (rows, options), the cost of each
+    option; every row is an independent problem."""
     sums = [np.zeros_like(values[0])]
     for link, value in zip(links, values, strict=False):
         sums.append(link.onward(sums[-1] + value))
@@ -295,32 +321,36 @@ def sums_before(links: Sequence[Link], values: Sequence[Values]) -> list[Values]
 
 
 def cheapest_paths(links: Sequence[Link], values: Sequence[Values], sums: Sequence[Values]) -> Integers:
-    """(rows, layers): for each row of values, a choice with the least sum of values and costs.
+    """For each row of values, a choice (one option per layer) with the least sum of values and link costs: an array (rows,
+    layers) of option indices.
 
-    values: of every layer, (rows, options). sums: as `sums_before` returns them.
-    """
+    links: allowed pairs and costs between neighbouring layers. values: for each layer, (rows, options), the cost of each
+    option; every row is an independent problem. sums: the least sums of the layers before each layer, as `sums_before` returns
+    them."""
     steps = [(sums[-1] + values[-1]).argmin(axis=1)]
     for link, value, before in zip(reversed(links), reversed(values[:-1]), reversed(sums[:-1]), strict=True):
         steps.append(link.before(before + value, steps[-1]))
     return np.stack(steps[::-1], axis=1)
 
 
-def traced(trail: Sequence[tuple[Indices, Indices]], place: int) -> tuple[int, ...]:
-    """The choice that a label of the first layer stands for: one option for each layer.
+def traced(trail: Sequence[tuple[Indices, Indices]], index: int) -> tuple[int, ...]:
+    """The choice (one option per layer, first layer first) that a label of the first layer stands for; a label is a partial
+    choice that extends a label of the next layer.
 
-    trail: for each layer, from the last to the first, the option of each label and the index of the label of the next layer
-    that it extends. index: that of the label among those of the first layer.
+    trail: for each layer, from the last to the first, two vectors over its labels: the option of the layer, and the index of
+    the label of the next layer that it extends. index: the label's index among the labels of the first layer.
     """
     choice = []
     for options, following in reversed(trail):
-        choice.append(int(options[place]))
-        place = int(following[place])
+        choice.append(int(options[index]))
+        index = int(following[index])
     return tuple(choice)
 
 
 def connected(chain: MemoryChain, remaining: Sequence[Booleans]) -> list[Indices]:
-    """Indices of those remaining options of each layer that lie on some allowed chain of remaining options from the first layer
-    to the last. remaining: for each layer, a flag for each option."""
+    """Find the options that some allowed choice (one remaining option per layer, every neighbouring pair allowed by its link)
+    uses: for each layer, their indices. The other options can be removed. chain: the layers, options and links. remaining: for
+    each layer, (options,), True for options that remain."""
     masks = list(remaining)
     for l, link in enumerate(chain.links):
         masks[l + 1] = masks[l + 1] & link.follow(masks[l])
@@ -330,6 +360,7 @@ def connected(chain: MemoryChain, remaining: Sequence[Booleans]) -> list[Indices
 
 
 def _numbered(rows: NDArray[Any]) -> Integers:
-    """(rows,): a number for each row; equal rows have equal numbers."""
+    """Number the distinct rows of a table by first appearance; returns the number of each row, (rows,). Rows a, b, a -> [0, 1,
+    0]."""
     numbers: dict[bytes, int] = {}
     return np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in np.ascontiguousarray(rows)])

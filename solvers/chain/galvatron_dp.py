@@ -34,11 +34,13 @@ UNREACHABLE = np.iinfo(np.int64).max // 4
 
 
 def granularity(search: Search, memory_bytes: int, layers: int) -> int:
-    """The memory step of a run in bytes: the option `granularity_bytes`, by default a thousandth of the memory.
+    """The memory step in bytes by which Galvatron's dynamic program rounds memory: the search's option `granularity_bytes`, by
+    default a thousandth of memory_bytes, or, with more than 100 layers, memory_bytes / (10 layers).
 
-    With more than 100 layers, each of which is rounded up to whole steps, the default is ten steps per layer. Raises InputError
-    where one step is more than the memory, or the table would have too many.
-    """
+    memory_bytes: the memory limit. layers: the number of layers. search: the run's limits and options, and its best solution so
+    far; only read here.
+
+    Raises InputError if one step is more than the memory, or the table would have too many steps."""
     default = -(-memory_bytes // max(DEFAULT_LEVELS, LAYER_LEVELS * layers))
     step = int(search.options.get("granularity_bytes") or default)
     if not memory_bytes // MOST_LEVELS < step <= memory_bytes:
@@ -48,7 +50,14 @@ def granularity(search: Search, memory_bytes: int, layers: int) -> int:
 
 
 def galvatron_dp(instance: Instance, search: Search) -> Outcome:
-    """The choice of Algorithm 3. Option `granularity_bytes`: the memory step (default: see `granularity`)."""
+    """The method `galvatron-dp`: choose one strategy per layer of one stage by Algorithm 3 of Galvatron-BMW, a dynamic program
+    over memory steps; without a proof of optimality.
+
+    instance: the layers of one pipeline stage, each with its options (parallel strategies), their times and memory, and one
+    memory limit. search: the run's limits and options, and its best solution so far, to which better ones are reported.
+
+    The search's option `granularity_bytes` is the memory step in bytes (default: a thousandth of the memory, or less if there
+    are more than 100 layers)."""
     step = granularity(search, instance.memory_bytes, instance.layers)
     chain: PrefixTable | None = None
     columns = (instance.time_ns, instance.forward_bytes, instance.backward_bytes, instance.state_bytes)
@@ -72,8 +81,9 @@ def galvatron_dp(instance: Instance, search: Search) -> Outcome:
 
 @dataclass(frozen=True, eq=False)
 class LayerOptions:
-    """One layer's options: c in nanoseconds, and O_f, O_b and O_ms in bytes, each a vector over the options. step: the
-    granularity in bytes."""
+    """One layer's options (strategies) as vectors over the options: time_ns: time; forward_bytes: memory kept for the backward
+    pass (O_f in Galvatron-BMW); backward_bytes: memory of the backward pass (O_b); state_bytes: model states (O_ms). step: the
+    memory step in bytes by which the dynamic program counts."""
 
     time_ns: Integers
     forward_bytes: Integers
@@ -83,18 +93,22 @@ class LayerOptions:
 
     @cached_property
     def need(self) -> Integers:
-        """O_f + O_ms of each option in whole steps, rounded up."""
+        """The memory that each option keeps, forward_bytes + state_bytes, in whole memory steps, rounded up: (options,)."""
         return -(-(self.forward_bytes + self.state_bytes) // self.step)
 
     @cached_property
     def least(self) -> int:
-        """The fewest steps that any option needs."""
+        """The fewest memory steps that any option of the layer needs."""
         return int(self.need.min())
 
 
 class LayoutMoves:
-    """Re-layout times R between two layers, (options before, options after), and the layouts in it: options with equal rows, or
-    with equal columns, share one."""
+    """Re-layout times between two neighbouring layers, grouped by layout: options with equal rows, or with equal columns, of
+    the table share one layout.
+
+    table_ns: (options before, options after), time in ns. before, after: for each option of the first and of the second layer,
+    the number of its layout. columns_ns: for each layout of the second layer, (layouts before, 1), the times to it in ns.
+    """
 
     def __init__(self, table_ns: Integers) -> None:
         self.table_ns = table_ns
@@ -104,23 +118,26 @@ class LayoutMoves:
 
 
 def _equal(table: Integers) -> tuple[Integers, list[int]]:
-    """The class of each row, numbered by first appearance, and the first row of each class."""
+    """Group equal rows of a table: for each row the number of its class, numbered by first appearance, and for each class the
+    index of its first row. Rows a, b, a -> ([0, 1, 0], [0, 1])."""
     classes: dict[bytes, int] = {}
     numbers = [classes.setdefault(row.tobytes(), len(classes)) for row in table]
     return np.array(numbers), [numbers.index(number) for number in range(len(classes))]
 
 
 class PrefixTable:
-    """Eq. 4's table for the first layers of a stage: the last of these layers, and the table of those before it, which all
-    longer chains that begin alike share.
+    """The table of Galvatron-BMW's dynamic program (Eq. 4) for the first layers of a stage: the options of its last layer, and
+    the table of the layers before that one. Stages that begin with equal layers share these tables.
 
-    inner[k, x] = min_{S_i} C(l-1, e, S_i) + R(l, S_i, a strategy of layout k), at e = x steps above the least that l - 1 layers
-    need.
-    """
+    inner[k, x]: the least time in ns of the layers before the last and of the re-layout to it, if the last layer has a strategy
+    of layout k and the layers before it use x memory steps more than the fewest that they can (`below`). least: the fewest
+    steps that all layers need. budget: the memory limit in steps."""
 
     def __init__(
         self, layer: LayerOptions, memory_bytes: int, before: PrefixTable | None = None, moves: LayoutMoves | None = None
     ) -> None:
+        """Extend a table by one layer. layer: its options. before: the table of the layers before it, and moves: the
+        re-layout times from them, None for a first layer."""
         self.layer, self.memory_bytes, self.before, self.moves = layer, memory_bytes, before, moves
         self.budget = memory_bytes // layer.step
         self.below: int = before.least if before else 0
@@ -133,7 +150,9 @@ class PrefixTable:
             self.layouts, self.inner = np.zeros(len(layer.need), np.int64), np.zeros((1, self.budget + 1), np.int64)
 
     def _by_layout(self, moves: LayoutMoves) -> Integers:
-        """(layouts, steps): min C(l, e, S) over the options S of each layout before `moves`, at e = x steps above `least`."""
+        """The least time in ns of the layers so far, (layouts, x): by the layout of the last layer's strategy, and by the
+        number x of memory steps that the layers use in addition to `least`. moves: the re-layout times to the next layer, which
+        define the layouts. A very large value stands for impossible."""
         width = max(0, self.budget - self.least + 1)
         least = np.full((len(moves.columns_ns[0]), width), UNREACHABLE, np.int64)
         needs, times = (self.layer.need - self.layer.least).tolist(), self.layer.time_ns.tolist()
@@ -144,15 +163,21 @@ class PrefixTable:
         return least
 
     def _costs(self, levels: Integers) -> Integers:
-        """(options, levels): C(l, e, S) for each option and each budget e, in steps."""
+        """The least time in ns of the layers so far, C(l, e, S) in Eq. 4, for each option (strategy) S of the last layer l and
+        each memory budget e: (options, levels). levels: (levels,) or (options, levels), budgets in memory steps. Eq. 4 is of
+        Galvatron-BMW. A very large value stands for impossible.
+        """
         indices = levels - (self.layer.need + self.below)[:, None]
         costs = self.inner[self.layouts[:, None], np.maximum(indices, 0)] + self.layer.time_ns[:, None]
         return np.where(indices < 0, UNREACHABLE, costs)
 
     @cached_property
     def optimum(self) -> tuple[int, ...] | None:
-        """Algorithm 3's lines 10 to 26: the strategies at the largest E_fwd before the first whose strategies break Eq. 2; None
-        where none is found."""
+        """The strategies of all layers that Algorithm 3 (lines 10 to 26) returns, one option index per layer; None if it finds
+        none.
+
+        The algorithm raises the budget of forward memory step by step until the fastest strategies within the budget exceed the
+        memory limit, and returns the strategies of the budget before."""
         safe = (self.memory_bytes - self.largest_backward) // self.layer.step
         levels = np.arange(max(safe, self.least), self.budget + 1)
         if not len(levels):

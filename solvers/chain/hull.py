@@ -8,7 +8,9 @@ from trainplan.formulations.numbers import Integers
 
 
 def hull_slopes(memory: Integers, time: Integers) -> list[float]:
-    """The slopes of the lower left convex hull of points (memory in bytes, time in ns), in ns per byte, steepest first."""
+    """The absolute slopes, in ns per byte, of the lower left convex hull of the points (memory in bytes, time in ns) of several
+    options, steepest first. They are the prices of memory at which the option of least (time + price x memory) changes. memory,
+    time: (options,)."""
     hull: list[tuple[int, int]] = []
     for x, y in sorted(zip(memory.tolist(), time.tolist(), strict=True)):
         if hull and y >= hull[-1][1]:

@@ -49,11 +49,11 @@ Pairs = tuple[Indices, Indices]
 
 @dataclass
 class Labels:
-    """The labels of one layer in parallel arrays, one number for each label.
+    """The labels of one layer in parallel arrays, one entry per label. A label is a partial choice: options for this layer and
+    all later layers.
 
-    t: time in ns; u: capped time in ns (0 without a cap); h: peak, m: model states, both in bytes; option: the layer's option;
-    parent: index of the label of the next layer that this one extends.
-    """
+    t: time in ns; u: second, capped time in ns (0 without a cap); h: peak and m: model states, in bytes; option: the layer's
+    option; parent: the index of the label of the next layer to which this layer's option was added."""
 
     t: Integers
     u: Integers
@@ -66,15 +66,18 @@ class Labels:
         return len(self.t)
 
     def take(self, keep: Indices | Booleans) -> Labels:
-        """Only the labels at these indices, in their order, or those with a true flag."""
+        """Select some of the labels. keep: indices of labels, in whose order they are returned, or one flag per label, True to
+        keep it."""
         return Labels(*(column[keep] for column in vars(self).values()))
 
 
 def label_setting(instance: Instance | MemoryChain, search: Search, cap: Cap | None = None) -> Outcome:
-    """The optimal choice with proof, or the best one and its bound where time runs out. The method has no options.
+    """The method `label-setting`: the fastest choice of one option per layer within the memory limit, with a proof of
+    optimality, or the best choice found and a lower bound if time runs out. It has no options for users.
 
-    cap: a limit on a second time; then `search` must know a solution that keeps it, since without one no label is cut.
-    """
+    instance: the layers of one pipeline stage, each with its options (parallel strategies), their times and memory, and one
+    memory limit. search: the run's limits and options, and its best solution so far, to which better ones are reported. cap: a
+    limit on a second time of each choice, or None; with a cap, `search` must already know a solution that keeps this limit."""
     chain = chain_of(instance)
     time, choice = chain.fastest()
     search.report(bound=time)
@@ -109,14 +112,19 @@ def label_setting(instance: Instance | MemoryChain, search: Search, cap: Cap | N
 
 
 def _enough(search: Search) -> bool:
-    """Whether the bound is within the requested gap of the incumbent, or above the option WORTH where a caller gives it."""
+    """Whether the search may stop: its lower bound is within the requested gap of the best solution, or above `worth_ns`, the
+    largest objective in ns that the caller cares about (if given).
+
+    search: the run's limits and options, and its best solution so far; only read here."""
     assert search.objective is not None
     return search.closed() or (search.bound is not None and search.bound > search.options.get(WORTH, search.objective))
 
 
 def _target(search: Search) -> int:
-    """The largest objective in ns that is still worth finding: below the incumbent by half the requested gap, by 1 ns at least;
-    and at most the option WORTH, where a caller gives it."""
+    """The largest objective in ns that is still worth finding: below the best solution by half the requested gap and at least 1
+    ns; and at most the search's option `worth_ns`, if the caller gives it.
+
+    search: the run's limits and options, and its best solution so far; only read here."""
     assert search.objective is not None
     target = search.objective - max(1, int(search.objective * search.gap / 2))
     return min(target, search.options.get(WORTH, target))
@@ -125,12 +133,14 @@ def _target(search: Search) -> int:
 def _sweep(
     problem: Completion, remaining: list[Indices], search: Search, width: int, coarse: float, statistics: dict[str, int]
 ) -> bool:
-    """One pass over the layers: reports a better choice and the bound that it proves. False where time ran out.
+    """One sweep of label-setting over the layers, from the last to the first: report a better choice, if there is one, and the
+    lower bound that the sweep proves. Returns False if time ran out.
 
-    remaining: for each layer, the original indices of the chain's options. width: the number of labels kept per layer. coarse:
-    a share of the objective, half of which dominance may lose (see 6 at the head of this module). statistics: counts that are
-    raised.
-    """
+    search: the run's limits and options, and its best solution so far, to which better ones are reported. problem: the chain
+    and its completion bounds. remaining: for each layer, the indices that the chain's options had before useless options were
+    removed. width: the number of labels (partial choices) kept per layer: the labels of least bound. coarse: a share of the
+    objective; dominance rounds times to multiples of some ns, chosen so that the result is off by at most half of this share.
+    statistics: its count "labels" is raised."""
     chain, target = problem.chain, _target(search)
     assert search.objective is not None
     grain = 1 + int(search.objective * coarse / 2) // chain.layers
@@ -171,7 +181,8 @@ def _sweep(
 
 
 def _batches(pairs: Iterable[Pairs]) -> Iterator[list[Pairs]]:
-    """Group pairs (options, label indices) into batches of about `BLOCK` combinations, splitting large ones."""
+    """Group pairs of index vectors into batches of about `BLOCK` combinations, splitting large ones, to limit memory. pairs:
+    blocks (options of a layer, indices of labels of the next layer); all combinations within a block count."""
     batch, size = list[Pairs](), 0
     for options, indices in pairs:
         step = max(1, BLOCK // len(options))
@@ -186,10 +197,11 @@ def _batches(pairs: Iterable[Pairs]) -> Iterator[list[Pairs]]:
 
 
 def _extended(problem: Completion, l: int, labels: Labels, batch: list[Pairs], target: int) -> tuple[Labels, Floats]:
-    """The labels of layer l that may fit and may be better, with their lower bounds in ns.
+    """Extend labels (partial choices from layer l + 1 on) by the options of layer l: the labels of layer l that may fit the
+    memory and may be better than the target, and their lower bounds in ns as whole choices.
 
-    labels: those of layer l + 1. batch: pairs of options of layer l and indices of labels. target: the largest objective in ns
-    that is worth finding.
+    problem: the chain and its completion bounds. labels: the labels of layer l + 1. batch: blocks (options of layer l, indices
+    of labels) whose combinations are tried. target: the largest objective in ns that is worth finding.
     """
     chain, cap = problem.chain, problem.cap
     parts = [_fitting(problem, l, labels, options, indices) for options, indices in batch]
@@ -213,23 +225,28 @@ def _extended(problem: Completion, l: int, labels: Labels, batch: list[Pairs], t
 
 
 def _fitting(
-    problem: Completion, l: int, labels: Labels, options: Indices, places: Indices
+    problem: Completion, l: int, labels: Labels, options: Indices, indices: Indices
 ) -> tuple[Indices, Indices, Integers, Integers]:
-    """The combinations of a block that may fit the memory, as four vectors: option of layer l, index of the label of layer l +
-    1, peak and model states in bytes."""
+    """The combinations of options of layer l and labels (partial choices from layer l + 1 on) that may fit the memory, as four
+    vectors over combinations: option of layer l, index of the label, peak and model states in bytes.
+
+    problem: the chain and its completion bounds. labels: all labels of layer l + 1. options: options of layer l. indices: the
+    labels to combine them with."""
     chain = problem.chain
     f, b, ms = (column[l][options][:, None] for column in (chain.forward_bytes, chain.backward_bytes, chain.state_bytes))
-    m = labels.m[places]
-    peak, states = ms + f + np.maximum(b + m, labels.h[places]), ms + m
+    m = labels.m[indices]
+    peak, states = ms + f + np.maximum(b + m, labels.h[indices]), ms + m
     room = chain.memory_bytes - problem.chain.least.added[l][options], chain.memory_bytes - problem.chain.least.peak[l][options]
     row, column = np.nonzero((peak <= room[0][:, None]) & (states <= room[1][:, None]))
-    return options[row], places[column], peak[row, column], states[row, column]
+    return options[row], indices[column], peak[row, column], states[row, column]
 
 
 def _undominated(problem: Completion, l: int, labels: Labels, grain: int) -> Indices:
-    """Indices of labels that no other label of their kind beats or equals in time (in grains of `grain` ns), capped time, peak
-    and model states."""
-    # Entries that may differ beside time; where peaks and states go together, the peak stands for both.
+    """Pareto filter of labels (partial choices from layer l on): the indices of the labels that no other label equals or beats
+    in time, capped time, peak and model states, among labels that can follow the same options at equal costs.
+
+    problem: the chain and its completion bounds. grain: times are compared in whole multiples of this many ns; 1 is exact."""
+    # Entries that may differ in addition to time; where peaks and states rise together, the peak stands for both.
     plane = bool((labels.m == labels.h - problem.chain.least.reach[l][labels.option]).all())
     entries = [labels.h] if plane else [labels.h, labels.m]
     entries += [labels.u] if problem.cap is not None else []

@@ -1,9 +1,9 @@
 """The least memory that any choice of a chain needs, exactly; and the reason for users where nothing fits.
 
 Labels run from the last layer to the first: H is the peak of the layers from one to the last with everything in them resident,
-M their model states (f, b and ms as in `chain`). Adding a layer gives M' = M + ms and H' = ms + f + max(b + M, H). Of two
-labels that can follow the same options the one with smaller H and M is as good; where M + b cannot exceed H for any earlier
-layer, M no longer counts.
+M their model states. For a layer, f is the memory that it keeps for its backward pass, b what its own pass adds, and ms its
+model states (as in `chain`). Adding a layer gives M' = M + ms and H' = ms + f + max(b + M, H). Of two labels that can follow
+the same options the one with smaller H and M is as good; where M + b cannot exceed H for any earlier layer, M no longer counts.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from trainplan.solvers.core.result import Infeasibility, short_of_memory
 def least_memory(
     instance: Instance | MemoryChain, check_time: Callable[[], None] = lambda: None
 ) -> tuple[int, tuple[int, ...]]:
-    """The smallest peak over all choices, in bytes, and a choice that has it. check_time: called once a layer; an exception
-    that it raises is passed on."""
+    """The smallest peak memory in bytes over all choices of one option per layer, exactly, and a choice that has it.
+    check_time: called for every layer; an exception that it raises is passed on.
+
+    instance: the layers of one pipeline stage, each with its options (parallel strategies), their times and memory, and one
+    memory limit."""
     chain = chain_of(instance)
     upper, best = little_memory(chain)
     peak, states, option = np.full(1, LOWEST), np.zeros(1, np.int64), np.zeros(1, np.intp)
@@ -48,8 +51,9 @@ def least_memory(
 
 
 def little_memory(chain: MemoryChain) -> tuple[int, tuple[int, ...]]:
-    """A small peak in bytes, and a choice that has it: the best of three choices that keep little. It is an upper bound on the
-    least memory."""
+    """A quick estimate of the least peak memory: the best of three greedy choices (one option per layer) that keep little
+    memory, as its peak in bytes, which is an upper bound on the least possible peak, and the choice. chain: the layers with
+    their options."""
     weights, links = np.array([[0], [1], [1 / chain.layers]]), [link.free for link in chain.links]
     columns = zip(chain.forward_bytes, chain.state_bytes, chain.backward_bytes, strict=True)
     values = [f + ms + weights * b for f, ms, b in columns]
@@ -60,7 +64,11 @@ def little_memory(chain: MemoryChain) -> tuple[int, tuple[int, ...]]:
 
 
 def explain(instance: Instance) -> Infeasibility | None:
-    """Why no choice fits the memory, for users; None where one does."""
+    """The reason, for users, why no choice of one option per layer of a layer-strategies instance fits its memory; None if one
+    fits.
+
+    instance: the layers of one pipeline stage, each with its options (parallel strategies), their times and memory, and one
+    memory limit."""
     least, choice = least_memory(instance)
     if least <= instance.memory_bytes:
         return None

@@ -38,8 +38,9 @@ TOP = 10
 
 @dataclass(frozen=True)
 class Candidate:
-    """A strategy that a planner proposes, with its estimated costs. fits: every device has the memory. peak_bytes: the largest
-    peak of a device."""
+    """A strategy for training on a cluster of unequal devices that a planner proposes, with its estimated costs. solution:
+    degrees of parallelism, placement, cuts and shares of the batch. time_ns: the estimated time of a step. fits: whether every
+    device has enough memory. peak_bytes: the largest peak of any device."""
 
     solution: Solution
     time_ns: int
@@ -47,18 +48,24 @@ class Candidate:
     peak_bytes: int
 
     def to_dict(self) -> dict[str, Any]:
-        """The solution in its file format, and its costs."""
+        """A dict of JSON values: the strategy's fields as in its file format (pp, dp, tmp, mbs, placement, cuts, shares), and
+        time_ns, fits and peak_bytes."""
         costs = {"time_ns": self.time_ns, "fits": self.fits, "peak_bytes": self.peak_bytes}
         return {**solution_dict(self.solution), **costs}
 
 
 def amp(instance: Instance, search: Search) -> Outcome:
-    """The best strategy of AMP's Algorithm 1 that fits. Candidates in the statistics are the `top` strategies of least cost,
-    best first, those that do not fit among them.
+    """The method `amp`: AMP's Algorithm 1 for a cluster of unequal devices; the outcome has the best strategy found that fits
+    the memory. The outcome has no lower bound. The outcome's statistics list the `top` strategies of least cost, best first,
+    including those that do not fit.
 
-    Options: `top`; `assignment`, pipe_ast: the optimum by a fast method or by the paper's own table, or Table 5's uniform ones
-    (see `assigned`); `layer_times`: those of the devices that hold a stage, or, as in the published code, the average of all.
-    """
+    instance: a model's layers, a cluster of unequal devices, and the batch size. search: the run's limits and options, and its
+    best solution so far, to which better ones are reported.
+
+    Options of the search: `top`, the number of strategies in that list; `assignment`, how layers are assigned to stages:
+    optimally by a fast method (exact) or by the paper's own table (amp-dp), or by the uniform rules of Table 5 (equal numbers
+    of layers or of parameters); `layer_times`, the times of the devices that hold a stage (device), or, as in the published
+    code, the average of all devices."""
     names = search.options.get("assignment") or ASSIGNMENTS[0], search.options.get("layer_times") or LAYER_TIMES[0]
     planned = []
     for degrees in instance.degrees():
@@ -77,12 +84,15 @@ def assigned(
     assignment: str = ASSIGNMENTS[0],
     layer_times: str = LAYER_TIMES[0],
 ) -> Solution:
-    """pipe_ast: the strategy with these degrees and placement, its layers assigned to stages.
+    """Complete a strategy for a cluster: assign the layers to pipeline stages for given degrees of parallelism and a given
+    placement (AMP's function pipe_ast).
 
-    assignment: `exact` and `amp-dp` minimise Eq. 5. uniform-layers gives all stages equal numbers of Transformer layers, as
-    Megatron has it (Tables 6, 8 and 10); these are recognised by their all-reduces, at least one forward and one back, and
-    where no layer has these all layers count. uniform-parameters does the same for parameters, measured by the gradients.
-    layer_times: `device`, or `average` over all devices.
+    instance: a model's layers, a cluster of unequal devices, and the batch size. degrees: pipeline, data and tensor
+    parallelism, and the micro-batch size. placement: the device of every rank. assignment: `exact` and `amp-dp` minimise the
+    time of the slowest pipeline (Eq. 5 of AMP). `uniform-layers` gives all stages equal numbers of Transformer layers, as
+    Megatron does (Tables 6, 8 and 10); Transformer layers are recognised by their two or more all-reduces; if there are no such
+    layers, all layers count. `uniform-parameters` gives all stages about equal numbers of parameters, measured by the bytes of
+    gradients. layer_times: the layers' times on the devices that hold a stage (`device`), or their `average` over all devices.
     """
     shares = instance.even_shares(degrees.dp, degrees.mbs)
     assert shares is not None
@@ -107,24 +117,35 @@ def assigned(
 
 
 def estimated(instance: Instance, solution: Solution) -> Candidate:
-    """estimate(): the strategy with its time by Eq. 4, and its memory."""
+    """Estimate a strategy for a cluster (AMP's function estimate): a candidate with its step time in ns by Eq. 4 of AMP, and
+    its memory. solution: the strategy.
+
+    instance: a model's layers, a cluster of unequal devices, and the batch size."""
     costs = evaluate(instance, solution)
     return Candidate(solution, costs.time_ns, costs.fits, costs.peak_bytes)
 
 
 def by_time(listed: Iterable[Candidate]) -> list[Candidate]:
-    """Candidates sorted by time, the fastest first."""
+    """The candidates (strategies with estimated costs) sorted by their estimated step time, the fastest first. listed: the
+    candidates in any order."""
     return sorted(listed, key=lambda candidate: candidate.time_ns)
 
 
 def alternatives(instance: Instance, result: Result, top: int, seed: int) -> list[tuple[Solution, int]]:
-    """The `top` fastest strategies that fit, each with its time in ns, among those that a result or Algorithm 1 lists or
-    found."""
+    """The fastest strategies that fit the memory, at most `top` of them, each with its estimated time in ns, fastest first:
+    taken from the candidates that the result lists and from a run of AMP's Algorithm 1. result: a method's result on this
+    instance. seed: decides the random choices in that run.
+
+    instance: a model's layers, a cluster of unequal devices, and the batch size."""
     return best_candidates(instance, [result, solve(instance, "amp", seed=seed, top=top)], top)
 
 
 def best_candidates(instance: Instance, results: Iterable[Result], top: int) -> list[tuple[Solution, int]]:
-    """The `top` fastest strategies that fit, each with its time in ns, among the results' candidates and solutions."""
+    """The fastest strategies that fit the memory, at most `top` of them, each with its time in ns, fastest first, among the
+    solutions of several methods' results and the candidates that their statistics list. results: the methods' results on this
+    instance.
+
+    instance: a model's layers, a cluster of unequal devices, and the batch size."""
     times: dict[Solution, int] = {}
     for result in results:
         for candidate in result.statistics.get("candidates", []):
@@ -137,14 +158,21 @@ def best_candidates(instance: Instance, results: Iterable[Result], top: int) -> 
 
 
 def report(instance: Instance, search: Search, candidate: Candidate) -> None:
-    """Report a candidate to the search, if it is the best so far and fits (unless the instance has no memory limit)."""
+    """Report a candidate's strategy to the search if it is the best so far and fits (or the instance has no memory limit).
+
+    instance: a model's layers, a cluster of unequal devices, and the batch size. search: the run's limits and options, and its
+    best solution so far, to which better ones are reported."""
     if (candidate.fits or not instance.within_memory) and search.betters(candidate.time_ns):
         search.report(candidate.solution)
 
 
 def outcome(instance: Instance, search: Search, listed: Sequence[Candidate], count: int, **statistics: Any) -> Outcome:
-    """The outcome of a planner, whose answer is the best strategy reported. listed: its candidates. count: the number of
-    strategies estimated. statistics: further numbers."""
+    """Build the outcome of a planner that gives no lower bound; its solution is the best strategy reported to the search.
+
+    instance: a model's layers, a cluster of unequal devices, and the batch size. search: the run's limits and options, and its
+    best solution so far, to which better ones are reported. listed: candidates, the best first, for the statistics. count: the
+    number of strategies estimated. statistics: further numbers by name. A message says if time ran out, or why there is no
+    strategy."""
     facts = {"estimated": count, "candidates": [candidate.to_dict() for candidate in listed], **statistics}
     if search.out_of_time():
         return Outcome(message=f"time ran out after {count} strategies", statistics=facts)

@@ -31,7 +31,15 @@ COLDEST = 0.005
 
 
 def simulated_annealing(instance: Instance, search: Search) -> Outcome:
-    """The best strategy of AMP's Algorithm 2 that fits; random by the search's seed. Options: `iterations`, `top`."""
+    """The method `simulated-annealing`: AMP's Algorithm 2, which draws strategies at random, accepts them by simulated
+    annealing, and keeps the best that fits the memory. The search's seed decides all random choices; the outcome has no lower
+    bound.
+
+    instance: a model's layers, a cluster of unequal devices, and the batch size. search: the run's limits and options, and its
+    best solution so far, to which better ones are reported.
+
+    Options of the search: `iterations`, the number of draws (500); `top`, the number of accepted strategies that the outcome's
+    statistics list."""
     iterations = search.options.get("iterations") or ITERATIONS
     strategies = RandomStrategies(instance, np.random.default_rng(search.seed))
     if not strategies.sizes:
@@ -59,8 +67,11 @@ def simulated_annealing(instance: Instance, search: Search) -> Outcome:
 
 
 class RandomStrategies:
-    """Draws random strategies of an instance. sizes: for every (tmp, dp) whose dominoes tile the mesh of devices, its degrees
-    with all micro-batch sizes."""
+    """Draws random strategies of an instance (Algorithm 2 of AMP).
+
+    generator: the source of all random choices. tilings: random tilings of the mesh of devices by dominoes (rectangles of
+    devices, one for each pipeline stage). sizes: for every pair (tensor-parallel, data-parallel degree) whose dominoes tile the
+    mesh, the degrees of parallelism with every possible micro-batch size."""
 
     def __init__(self, instance: Instance, generator: np.random.Generator) -> None:
         self.instance, self.generator = instance, generator
@@ -71,21 +82,24 @@ class RandomStrategies:
                 self.sizes.setdefault((degrees.tmp, degrees.dp), []).append(degrees)
 
     def start(self) -> Degrees:
-        """Any degrees, at random."""
+        """Degrees of parallelism and a micro-batch size drawn at random, with which annealing begins."""
         return self._drawn(list(self.sizes))
 
     def neighbour(self, degrees: Degrees) -> Degrees:
-        """Another tmp with the same dp or the other way round, and any micro-batch size, at random."""
+        """Degrees for the next strategy of annealing: a coin decides whether the tensor-parallel or the data-parallel degree is
+        kept; the other degree and the micro-batch size are drawn at random. degrees: the degrees of the present strategy."""
         degree, position = (degrees.dp, 1) if self.generator.random() > 0.5 else (degrees.tmp, 0)
         return self._drawn([size for size in self.sizes if size[position] == degree])
 
     def _drawn(self, possible: list[tuple[int, int]]) -> Degrees:
-        """Degrees at random, for one of these pairs (tmp, dp)."""
+        """Degrees and a micro-batch size drawn at random. possible: the pairs (tensor-parallel, data-parallel degree) to draw
+        from."""
         sizes = self.sizes[possible[self.generator.integers(len(possible))]]
         return sizes[self.generator.integers(len(sizes))]
 
     def strategy(self, degrees: Degrees) -> Candidate:
-        """A strategy with these degrees: its placement a random tiling, with the optimal layer assignment for that."""
+        """Draw a strategy with given degrees of parallelism and estimate its costs: its placement is a random tiling of the
+        mesh of devices, its layers are assigned optimally for that placement."""
         dominoes = self.tilings.draw(degrees.tmp, degrees.dp)
         placement = self.tilings.placement(dominoes, degrees.tmp, degrees.dp)
         return estimated(self.instance, assigned(self.instance, degrees, placement))

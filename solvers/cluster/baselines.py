@@ -15,15 +15,19 @@ DRAWS = 50
 
 
 def megatron(instance: Instance, search: Search) -> Outcome:
-    """For each micro-batch size the degrees with the smallest tmp x pp that fit, tmp at most the smallest node's devices (the
-    paper has "smaller than", which on nodes of one device no degree is).
+    """The method `megatron`, Megatron's heuristic: for each micro-batch size the degrees of tensor (tmp) and pipeline (pp)
+    parallelism with the smallest product tmp x pp that fit the memory, with tmp at most the number of devices of the smallest
+    node. (The paper says "smaller than", which would leave no degree for nodes of one device.)
 
-    tmp and pp are the degrees of tensor and pipeline parallelism. All of those are its choice, ties included, of which the
-    fastest by our estimate is the answer. Candidates stand in the order of Tables 6 and 8, by micro-batch size and tmp; then,
-    up to `top`, come those with the next larger tmp x pp of each micro-batch size. Strategies that do not fit are no
-    candidates, as in the paper, unless the instance has no memory limit. Options: `top`, `assignment`, uniform-layers (see
-    `amp.assigned`) or uniform-parameters.
-    """
+    instance: a model's layers, a cluster of unequal devices, and the batch size. search: the run's limits and options, and its
+    best solution so far, to which better ones are reported.
+
+    Several choices of degrees may tie for one micro-batch size; of all strategies found, the fastest by our estimate is the
+    answer. Candidates in the outcome's statistics are listed in the order of the paper's Tables 6 and 8, by micro-batch size
+    and tmp; then, up to `top`, come those with the next larger tmp x pp of each micro-batch size. Strategies that do not fit
+    the memory are left out, as in the paper, unless the instance has no memory limit. Options of the search: `top`;
+    `assignment`: uniform-layers or uniform-parameters (how layers are assigned to stages: equal numbers of layers, or of
+    parameters)."""
     rule = search.options.get("assignment") or "uniform-layers"
     largest, count, ranked = smallest_node(instance), 0, []
     possible = sorted(
@@ -52,12 +56,13 @@ def megatron(instance: Instance, search: Search) -> Outcome:
 
 
 def random(instance: Instance, search: Search) -> Outcome:
-    """The paper's RS: degrees, micro-batch size, placement and cuts uniformly at random, `iterations` (50) times; candidates as
-    drawn.
+    """The method `random`, AMP's baseline RS: the best of a number of strategies whose degrees of parallelism, micro-batch
+    size, placement and cuts are drawn uniformly at random by the search's seed; without a proof.
 
-    All degrees with all their micro-batch sizes are one population. The answer is the best by our estimate; draws do not depend
-    on it.
-    """
+    instance: a model's layers, a cluster of unequal devices, and the batch size. search: the run's limits and options, and its
+    best solution so far, to which better ones are reported. The search's option `iterations`: the number of draws (50). All
+    degrees with all their micro-batch sizes are one population. Candidates in the outcome's statistics are listed as drawn; the
+    answer is the best by our estimate, which does not influence the draws."""
     generator = np.random.default_rng(search.seed)
     population, drawn = list(instance.degrees()), []
     for _ in range(search.options.get("iterations") or DRAWS):
@@ -69,7 +74,11 @@ def random(instance: Instance, search: Search) -> Outcome:
 
 
 def _drawn(instance: Instance, degrees: Degrees, generator: np.random.Generator) -> Solution:
-    """A strategy with these degrees, whose placement and cuts are drawn at random."""
+    """A random strategy with given degrees of parallelism: the placement of devices and the cuts between stages are drawn
+    uniformly; the batch is shared evenly among the pipelines.
+
+    instance: a model's layers, a cluster of unequal devices, and the batch size. degrees: pipeline, data and tensor
+    parallelism, and the micro-batch size. generator: the source of random choices."""
     shares = instance.even_shares(degrees.dp, degrees.mbs)
     assert shares is not None
     cuts = np.sort(generator.permutation(instance.layers - 1)[: degrees.pp - 1]) + 1

@@ -27,13 +27,14 @@ from trainplan.solvers.cluster.one_pipeline import Path, PipelineSearch
 
 
 def even_stages_ns(case: DegreeCase, tied_ns: int | None = None) -> int:
-    """A lower bound in ns on all strategies with the degrees of the case, in closed form.
+    """A lower bound in ns on the step time of all strategies with the given degrees of parallelism, in closed form.
 
-    tied_ns: a lower bound on the reduction of a table shared by embedding and head (default: the least of any group).
+    case: the instance with one choice of degrees of parallelism. tied_ns: a lower bound in ns on the gradient reduction of a
+    table shared by embedding and head; None takes the least over all groups of devices.
 
-    Proof: some pipeline has no less than an even share of the batch; its S is no less than all layers at their fastest, and its
-    M no less than an even part of that, or than any one layer. D of the first stage holds the reduction of a tied table.
-    """
+    Proof: some pipeline has no less than an even share of the batch; one of its micro-batches takes no less than all layers at
+    their fastest, and its slowest stage no less than an even part of that, or than any one layer. The all-reduce of the first
+    stage contains the reduction of a tied table."""
     degrees = case.degrees
     fastest = case.instance.tables[degrees.tmp, degrees.mbs].layer_ns[case.instance.class_kinds].min(axis=0)
     slowest = max(int(fastest.max()), -(-int(fastest.sum()) // degrees.pp))
@@ -41,24 +42,31 @@ def even_stages_ns(case: DegreeCase, tied_ns: int | None = None) -> int:
 
 
 def one_pipeline_ns(pipelines: PipelineSearch, cutoff: int | None, stop: Callable[[], bool]) -> tuple[int, Path | None]:
-    """A lower bound in ns on all strategies, and a path that attains it; no path where none is below the cutoff, or time ran
-    out.
+    """A lower bound in ns on the step time of all strategies with given degrees of parallelism: the time of the cheapest single
+    pipeline through the cluster; and the path of that pipeline, None if no pipeline is below the cutoff, or time ran out.
 
-    pipelines: the search over single pipelines of a case. stop: whether to end.
+    pipelines: the search for the cheapest single pipeline with these degrees. cutoff: pipelines that take this many ns or more
+    are not of interest, None for no cutoff. stop: returns whether to end early.
 
-    Proof: T >= T_i + D_i for the pipeline i of most weight, with even shares, which has its share of the weight of all devices;
-    with uneven ones for that of the largest share, whatever its weight. No walk through the graph costs more than pipeline i.
-    """
+    Proof: a step takes no less than any one pipeline with the slowest all-reduce of its own devices. With even shares of the
+    batch that is the pipeline of most weight (slow devices weigh more), which has its share of the weight of all devices; with
+    uneven ones the pipeline of the largest share, whatever its weight. Pipelines are modelled as walks through a graph of
+    device groups, none of which costs more than the pipeline that it stands for."""
     case = pipelines.case
     weight = -(-pipelines.whole_weight // case.degrees.dp) if len(case.share_choices) == 1 else 0
     return pipelines.least(case.even_share, weight, cutoff, stop)
 
 
 def uneven_shares_leave_none(pipelines: PipelineSearch, time_ns: int, stop: Callable[[], bool]) -> bool:
-    """Whether it is proven that no strategy with uneven shares stays below time_ns; False also where time ran out.
+    """Whether it is proven that no strategy with uneven shares of the batch, for given degrees of parallelism, takes less than
+    `time_ns` ns. False if such a strategy may exist, or if time ran out.
 
-    Proof: the pipelines of a strategy below it have weights v_i that add up to that of all devices, and at most n(v_i)
-    micro-batches; the most that such weights allow together must reach those of the batch.
+    pipelines: the search for the cheapest single pipeline with these degrees. time_ns: a step time. stop: returns whether to
+    end early.
+
+    Proof: let n(v) be the most micro-batches with which a pipeline whose devices weigh v or more (slow devices weigh more)
+    takes less than time_ns. The pipelines of a faster strategy have weights v_i that add up to the weight of all devices, and
+    at most n(v_i) micro-batches; so the most micro-batches that such weights allow together must reach the number in the batch.
     """
     case = pipelines.case
     alone: list[int] = []  # n(v), for v = 0, 1, ..
@@ -74,7 +82,7 @@ def uneven_shares_leave_none(pipelines: PipelineSearch, time_ns: int, stop: Call
                 low = middle
         alone.append(low)
     never = -case.micro_batches * case.degrees.dp
-    most = np.full(pipelines.whole_weight + 1, never)  # micro-batches, by the weights' sum, of so many pipelines
+    most = np.full(pipelines.whole_weight + 1, never)  # most micro-batches by the sum of weights, of the pipelines so far
     most[0] = 0
     for _ in range(case.degrees.dp):
         most = np.array(

@@ -24,17 +24,17 @@ from trainplan.solvers.core.search import Search
 
 CLIMBERS = 8
 MOVES = 50  # of each in the first round
-STAGES = 0.2  # of the moves exchange two stages
+STAGES = 0.2  # the share of moves that exchange two stages
 
 Cost = tuple[int, int]
 
 
 class Climber:
-    """A local search over strategies with the same degrees: the current strategy, at first with the given placement, and its
-    cost (bytes missing, nanoseconds).
+    """A local search over strategies with the same degrees of parallelism, from a given placement of devices on: the current
+    strategy, and its cost (bytes of memory missing, nanoseconds).
 
-    assignments: cost, cuts and shares of placements, by the classes of their devices.
-    """
+    case: the instance with one choice of degrees of parallelism. assignments: cost, cuts and shares of the batch for each
+    placement met, keyed by the classes of its devices in rank order (devices of one class are interchangeable)."""
 
     def __init__(self, case: DegreeCase, placement: tuple[int, ...]) -> None:
         self.case = case
@@ -42,7 +42,8 @@ class Climber:
         self.solution, self.cost = self.assigned(placement)
 
     def assigned(self, placement: tuple[int, ...]) -> tuple[Solution, Cost]:
-        """The strategy with the best layers for a placement, and its cost."""
+        """The strategy with the best cuts and shares of the batch for a placement (the device of every rank), and its cost
+        (bytes of memory missing, nanoseconds)."""
         instance, degrees = self.case.instance, self.case.degrees
         key = instance.classes[list(placement)].tobytes()
         if key not in self.assignments:
@@ -58,14 +59,20 @@ class Climber:
         return Solution(degrees, placement, cuts, shares), cost
 
     def move(self, generator: np.random.Generator) -> None:
-        """Exchange devices at random, and keep the result unless it is worse."""
+        """Try one random change of the placement (exchange two devices, or all devices of two stages), and keep the new
+        strategy unless its cost is higher. generator: the source of random choices."""
         solution, cost = self.assigned(_moved(self.solution, self.case.instance, generator))
         if cost <= self.cost:
             self.solution, self.cost = solution, cost
 
 
 def climb(instance: Instance, search: Search, stop: Callable[[], bool]) -> None:
-    """Report strategies that are better than the best known, until every round is done or `stop` returns true."""
+    """Local search for strategies on a cluster, in rounds over all degrees of parallelism: strategies that are better than the
+    best known are reported to the search, until all rounds are done or `stop` returns True. The search's seed decides all
+    random choices.
+
+    instance: a model's layers, a cluster of unequal devices, and the batch size. search: the run's limits and options, and its
+    best solution so far."""
     generator = np.random.default_rng(search.seed)
     climbers, possible = list[Climber](), list(instance.degrees())
     for degrees in possible:
@@ -88,19 +95,27 @@ def climb(instance: Instance, search: Search, stop: Callable[[], bool]) -> None:
 
 
 def _best(climbers: list[Climber], count: int) -> list[Climber]:
-    """The climbers of least cost, `count` of them."""
+    """The local searches (climbers) whose current strategies have the least cost (bytes of memory missing, then nanoseconds),
+    at most `count` of them, the best first. climbers: all local searches."""
     return sorted(climbers, key=lambda climber: climber.cost)[:count]
 
 
 def _report(climber: Climber, search: Search) -> None:
-    """Report the climber's current strategy, if it fits and is the best so far."""
+    """Report the current strategy of a local search (climber) to the run's search, if it fits the memory and is the best so
+    far.
+
+    search: the run's limits and options, and its best solution so far, to which better ones are reported."""
     missing, time_ns = climber.cost
     if not missing and search.betters(time_ns):
         search.report(climber.solution)
 
 
 def _moved(solution: Solution, instance: Instance, generator: np.random.Generator) -> tuple[int, ...]:
-    """A placement with the devices of two stages exchanged, or two devices of different classes, at random."""
+    """A random change of a strategy's placement, as the new device of every rank: all devices of two stages are exchanged, or
+    two devices of different classes (devices of one class are interchangeable). solution: the strategy, which is not changed.
+    generator: the source of random choices.
+
+    instance: a model's layers, a cluster of unequal devices, and the batch size."""
     degrees, placement = solution.degrees, np.array(solution.placement)
     if degrees.pp > 1 and generator.random() < STAGES:
         a, b = generator.choice(degrees.pp, 2, replace=False)

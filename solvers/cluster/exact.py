@@ -1,4 +1,4 @@
-"""cluster-strategy, exactly: degrees by branch and bound, each first bounded by one pipeline followed through the cluster.
+"""Solve cluster-strategy exactly: degrees by branch and bound, each first bounded by one pipeline followed through the cluster.
 
     even       where shares may be uneven, the same search with even ones first, for its best strategy
     quick      a bound in closed form: every layer at its fastest, stages as even as they can be
@@ -36,14 +36,20 @@ from trainplan.solvers.core.search import Outcome, Search
 SOURCE = "one pipeline followed through the cluster, for all degrees"
 EVEN_TIME = 0.25  # share of the time left, for even shares
 SOON, CLIMB_TIME = 0.1, 0.25  # shares of the time limit and of the time left then
-FEW = 8  # devices, whose models are solved sooner than climbing ends
+FEW = 8  # devices of clusters whose models are solved sooner than climbing ends
 NO_LIMIT = 20.0  # seconds that stand for the time limit where none is given
-HALVINGS = 3  # of the gap, to find a time that surely none of the strategies stays below
+HALVINGS = 3  # of the gap, in search of a time that no strategy is below
 
 
 @dataclass(order=True)
 class _Open:
-    """Degrees that may hold something better. bound: in ns. step: the next step for them, `model` where no other remains."""
+    """One choice of degrees of parallelism whose strategies may still be better than the best one known, as an item of the
+    exact method's heap, ordered by bound.
+
+    bound: a lower bound in ns on the strategies with these degrees, infinite if none fits. number: the index of the degrees in
+    the instance. case: the instance with these degrees fixed. step: the next step of the search for them: `followed` (bound by
+    one pipeline), `uneven` (exclude uneven shares) or `model` (CP-SAT; no other step remains). pipelines: the search for the
+    cheapest single pipeline with these degrees, None before it is built or if it is too large."""
 
     bound: float
     number: int
@@ -53,7 +59,12 @@ class _Open:
 
 
 def branch_and_bound(instance: Instance, search: Search) -> Outcome:
-    """The optimum, or where time runs out the best strategy and the least bound of all degrees."""
+    """The method `branch-and-bound` of the problem `cluster-strategy`: the optimal strategy for a mixed cluster (degrees of
+    parallelism, placement of devices, cuts into stages, shares of the batch) with proof, or, if time runs out, the best
+    strategy found and a lower bound over all strategies.
+
+    instance: a model's layers, a cluster of unequal devices, and the batch size. search: the run's limits and options, and its
+    best solution so far, to which better ones are reported."""
     if instance.uneven_shares:
         # The best strategy with even shares: far fewer, and often hard to better.
         even = search.within(search.seconds(EVEN_TIME))
@@ -108,21 +119,31 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
 
 
 def _climb(instance: Instance, search: Search) -> None:
-    """Run `climb` for its share of the time left."""
+    """Run the local search over strategies for a fixed share of the time left; better strategies are reported to the search.
+
+    instance: a model's layers, a cluster of unequal devices, and the batch size. search: the run's limits and options, and its
+    best solution so far."""
     seconds = search.seconds(CLIMB_TIME)
     until = search.elapsed() + (CLIMB_TIME * NO_LIMIT if seconds is None else seconds)
     climb(instance, search, lambda: search.elapsed() > until)
 
 
 def _model(instance: Any, search: Search) -> Outcome:
-    """Solve one case by CP-SAT, if the model is not too large."""
+    """Solve one case (the instance with one choice of degrees of parallelism) by CP-SAT. instance: the case.
+
+    search: the run's limits and options, and its best solution so far, to which better ones are reported. Returns CP-SAT's
+    outcome; if the model would be too large, an outcome whose field `bound` is the case's largest lower bound in ns so far."""
     if not instance.statable:
         return Outcome(bound=search.bound, bound_source=SOURCE)
     return solve_one(instance, search)
 
 
 def _step(item: _Open, search: Search) -> None:
-    """Run the next step of some degrees, which may raise their bound; it becomes infinite where nothing fits."""
+    """Run the next step of the search for one choice of degrees of parallelism. item: the choice and its state, which is
+    changed: its `bound` is raised (to infinity if nothing fits), and its `step` is set to the step that comes next. Strategies
+    found are reported to the search.
+
+    search: the run's limits and options, and its best solution so far, to which better ones are reported."""
     case, stop, path = item.case, search.out_of_time, None
     step, item.step = item.step, "model"
     if step == "uneven":
@@ -140,7 +161,11 @@ def _step(item: _Open, search: Search) -> None:
 
 
 def _rule_out(item: _Open, search: Search) -> None:
-    """Raise the bound of degrees with uneven shares, at best to the time of the best strategy known."""
+    """Raise the lower bound of one choice of degrees of parallelism, for which strategies may share the batch unevenly among
+    pipelines. It rises to the time of the best strategy known if it is proven that no strategy with these degrees is faster;
+    else to a smaller time, or not at all. item: the choice, whose `bound` is changed.
+
+    search: the run's limits and options, and its best solution so far; only read here."""
     if search.objective is None or item.pipelines is None:
         return
     time = search.objective
@@ -152,14 +177,20 @@ def _rule_out(item: _Open, search: Search) -> None:
 
 
 def _bound(items: Sequence[_Open], search: Search) -> int | None:
-    """The lower bound in ns over all degrees; None where nothing fits."""
+    """The lower bound in ns on all strategies: the smallest of the bounds of the choices of degrees that are still open and the
+    time of the best strategy known; None if all these are infinite, that is, if no strategy fits. items: the open choices.
+
+    search: the run's limits and options, and its best solution so far; only read here."""
     least = min([item.bound for item in items] + ([] if search.objective is None else [search.objective]), default=inf)
     return None if least == inf else int(least)
 
 
 def subproblems(instance: Instance, out_of_time: Callable[[], bool]) -> list[Subproblem]:
-    """One part per degrees, each with a lower bound. Raises TooLarge where a group of devices may have too many compositions to
-    state."""
+    """Divide an instance into parts, one for each choice of degrees of parallelism, each with a lower bound in ns. out_of_time:
+    returns whether to stop improving the bounds. Raises TooLarge if groups of devices can be composed of device classes in too
+    many ways for a model.
+
+    instance: a model's layers, a cluster of unequal devices, and the batch size."""
     if not all(case.statable for case in cases(instance)):
         raise TooLarge("instance", "", "has too many kinds of groups of devices to state each of them", "give --method exact")
     bounded = []

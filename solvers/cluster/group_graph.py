@@ -36,17 +36,16 @@ MOST_HOMED = 3_000  # nodes of a graph whose walks end where they begin; beyond,
 
 
 class TooLong(Exception):
-    """There are too many groups of devices to follow a pipeline through them, or time has run out."""
+    """Raised if there are too many groups of devices to follow a pipeline through them, or time has run out."""
 
 
 @dataclass(frozen=True)
 class GroupType:
-    """Tensor-parallel groups that cost the same.
+    """A type of tensor-parallel groups (the devices that hold one stage of one pipeline): all groups of equal cost.
 
-    profile: index of their layer times and memory. weight: the sum of their devices' weights. size: devices of their class, 0
-    for groups in several classes. inner: their link within the class. sync: for groups in several classes, the index of their
-    least all-reduce time D among `syncs`; else -1.
-    """
+    profile: the index of the groups' layer times and memory. weight: the sum of their devices' weights. size: the number of
+    devices of one class that a group takes, 0 for groups with devices of several classes. inner: the index of the link within
+    that class. sync: for groups in several classes, the index of their least all-reduce time D among `syncs`; else -1."""
 
     profile: int
     weight: int
@@ -56,17 +55,24 @@ class GroupType:
 
 
 class GroupGraph:
-    """The graph of a reduced case, as arrays over nodes and edges. Raises TooLong.
+    """The graph of the device groups that one pipeline may go through, stage by stage, and of the transfers between them; every
+    pipeline of every strategy with the given degrees of parallelism is a walk through it that costs no more than the pipeline.
+
+    Vocabulary: a walk is a sequence of nodes joined by edges, one node for each pipeline stage; devices of one class are
+    interchangeable; an orbit is a set of classes that may be exchanged as a whole, named by its first class. A node is a type
+    of tensor-parallel groups (groups of equal cost), a ring (the kind of link over which the stage's data-parallel groups
+    reduce gradients), and the number of devices used so far of the group's class. An edge is a transfer between neighbouring
+    stages. L is the number of layers.
 
     For every node: types, rings, orbits (the least orbit of its devices), used (devices of its class so far), whether a run of
     stages in its class begins there (starts), and whether a walk may begin or end there (initial, final). For every edge,
-    sorted by target: targets, sources, and moves_ns, (edges, L + 1), the transfer if the cut comes before each of L layers.
-    heads: nodes with edges into them; begins: the first edge of each. syncs: D of every ring and span, without the reduction of
-    a tied table.
-    """
+    sorted by target: targets, sources, and moves_ns, (edges, L + 1), the transfer in ns if the cut comes before each of L
+    layers. heads: nodes with edges into them; begins: the first edge of each. syncs: (rings, L + 1, L + 1), the all-reduce time
+    in ns of each ring entry [.., a, b] for a stage of layers a to b - 1, without the reduction of a table shared by embedding
+    and head."""
 
     def __init__(self, case: DegreeCase, weights: Sequence[int], stop: Callable[[], bool]) -> None:
-        """weights: of one device of each class. stop: whether to give up."""
+        """Build the graph. weights: the weight of a device of each class. stop: returns whether to give up. Raises TooLong."""
         assert case.reduced
         self.case, alike = case, orbits(case.instance)
         self._links: dict[tuple[int, int, bool], Integers | None] = {}
@@ -92,7 +98,8 @@ class GroupGraph:
         self._add_edges(types, stop)
 
     def _add_nodes(self, types: dict[GroupType, set[frozenset[int]]]) -> None:
-        """Create the nodes of all types of groups. types: with the orbits of their devices."""
+        """Create the nodes for all types of tensor-parallel groups. types: each type, with the sets of orbits (classes of
+        devices that may be exchanged as a whole) that its groups' devices come from."""
         nodes: list[tuple[GroupType, int, int, int]] = []  # type, ring, devices of a stage, devices used
         for kind, sets in types.items():
             for q, taken in self._rings(kind, frozenset().union(*sets)) if kind.size else [(kind.sync, 0)]:
@@ -106,7 +113,9 @@ class GroupGraph:
         self.orbits = [min(frozenset().union(*types[kind])) for kind, *_ in nodes]
 
     def _add_edges(self, types: dict[GroupType, set[frozenset[int]]], stop: Callable[[], bool]) -> None:
-        """Create the edges: within a class while its devices last, and between classes by the fastest transfer."""
+        """Create the edges: between stages in one class as long as its devices last, and between classes by the fastest
+        transfer. types: each type of groups, with the sets of orbits of its devices. stop: returns whether to give up. Raises
+        TooLong then."""
         moves: dict[tuple[GroupType, GroupType], Integers | None] = {}
         for before, after in product(types, types):
             if stop():
@@ -128,13 +137,15 @@ class GroupGraph:
         self._set_edges(edges, moves_ns)
 
     def _set_edges(self, edges: Sequence[tuple[int, int]], moves_ns: Integers) -> None:
-        """Store the edges. edges: target and source of each, sorted; moves_ns: (edges, L + 1)."""
+        """Store the edges in arrays. edges: (target node, source node) of each, sorted. moves_ns: (edges, L + 1), the transfer
+        in ns if the cut comes before each of L layers."""
         self.targets, self.sources = (np.array([edge[side] for edge in edges], np.int64) for side in (0, 1))
         self.moves_ns = moves_ns
         self.heads, self.begins = np.unique(self.targets, return_index=True)
 
     def tied(self, tied_ns: int) -> GroupGraph:
-        """The graph with the reduction time of a tied table added to D of the first stage and of the last one."""
+        """A copy of the graph in which the all-reduces of the first stage and of the last one also take tied_ns, the time in ns
+        to reduce the gradients of a table shared by embedding and head."""
         graph = copy(self)
         graph.syncs = self.syncs.copy()
         graph.syncs[:, 0, :-1] += tied_ns
@@ -142,11 +153,12 @@ class GroupGraph:
         return graph
 
     def homed(self) -> GroupGraph | None:
-        """The graph of walks whose first and last stage lie in one class, their home; None where it would be too large.
+        """The graph of only those walks whose first and last stage lie in one class of devices, their home; None if it would be
+        too large.
 
         Such a walk begins with a run of stages at home, which takes some of its devices, and unless it stays there comes back
-        in a run that takes no more than the first one leaves. So for each type of groups, and each number of devices that the
-        first run may take, the new graph has one copy of this one, with the nodes of the first run before it.
+        in a run that takes no more devices than the first run leaves. So for each type of groups, and each number of devices
+        that the first run may take, the new graph has one copy of this graph, with the nodes of the first run before it.
         """
         nodes: list[int] = []
         initial: list[bool] = []
@@ -182,20 +194,23 @@ class GroupGraph:
 
     @cached_property
     def _least_syncs(self) -> dict[int, Integers]:
-        """By orbit, (L + 1, L + 1): the least D of a data-parallel group that has a device of it, for each span of layers."""
+        """For each orbit, (L + 1, L + 1): the least time in ns of a gradient all-reduce of any data-parallel group that has a
+        device of this orbit; entry [a, b] is for a stage of layers a to b - 1."""
         case, alike = self.case, orbits(self.case.instance)
         rings: dict[int, set[int]] = {}
         for composition, q in zip(case.replicas, case.ring_of, strict=True):
             for orbit, taken in zip(alike, composition, strict=True):
                 if taken:
                     rings.setdefault(orbit, set()).add(q)
-        return {orbit: case.sync_ns[sorted(those)].min(axis=0) for orbit, those in rings.items()}
+        return {orbit: case.sync_ns[sorted(ring_indices)].min(axis=0) for orbit, ring_indices in rings.items()}
 
     def _between(self, before: GroupType, after: GroupType, types: dict[GroupType, set[frozenset[int]]]) -> Integers | None:
-        """The least transfer times between groups of two types, unless they stay in one class; None where there are none.
+        """The least transfer times in ns, (L - 1,), from a group of one type to a group of another type in another class of
+        devices, for a cut after each layer; None if there is no link.
 
-        Where one group lies in one class and the other in several, some device of the other is of another class.
-        """
+        types: all types of groups, with the sets of orbits of their devices. before, after: the types of the sending and of the
+        receiving group. If one group lies in one class and the other group in several, some device of the latter is of another
+        class than the former's, which is taken into account."""
         apart = bool(before.size and after.size)
         transfers = []
         for sending, receiving in product(types[before], types[after]):
@@ -209,7 +224,8 @@ class GroupGraph:
         return _least(transfers)
 
     def _link(self, a: int, b: int, apart: bool) -> Integers | None:
-        """The fastest transfer between devices of two orbits; None where there is no link. apart: of different classes."""
+        """The fastest transfer in ns, (L - 1,), between devices of orbits a and b, for a cut after each layer; None if there is
+        no link. a, b: indices of the orbits. apart: count only links between devices of different classes."""
         if (a, b, apart) not in self._links:
             links = self.case.link_of[np.ix_(self._classes[a], self._classes[b])]
             possible = sorted(set(links[(links >= 0) & ~(apart & (self._classes[a][:, None] == self._classes[b]))].tolist()))
@@ -218,16 +234,16 @@ class GroupGraph:
 
     @cached_property
     def _classes(self) -> dict[int, Integers]:
-        """The classes of every orbit."""
+        """For each orbit, the indices of the device classes in it, which may be exchanged as a whole."""
         alike = np.array(orbits(self.case.instance))
         return {orbit: np.flatnonzero(alike == orbit) for orbit in sorted(set(alike.tolist()))}
 
     def _rings(self, kind: GroupType, alike: frozenset[int]) -> list[tuple[int, int]]:
-        """Rings of data-parallel groups with devices of one class, each with the number of these devices that a stage then
-        takes (tmp u(q)).
+        """The rings (kinds of links for gradient reduction) that data-parallel groups with devices of one class may use: pairs
+        of the ring's index and the least number of the class's devices that a stage then takes.
 
-        A ring that takes no fewer devices than another and synchronises nowhere faster is left out.
-        """
+        kind: the type of the stage's tensor-parallel groups, all in one class. alike: orbits of their devices. A ring that
+        takes no fewer devices than another and reduces nowhere faster is left out."""
         case, least = self.case, dict[int, int]()
         for composition, q in zip(case.replicas, case.ring_of, strict=True):
             for c, orbit in enumerate(orbits(case.instance)):
@@ -249,10 +265,13 @@ class GroupGraph:
 
 
 def graphs(case: DegreeCase, weights: Sequence[int], stop: Callable[[], bool]) -> list[GroupGraph]:
-    """Graphs of a reduced case, including the reduction of a tied table: a walk of each pipeline is in one of them.
+    """Build the graphs of the device groups that a pipeline may go through, stage by stage: every pipeline is a walk (a
+    sequence of nodes, one per stage) in at least one of them. They count the reduction of the gradients of a table shared by
+    embedding and head.
 
-    weights: of one device of each class. Raises TooLong.
-    """
+    case: the instance with one choice of degrees of parallelism, reduced: groups of devices that differ only by an exchange of
+    equal classes of devices are listed only once. weights: for each class, the weight of one device. stop: returns whether to
+    give up. Raises TooLong if the graph would be too large, or on `stop`."""
     graph, (within, elsewhere) = GroupGraph(case, weights, stop), case.least_tied_by_class_ns
     if within is None or (elsewhere is not None and elsewhere <= within):
         return [graph.tied(case.least_tied_ns)]
@@ -262,6 +281,7 @@ def graphs(case: DegreeCase, weights: Sequence[int], stop: Callable[[], bool]) -
 
 
 def _least(rows: Sequence[Integers | None]) -> Integers | None:
-    """The smallest entries over all rows; None stands for an infinite row."""
+    """The element-wise minimum of several arrays of equal shape. rows: the arrays; None stands for an array of infinite
+    entries. Returns None if all are None."""
     finite = [row for row in rows if row is not None]
     return np.min(finite, axis=0) if finite else None

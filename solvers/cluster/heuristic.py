@@ -19,16 +19,19 @@ TRIED = 4  # strategies that fit
 
 
 def cheap_bound(instance: Instance) -> tuple[int, str]:
-    """A lower bound in ns on all strategies, whatever the memory, with its reason.
+    """A lower bound in ns on the step time of all strategies, ignoring memory, and the text that says why it holds. It is the
+    least of the closed-form bounds `even_stages_ns` over all degrees of parallelism.
 
-    Proof: see `even_stages_ns`, for each degrees; a strategy has one of them.
-    """
+    instance: a model's layers, a cluster of unequal devices, and the batch size."""
     return min((bound for bound, _ in _bounded(instance)), default=0), SOURCE
 
 
 def _bounded(instance: Instance) -> Iterator[tuple[int, Degrees]]:
-    """Yields all degrees, each after a lower bound in ns on its strategies; a tied table is reduced over the best of all
-    links."""
+    """Yield for every possible choice of degrees of parallelism a pair: a lower bound in ns on the step time of all strategies
+    with these degrees, and the degrees. The gradients of a table shared by embedding and head are assumed to be reduced over
+    the best of all links.
+
+    instance: a model's layers, a cluster of unequal devices, and the batch size."""
     size, tied = instance.tied_bytes if instance.devices > 1 else 0, dict[int, int]()
     best = on_one_link(instance, lambda _: True, ~np.eye(instance.devices, dtype=bool)) if size else instance
     for degrees in instance.degrees():
@@ -39,10 +42,11 @@ def _bounded(instance: Instance) -> Iterator[tuple[int, Degrees]]:
 
 
 def first_plan(instance: Instance) -> Solution | None:
-    """The best of the first few strategies that fit, by the bounds of their degrees: devices in order, stages of even time.
+    """A quick strategy (degrees of parallelism, placement of devices, cuts, shares of the batch) that fits the memory, None if
+    none is found: devices in order, stages of even time; degrees of parallelism are tried by rising lower bound, and the best
+    of the first few strategies that fit is returned.
 
-    None where none fits.
-    """
+    instance: a model's layers, a cluster of unequal devices, and the batch size."""
     bounded = sorted(_bounded(instance))
     best: tuple[int, Solution] | None = None
     tried = 0
@@ -61,7 +65,11 @@ def first_plan(instance: Instance) -> Solution | None:
 
 
 def _even(instance: Instance, degrees: Degrees) -> Solution:
-    """The strategy with these degrees, devices in order, and stages that take even times on the fastest devices."""
+    """A simple strategy with given degrees of parallelism: devices on ranks in their order, stages that take even times on the
+    fastest devices, and the batch shared evenly among the pipelines.
+
+    instance: a model's layers, a cluster of unequal devices, and the batch size. degrees: pipeline, data and tensor
+    parallelism, and the micro-batch size."""
     fastest = instance.tables[degrees.tmp, degrees.mbs].layer_ns[instance.class_kinds].min(axis=0)
     shares = instance.even_shares(degrees.dp, degrees.mbs)
     assert shares is not None

@@ -31,7 +31,10 @@ Counts = dict[tuple[int, ...], tuple[int, tuple[int, ...]]]  # slots above each 
 
 
 def explain(instance: Instance) -> Infeasibility | None:
-    """Why no strategy fits, for users; None where one does. Raises InputError where there is no strategy at all."""
+    """The reason, for users, why no cluster strategy fits the memory; None if one fits or there is no memory limit. Raises
+    InputError if no strategy exists at all, because no degrees of parallelism use all devices.
+
+    instance: a model's layers, a cluster of unequal devices, and the batch size."""
     every = list(instance.degrees())
     if not every:
         raise _without_strategy(instance)
@@ -53,7 +56,10 @@ def explain(instance: Instance) -> Infeasibility | None:
 
 
 def _without_strategy(instance: Instance) -> InputError:
-    """The error that no degrees use all devices, with the least batch with which some do."""
+    """The error for users that no degrees of parallelism use all devices; it names the least batch, or the number of layers or
+    devices, with which some do. The caller raises it.
+
+    instance: a model's layers, a cluster of unequal devices, and the batch size."""
     devices, layers = instance.devices, instance.layers
     possible = [
         (mbs * dp, f"{plural(dp, 'pipeline')} of {plural(devices // tmp // dp, 'stage')} with micro-batches of {mbs}")
@@ -77,7 +83,8 @@ def _without_strategy(instance: Instance) -> InputError:
 
 
 def _shares(case: DegreeCase) -> Iterator[tuple[int, ...]]:
-    """Yields shares of the batch (micro-batches of each pipeline) of which one needs the least memory."""
+    """Yield shares of the batch (numbers of micro-batches of each pipeline), such that one of the yielded shares needs the
+    least memory among all possible shares. case: the instance with one choice of degrees of parallelism."""
     instance, degrees, total = case.instance, case.degrees, case.micro_batches
     even = instance.even_shares(degrees.dp, degrees.mbs)
     assert even is not None
@@ -90,7 +97,8 @@ def _shares(case: DegreeCase) -> Iterator[tuple[int, ...]]:
 
 
 def _partitions(total: int, parts: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Yields all sums of `total` in this number of parts, each from 1 to `most` and none larger than the one before."""
+    """Yield all ways to write the number `total` as a sum of `parts` numbers, each from 1 to `most` and none larger than the
+    one before it. (5, 2, 4) -> (4, 1), (3, 2)."""
     if parts == 0:
         if total == 0:
             yield ()
@@ -101,7 +109,13 @@ def _partitions(total: int, parts: int, most: int) -> Iterator[tuple[int, ...]]:
 
 
 class _Packing:
-    """Degrees with their shares: finds the spans of layers that fit when every device has a few bytes more."""
+    """Degrees of parallelism with given shares of the batch: finds stages that would fit if every device had a given number of
+    bytes more (the excess).
+
+    Slots are pairs (stage, pipeline), each to be held by a tensor-parallel group; groups are formed of devices sorted by
+    memory. devices: (groups, tmp), the devices of each group; limits: (groups,), the memory in bytes of its smallest device,
+    falling. levels: the distinct limits; groups_above: for each level, the number of groups with more memory. needs: for each
+    stage, pairs of the peak bytes of all spans of layers and the number of pipelines that need them."""
 
     def __init__(self, case: DegreeCase, shares: tuple[int, ...]) -> None:
         self.case, self.shares, degrees = case, shares, case.degrees
@@ -112,13 +126,14 @@ class _Packing:
         self.levels = np.unique(self.limits)[::-1]
         self.groups_above = [int((self.limits > level).sum()) for level in self.levels]
         peaks_of = cache(case.peak_bytes)
-        self.needs = []  # of every stage: bytes by number of micro-batches in flight, and pipelines that have so many
+        self.needs = []  # of every stage: bytes for a number of micro-batches in flight, and the pipelines with it
         for j in range(degrees.pp):
             in_flight, pipelines = np.unique([case.in_flight(share, j) for share in shares], return_counts=True)
             self.needs.append([(peaks_of(n), int(many)) for n, many in zip(in_flight.tolist(), pipelines, strict=True)])
 
     def spans(self, excess: int) -> Spans | None:
-        """Layers [first, end) of every stage such that no device lacks more than `excess` bytes; None where there are none."""
+        """Stages, each as layers [first, end), with which no device lacks more than `excess` bytes of memory; None if there are
+        no such stages. excess: in bytes."""
         layers = self.case.instance.layers
         counts: list[dict[int, Counts]] = [{0: {(0,) * len(self.levels): (0, ())}}]
         for j, needs in enumerate(self.needs):
@@ -128,7 +143,7 @@ class _Packing:
             for a, b in self.case.spans(j):
                 for before in counts[-1].get(a, ()):
                     above_here = tuple(map(int, above[:, a, b] + before))
-                    if all(mine <= groups for mine, groups in zip(above_here, self.groups_above, strict=True)):
+                    if all(slots <= groups for slots, groups in zip(above_here, self.groups_above, strict=True)):
                         _keep(reached.setdefault(b, {}), above_here, (a, before))
             counts.append(reached)
         if layers not in counts[-1]:
@@ -141,13 +156,15 @@ class _Packing:
         return path[::-1]
 
     def least_excess(self, most: int | None) -> int:
-        """The least excess in bytes for which there are spans. most: an excess that is known to suffice, or None."""
+        """The least number of bytes by which the memory of every device must grow for some stages to fit. most: a number that
+        is known to suffice, or None."""
         if most is None:
             most = int(max(peaks.max() for needs in self.needs for peaks, _ in needs))
         return bisect_left(range(most), True, key=lambda excess: self.spans(excess) is not None)
 
     def solution(self, excess: int) -> Solution:
-        """A strategy that lacks no more than `excess` bytes anywhere: slots of most need on groups of most memory."""
+        """A strategy in which no device lacks more than `excess` bytes: stages and pipelines that need most memory are put on
+        the groups of devices that have most. `spans` must have found stages for this excess."""
         degrees, spans = self.case.degrees, self.spans(excess)
         assert spans is not None
         peaks = self.case.instance.placed(degrees, range(self.case.instance.devices)).peak_bytes
@@ -159,8 +176,13 @@ class _Packing:
 
 
 def _keep(frontier: Counts, counts: tuple[int, ...], origin: tuple[int, tuple[int, ...]]) -> None:
-    """Add a path's counts to a Pareto front, unless others are as low in all entries; drop those that it dominates. origin: its
-    first layer and the counts before."""
+    """Add a path over stages to a Pareto front of paths, which is changed, unless another path in it needs at most as many
+    groups at every level; drop the paths that need at least as many as the new one at every level. A path is a choice of the
+    first stages.
+
+    frontier: the Pareto front, from each path's counts to its origin. counts: for each level of memory, the number of slots
+    (stage, pipeline) so far that need a group with more memory. origin: the first layer of the path's last stage, and the
+    counts before that stage."""
     if any(all(x <= y for x, y in zip(other, counts, strict=True)) for other in frontier):
         return
     for other in [other for other in frontier if all(x <= y for x, y in zip(counts, other, strict=True))]:
@@ -169,7 +191,11 @@ def _keep(frontier: Counts, counts: tuple[int, ...], origin: tuple[int, tuple[in
 
 
 def _reason(instance: Instance, packing: _Packing, excess: int) -> Infeasibility:
-    """The reason for users, from the strategy of least excess in bytes."""
+    """The reason, for users, why no strategy fits the memory: it describes the stage that lacks most memory in the strategy
+    that comes closest to fitting. packing: degrees of parallelism and shares of the batch of that strategy. excess: the bytes
+    by which the memory of every device would have to grow for it to fit.
+
+    instance: a model's layers, a cluster of unequal devices, and the batch size."""
     solution = packing.solution(excess)
     stages = evaluate(instance, solution).stages
     number = max(range(len(stages)), key=lambda j: stages[j].peak_bytes - stages[j].limit_bytes)

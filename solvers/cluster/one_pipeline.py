@@ -36,11 +36,10 @@ MOST_STATES = 20_000  # nodes times weights; beyond, weights are left out
 
 @dataclass(frozen=True)
 class Path:
-    """One pipeline through the graph.
-
-    slowest, through, sync: M, S and D in ns. cuts: where its stages but the first begin. visits: the orbits of the classes that
-    it enters, in order.
-    """
+    """One pipeline, found as a walk through the graph of device groups (one node per stage). slowest: the time in ns of its
+    slowest stage; through: the time in ns of one micro-batch through all stages; sync: the time in ns of its slowest gradient
+    all-reduce. cuts: the first layer of every stage but the first. visits: the orbits (sets of device classes that may be
+    exchanged as a whole) that it enters, in order."""
 
     slowest: int
     through: int
@@ -49,15 +48,19 @@ class Path:
     visits: tuple[int, ...]
 
     def time_ns(self, micro_batches: int) -> int:
-        """The pipeline's time (gas - 1) M + S + D with gas micro-batches."""
+        """The pipeline's time in ns for a step with this number of micro-batches: the first micro-batch passes through all
+        stages, each further one adds the time of the slowest stage, and the slowest gradient all-reduce follows. micro_batches:
+        the number of micro-batches."""
         return (micro_batches - 1) * self.slowest + self.through + self.sync
 
 
 @dataclass(frozen=True)
 class Box:
-    """Pipelines with M and D in ranges, none of which has an S below `through` ns.
+    """A set of pipelines, as a node of branch and bound: those whose slowest stage time M and slowest all-reduce time D are in
+    given ranges, and whose micro-batches are known to take at least `through` ns through all stages.
 
-    low, high: first and last index of M in the sorted list of its possible values; lower, upper: likewise for D.
+    low, high: first and last index of M in the sorted list of its possible values; lower, upper: first and last index of D in
+    the sorted list of its possible values.
     """
 
     low: int
@@ -68,16 +71,21 @@ class Box:
 
 
 def box_bound_ns(box: Box, slow: Integers, syncs: Integers, micro_batches: int) -> int:
-    """A lower bound in ns on the pipelines of a box: M and D are at least those of the lower corner, S at least `through`.
+    """A lower bound in ns on the step time of all pipelines in a box (a set of pipelines given by ranges of their times): the
+    least slowest stage of the box for all micro-batches but one, one micro-batch through all stages, and the least all-reduce
+    of the box.
 
-    slow, syncs: the values that M and D may have, ascending.
-    """
+    micro_batches: the number of micro-batches in the pipeline's share of the batch. slow, syncs: the possible values in ns of
+    the slowest stage's time and of the slowest all-reduce, ascending; the box refers to them by index."""
     return (micro_batches - 1) * int(slow[box.low]) + box.through + int(syncs[box.lower])
 
 
 def followed(case: DegreeCase, stop: Callable[[], bool]) -> PipelineSearch | None:
-    """The search over single pipelines of a reduced case; None where it has too many groups, or time runs out before their
-    transfers are known."""
+    """Build the search for the cheapest single pipeline through a cluster, for one choice of degrees of parallelism; None if
+    there are too many groups of devices, or `stop` returns True before the graph of device groups is built.
+
+    case: the instance with these degrees, reduced: groups of devices that differ only by an exchange of equal classes of
+    devices are listed only once. stop: returns whether to give up."""
     if not case.enumerable:
         return None
     try:
@@ -87,10 +95,13 @@ def followed(case: DegreeCase, stop: Callable[[], bool]) -> PipelineSearch | Non
 
 
 class PipelineSearch:
-    """The search for the cheapest pipeline of a reduced case. Raises TooLong.
+    """The search for the cheapest pipeline of a reduced case: an instance with given degrees of parallelism, in which groups of
+    devices that differ only by an exchange of equal classes of devices are listed only once. Raises TooLong if its graph is too
+    large.
 
-    Weights of devices are the ranks of their kinds by speed, 0 the fastest. whole_weight: of all devices; most_weight: an upper
-    bound on that of a pipeline. walks: a search for each graph that a pipeline may go through.
+    Weights of devices are the ranks of their kinds by speed, 0 the fastest; a pipeline's weight is the sum over its devices.
+    whole_weight: the weight of all devices; most_weight: an upper bound on the weight of a pipeline. walks: a search for each
+    graph of device groups that a pipeline may go through.
     """
 
     def __init__(self, case: DegreeCase, stop: Callable[[], bool] = lambda: False) -> None:
@@ -109,11 +120,14 @@ class PipelineSearch:
     def least(
         self, micro_batches: int, weight: int, cutoff: int | None, stop: Callable[[], bool], first: bool = False
     ) -> tuple[int, Path | None]:
-        """A lower bound in ns on (gas - 1) M + S + D of any pipeline of at least this weight, and the path of the cheapest.
+        """A lower bound in ns on the step time of any pipeline whose devices have at least a given weight (slow devices weigh
+        more), and the cheapest such pipeline. The step is (micro_batches - 1) M + S + D, with M the slowest stage, S one
+        micro-batch through all stages, and D the slowest all-reduce.
 
-        The path is None where the least is at or above the cutoff, or the search was stopped. first: any path below the cutoff
-        will do.
-        """
+        micro_batches: the number of micro-batches that the pipeline takes. weight: the least sum of its devices' weights.
+        cutoff: only pipelines faster than this, in ns, are of interest; None for no cutoff. stop: returns whether to end early.
+        first: end with the first pipeline found below the cutoff, which need not be the cheapest. The pipeline is None if none
+        is below the cutoff, or if the search was stopped."""
         bounds, path = list[int](), None
         for walks in self.walks:
             bound, cheaper = walks.least(micro_batches, weight, cutoff, stop, first)
@@ -126,7 +140,10 @@ class PipelineSearch:
 
 
 class WalkSearch:
-    """The search for the cheapest walk through one graph of the groups of a reduced case."""
+    """The search for the cheapest walk through one graph of device groups: one node (a type of tensor-parallel groups with its
+    ring for gradient reduction) for each pipeline stage. case: the instance with one choice of degrees of parallelism. L is the
+    number of layers; a profile stands for tensor-parallel groups with equal times and memory. FAR stands for infinite times.
+    """
 
     def __init__(self, case: DegreeCase, graph: GroupGraph) -> None:
         self.case, self.graph = case, graph
@@ -135,7 +152,8 @@ class WalkSearch:
 
     @cached_property
     def costs(self) -> Integers:
-        """(profiles, L + 1, L + 1): the time of layers [first, end) in every profile; FAR where there are none."""
+        """The time in ns of layers [first, end) on every profile of tensor-parallel groups (groups of equal cost): (profiles, L
+        + 1, L + 1), L layers; FAR (infinite) for empty spans."""
         sums = self.case.times
         spans = sums[:, None, :] - sums[:, :, None]
         return np.where(np.tri(self.layers + 1, dtype=bool).T & ~np.eye(self.layers + 1, dtype=bool), spans, FAR)
@@ -143,7 +161,13 @@ class WalkSearch:
     def least(
         self, micro_batches: int, weight: int, cutoff: int | None, stop: Callable[[], bool], first: bool = False
     ) -> tuple[int, Path | None]:
-        """As `PipelineSearch.least`, for the walks through this graph."""
+        """A lower bound in ns on the step time of any walk through this graph whose devices have at least a given weight (slow
+        devices weigh more), and the cheapest such walk as a path.
+
+        micro_batches: the number of micro-batches that the pipeline takes. weight: the least sum of the devices' weights.
+        cutoff: only walks faster than this, in ns, are of interest; None for no cutoff. stop: returns whether to end early.
+        first: end with the first walk found below the cutoff, which need not be the cheapest. The path is None if none is below
+        the cutoff, or if the search was stopped."""
         weight = weight if len(self.graph.types) * (weight + 1) <= MOST_STATES else 0
         slow, syncs = np.unique(self.costs[self.costs < FAR]), np.unique(self.graph.syncs)
         best, path = FAR if cutoff is None else np.int64(cutoff), None
@@ -156,7 +180,7 @@ class WalkSearch:
             if stop():
                 return int(bound), None
             low, lower = box.low, box.lower
-            # a cap above what the best one leaves is no cap
+            # A cap above the time that the best path leaves is no cap.
             high, upper = box.high, box.upper
             if rounds:
                 high = min(high, int(np.searchsorted(slow * rounds, best - box.through - syncs[lower])) - 1)
@@ -190,8 +214,10 @@ class WalkSearch:
         return int(best), path
 
     def _path(self, micro_batches: int, cap: int, sync_cap: int, weight: int) -> Path | None:
-        """The path of least S among walks of at least this weight whose stages keep within the caps on M and D; None where
-        there is none. Raises TimeoutError."""
+        """The walk with the least time of one micro-batch through all stages, under caps; None if there is none. cap, sync_cap:
+        the most ns that any stage and any all-reduce of gradients may take. micro_batches: the number of micro-batches that the
+        pipeline takes, by which memory is counted. weight: the least sum of the devices' weights. Raises TimeoutError if time
+        runs out."""
         layers = self.layers
         allowed = np.where(self.costs <= cap, self.costs, FAR)
         synced = self.graph.syncs <= sync_cap
@@ -213,8 +239,11 @@ class WalkSearch:
         return None if last.min() >= FAR else self._back(trail, int(last.argmin()), weight)
 
     def _allowed(self, allowed: Integers, synced: Flags, in_flight: int) -> dict[tuple[int, int], Integers]:
-        """The time of layers [first, end), by profile and ring; FAR where a cap or the memory forbids it. in_flight:
-        micro-batches in flight."""
+        """The time in ns of layers [first, end) as a stage, (L + 1, L + 1), by (profile of the tensor-parallel group, ring of
+        the gradient reduction); FAR (infinite) for stages that exceed a cap on their time or their all-reduce, or the memory.
+
+        allowed: (profiles, L + 1, L + 1), the times, FAR (infinite) above the cap. synced: (rings, L + 1, L + 1), True where
+        the all-reduce is within its cap. in_flight: micro-batches in flight in the stage."""
         fits = {}
         for f, q in set(zip((kind.profile for kind in self.graph.types), self.graph.rings, strict=True)):
             row = np.where(synced[q], allowed[f], FAR)
@@ -224,7 +253,11 @@ class WalkSearch:
         return fits
 
     def _entered(self, ended: Integers, weight: int) -> Integers:
-        """S at the entry of each node in one stage, (nodes, weights, layers), from that at the end of the stage before it."""
+        """One step of the dynamic program over stages: the least time in ns of a micro-batch until it enters each node as the
+        next stage: (nodes, weights, L + 1), by the weight of the walk so far (the node's included) and the stage's first layer.
+
+        ended: (nodes, weights, L + 1), the least time until the end of the stage before, by its node, the weight so far, and
+        where it ends. weight: the largest weight that is counted; larger ones count as this."""
         arrived = np.full_like(ended, FAR)
         if not len(self.graph.targets):
             return arrived
@@ -239,7 +272,9 @@ class WalkSearch:
         return np.minimum(moved, FAR)
 
     def _back(self, trail: list[Stage], node: int, weight: int) -> Path:
-        """The path that ends in a node after the last stage, by following the tables of all stages backwards."""
+        """Reconstruct the cheapest walk from the dynamic program's tables, from the last stage to the first. trail: for each
+        stage, in order, the tables that the dynamic program computed. node: the node of the last stage. weight: the sum of the
+        devices' weights in the walk."""
         heaviest, end, slowest, sync, cuts, visits = weight, self.layers, 0, 0, [], []
         through = int(trail[-1][2][node, weight, end])
         for stage in reversed(range(self.stages)):

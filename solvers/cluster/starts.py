@@ -19,11 +19,12 @@ MOST_ORDERS = 24
 
 
 def starts(case: DegreeCase, path: Path | None, stop: Callable[[], bool]) -> Iterator[Solution]:
-    """Yields strategies on every nested placement: with the cuts of the path, and with the best cuts for the slowest pipeline
-    at each stage.
+    """Yield strategies with given degrees of parallelism, as first solutions of the exact method. Placements put devices in the
+    order of their classes on ranks, in any nesting of stages, pipelines and tensor-parallel ranks; each is yielded with the
+    cuts of a given pipeline, and with the best cuts for a pipeline that has the slowest group of devices at each stage.
 
-    path: a pipeline whose cuts are tried, or None. stop: whether to end.
-    """
+    case: the instance with one choice of degrees of parallelism. path: the cheapest single pipeline, whose cuts are tried, or
+    None. stop: returns whether to end."""
     instance, degrees = case.instance, case.degrees
     for placement in _nested(case, path):
         if stop():
@@ -36,8 +37,10 @@ def starts(case: DegreeCase, path: Path | None, stop: Callable[[], bool]) -> Ite
 
 
 def best_cuts(case: DegreeCase, placed: Placed) -> tuple[int, ...]:
-    """The best cuts for a pipeline with the slowest group at each stage and an even share; where none fit the memory, the best
-    without it."""
+    """The cuts (first layer of every stage but the first) with the least time (Eq. 5 of AMP) for a pipeline that has the
+    slowest group of devices at each stage and an even share of the batch, among the cuts that fit the memory; if none fit,
+    among all cuts. case: the instance with one choice of degrees of parallelism. placed: the costs of a placement.
+    """
     times, moves = placed.layer_ns.max(axis=1), placed.transfer_ns.max(axis=1)
     answer = None
     if case.instance.within_memory:
@@ -49,8 +52,9 @@ def best_cuts(case: DegreeCase, placed: Placed) -> tuple[int, ...]:
 
 
 def shared(case: DegreeCase, placed: Placed, cuts: tuple[int, ...]) -> Solution:
-    """The strategy whose shares of the batch make the slowest pipeline's time T_i least; shares are even where no others are
-    allowed."""
+    """Complete a strategy of given placement and cuts by the shares of the batch (numbers of micro-batches of the pipelines)
+    that make the slowest pipeline's time least; shares are even if the instance allows no others. case: the instance with one
+    choice of degrees of parallelism. placed: the costs of the placement. cuts: the first layer of every stage but the first."""
     degrees = case.degrees
     shares: Sequence[int] = case.instance.even_shares(degrees.dp, degrees.mbs) or ()
     if len(case.share_choices) > 1:
@@ -60,14 +64,16 @@ def shared(case: DegreeCase, placed: Placed, cuts: tuple[int, ...]) -> Solution:
 
 
 def best_shares(micro_batches: int, slowest: Integers, through: Integers) -> list[int]:
-    """The shares gas_i of at least 1 with the least max_i (gas_i - 1) slowest_i + through_i, found by bisection of that time.
+    """The numbers of micro-batches of all pipelines, at least 1 each, with which the last pipeline to end does so as early as
+    possible; found by bisection of that time.
 
-    slowest, through: for each pipeline, the time in ns of its slowest stage, and of one micro-batch through all stages.
-    """
+    micro_batches: the total to divide among the pipelines. slowest, through: (pipelines,), the time in ns of each pipeline's
+    slowest stage, and of one micro-batch through all of its stages; with n micro-batches a pipeline takes (n - 1) slowest +
+    through."""
     rest, pairs = micro_batches - len(through), list(zip(through.tolist(), slowest.tolist(), strict=True))
 
     def more(time: int) -> list[int]:
-        """For each pipeline, the number of micro-batches after its first that it ends by this time."""
+        """The number of micro-batches after its first that each pipeline ends by this time in ns."""
         return [min(rest, (time - start) // stage) if stage else rest for start, stage in pairs]
 
     low, high = max(start for start, _ in pairs), max(start + rest * stage for start, stage in pairs)
@@ -81,14 +87,14 @@ def best_shares(micro_batches: int, slowest: Integers, through: Integers) -> lis
 
 
 def _nested(case: DegreeCase, path: Path | None) -> Iterator[tuple[int, ...]]:
-    """Yields placements of devices in the order of their classes on ranks in any nesting of stages, pipelines and tmp ranks.
+    """Yield placements (the device of every rank) that put devices in the order of their classes on ranks in any nesting of
+    stages, pipelines and tensor-parallel ranks. Classes are in the order in which `path` enters them, and in other orders.
 
-    Classes are in the order of the path, or in any order; placements that differ by devices of one class only are given one
-    time.
-    """
+    Devices of one class are interchangeable: of placements that differ only by exchanging such devices, one is yielded. case:
+    the instance with one choice of degrees of parallelism. path: a single pipeline, or None."""
     instance, degrees = case.instance, case.degrees
     sizes = (degrees.pp, degrees.dp, degrees.tmp)
-    seen: set[bytes] = set()
+    known: set[bytes] = set()
     for order in [_along(instance, path), *_orders(instance)]:
         devices = np.array([device for c in order for device in case.instance.members[c]])
         for nesting in permutations(range(3)):
@@ -97,13 +103,16 @@ def _nested(case: DegreeCase, path: Path | None) -> Iterator[tuple[int, ...]]:
             for shift in range(degrees.pp if instance.tied_bytes else 1):
                 placement = np.roll(grid, shift, axis=0).reshape(-1)
                 classes = instance.classes[placement].tobytes()
-                if classes not in seen:
-                    seen.add(classes)
+                if classes not in known:
+                    known.add(classes)
                     yield tuple(placement.tolist())
 
 
 def _along(instance: Instance, path: Path | None) -> list[int]:
-    """Classes in the order in which the path enters their orbits, and then the other ones."""
+    """All classes of devices in an order to fill ranks with: first as the path (a single pipeline) enters them, then the
+    others. path: None for no pipeline.
+
+    instance: a model's layers, a cluster of unequal devices, and the batch size."""
     remaining = dict(enumerate(orbits(instance)))
     order = []
     for orbit in path.visits if path is not None else ():
@@ -115,14 +124,18 @@ def _along(instance: Instance, path: Path | None) -> list[int]:
 
 
 def _orders(instance: Instance) -> list[tuple[int, ...]]:
-    """Orders of classes, without those that only exchange whole equal classes: first orders with one orbit's classes
-    together."""
+    """Up to MOST_ORDERS orders of all device classes to fill ranks with. An orbit is a set of classes that are equal as a
+    whole; orders that differ only by exchanging classes of one orbit are given only once, and orders in which each orbit's
+    classes are consecutive come first.
+
+    instance: a model's layers, a cluster of unequal devices, and the batch size."""
     alike = orbits(instance)
     return list(dict.fromkeys(islice(chain(_together(alike), _every(alike)), 2 * MOST_ORDERS)))[:MOST_ORDERS]
 
 
 def _together(alike: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yields orders with all classes of one orbit in a row, at evenly spaced positions among the others."""
+    """Yield orders of all device classes in which the classes of one orbit (a set of classes that are equal as a whole) are
+    consecutive, at evenly spaced positions among the other classes. alike: the orbit of each class."""
     everyone, kinds = range(len(alike)), sorted(set(alike))
     for orbit in kinds if len(kinds) > 1 else ():
         members, others = ([c for c in everyone if (alike[c] == orbit) == wanted] for wanted in (True, False))
@@ -131,7 +144,8 @@ def _together(alike: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _every(alike: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yields all orders of classes, in which those of one orbit keep theirs."""
+    """Yield all orders of the device classes in which the classes of one orbit (equal as a whole) keep their order among
+    themselves. alike: the orbit of each class. (0, 0, 2) -> (0, 1, 2), (0, 2, 1), (2, 0, 1)."""
     members = {orbit: [c for c, other in enumerate(alike) if other == orbit] for orbit in dict.fromkeys(alike)}
     waiting: list[tuple[int, ...]] = [()]
     while waiting:
@@ -140,5 +154,5 @@ def _every(alike: Sequence[int]) -> Iterator[tuple[int, ...]]:
             yield taken
             continue
         used = Counter(alike[c] for c in taken)
-        following = [those[used[orbit]] for orbit, those in members.items() if used[orbit] < len(those)]
+        following = [classes[used[orbit]] for orbit, classes in members.items() if used[orbit] < len(classes)]
         waiting += [(*taken, c) for c in sorted(following, reverse=True)]

@@ -1,1 +1,1 @@
-"""What all methods share: the search, its result, the registry, brute force."""
+"""The parts that all solution methods share: the search, its result, the registry of methods, brute force."""

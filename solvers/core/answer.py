@@ -17,14 +17,14 @@ from trainplan.solvers.core.solve import solve
 @in_one_line
 @dataclass(frozen=True)
 class Answer:
-    """The best result over several instances of one problem, with a lower bound that holds for all of them.
+    """The best result over several instances of one planning problem, with a lower bound that holds for all of them.
 
-    instance: the instance whose solution is best. result: the method's result on it. solution: the solution, None where nothing
-    was found. objective_ns, bound_ns: nanoseconds of the solution, and a lower bound on those of all solutions of all
-    instances, both in the problem's own terms (which may count more than `result` does, for instance the whole step where the
-    method minimises the iteration). alternatives: one row of numbers for every instance that was tried. tried: all of these
-    instances with the method's results, where the searcher keeps them.
-    """
+    instance: the instance (input data of one optimisation problem) whose solution is best. result: the method's result on that
+    instance. solution: the solution of that instance, None if none was found. objective_ns: the solution's time in ns;
+    bound_ns: a lower bound in ns on the time of every solution of every instance; both as the planning problem counts time,
+    which may be more than `result` counts (for instance the whole step, where the method minimises the iteration only).
+    alternatives: one dict of numbers for every instance that was tried. tried: pairs of an instance and the method's result on
+    it, for callers that keep them; else empty."""
 
     instance: Any
     result: Result
@@ -36,45 +36,49 @@ class Answer:
 
     @property
     def gap(self) -> float | None:
-        """The relative gap (objective - bound) / objective; None where one of the two is missing."""
+        """The relative gap (objective_ns - bound_ns) / objective_ns as a fraction; None if the objective or the bound is
+        missing."""
         return relative_gap(self.objective_ns, self.bound_ns)
 
     @property
     def status(self) -> str:
-        """`optimal` where the bound meets the objective within the requested tolerance; else `feasible`, or, without a
-        solution, the method's own status."""
+        """`optimal` if the gap is within the result's tolerance, else `feasible`; without a solution, the status of the
+        method's result (such as `infeasible`). A solution without a bound is `feasible`."""
         if self.gap is None:
             return self.result.status if self.objective_ns is None else "feasible"
         return "optimal" if self.gap <= self.result.tolerance else "feasible"
 
 
 def in_turn(instances: Sequence[Any], time_limit: float | None, clock: Clock) -> Iterator[tuple[Any, float | None]]:
-    """Yield the instances one after the other, each with its time limit in seconds: an equal share of the time that is left.
+    """Divide a time limit among several instances (inputs of one optimisation problem): yield them in order, each with its own
+    limit in seconds, an equal share of the time that is left, at least 0.01 s.
 
-    time_limit: seconds for all instances together; None gives None for every instance.
-    """
+    instances: the inputs to solve. time_limit: seconds for all instances together; None gives None for every instance. clock:
+    counts the seconds that the caller spends between two instances."""
     started = clock()
     for index, instance in enumerate(instances):
-        left = None if time_limit is None else time_limit - (clock() - started)
-        yield instance, None if left is None else max(0.01, left / (len(instances) - index))
+        seconds_left = None if time_limit is None else time_limit - (clock() - started)
+        yield instance, None if seconds_left is None else max(0.01, seconds_left / (len(instances) - index))
 
 
 def least_bound(bounded: Iterable[tuple[Result, int | None]]) -> int | None:
-    """The smallest lower bound over pairs of a result and its bound in ns, without results that prove their instance
-    infeasible.
+    """The smallest lower bound in ns that holds for several instances together.
 
-    None where one of the other results has no bound: then nothing is proven about all instances together.
+    bounded: for every instance, its result and its lower bound in ns (None if there is none). Results that prove their instance
+    infeasible are skipped. Returns None if a remaining instance has no bound, since then nothing is proven about all of them,
+    or if no instance remains.
     """
     bounds = [bound for result, bound in bounded if result.status != "infeasible"]
     return None if None in bounds else min((bound for bound in bounds if bound is not None), default=None)
 
 
 def rank(result: Result, objective: int | None) -> tuple[int, float]:
-    """Sort key of a result; the smallest is the best. objective: nanoseconds of its solution, None without one.
+    """Sort key that orders the results of one request on several instances, the best first.
 
-    Solutions come first, by their time. Results without a solution follow: first those of instances that may still have one,
-    then the infeasible ones by the least memory with which they would fit.
-    """
+    result: a method's result on one instance. objective: the time in ns of the result's solution, None if it has none. Results
+    with a solution come first, by their time. Results without a solution follow: first results that do not prove their instance
+    infeasible, then infeasible ones by the least memory in bytes with which they would fit, then infeasible ones without a
+    stated reason."""
     if objective is not None:
         return 0, objective
     if result.status != "infeasible":
@@ -83,16 +87,20 @@ def rank(result: Result, objective: int | None) -> tuple[int, float]:
 
 
 def stopped_with(best: Result, results: Iterable[Result]) -> Result:
-    """The best of several results; where nothing stopped it, with the reason that stopped the first of the others (such as
-    "time limit")."""
+    """The best result, marked as stopped if any run was stopped early.
+
+    best: the best of `results`. results: the results on all instances of one request. Returns `best` itself if its `stopped` is
+    set; else a copy whose `stopped` is the first reason among `results`, such as "time limit", or None if no run was stopped.
+    """
     return best if best.stopped else replace(best, stopped=next((result.stopped for result in results if result.stopped), None))
 
 
 def with_solution(answer: Answer, solution: Any, source: str, message: str | None = None) -> Answer:
-    """The same answer with another solution of its instance, whose time and costs are evaluated anew.
+    """A copy of an answer in which another solution of the same instance replaces the present one; its time and costs are
+    evaluated.
 
-    source: the method or step that the solution comes from. message: a remark for users, by default the result's own.
-    """
+    answer: the answer to copy. solution: the new solution, in the problem's own type. source: name of the method or step that
+    the solution comes from, recorded as `solution_source`. message: a remark for users; None keeps the result's own remark."""
     problem, instance, result = problem_of(answer.instance), answer.instance, answer.result
     objective = problem.evaluate(instance, solution).objective
     taken: dict[str, Any] = {"objective": objective, "solution": problem.solution_dict(solution)}
@@ -104,12 +112,13 @@ def with_solution(answer: Answer, solution: Any, source: str, message: str | Non
 def best_answer(
     instances: Sequence[Any], method: str, *, time_limit: float | None = None, clock: Clock | None = None, **arguments: Any
 ) -> Answer:
-    """Solve the instances one after the other; return the best solution, and the least of their bounds.
+    """Solve several instances one after the other; return the best solution, and a lower bound that holds for all of them.
 
-    time_limit: seconds in all, of which each instance gets an equal share of the time that is left. arguments: those of
-    `solve`. Where no instance has a solution, the answer is about the one that needs the least memory. After an interrupt no
-    further instance is solved, and no bound over all instances is returned. Raises InputError.
-    """
+    instances: the inputs of one optimisation problem to choose among. method: name of the solution method. time_limit: seconds
+    for all instances together; each instance may use an equal share of the time that is left. clock: counts these seconds.
+    arguments: further arguments of `solvers.core.solve.solve`. If no instance has a solution, the answer is about the instance
+    that needs the least memory. After an interrupt (Ctrl-C) no further instance is solved, and the answer's bound is None.
+    Raises InputError for an unknown method or argument."""
     assert instances, "a problem makes at least one instance of a request"
     results, clock = list[tuple[Any, Result]](), clock or Clock()
     for instance, seconds in in_turn(instances, time_limit, clock):
@@ -121,6 +130,6 @@ def best_answer(
     all_tried = len(results) == len(instances)
     least = least_bound((result, result.bound) for _, result in results) if all_tried else None
     bound = least if best.objective is None or least is None else min(least, best.objective)
-    rows = tuple({"name": each.name, "status": result.status, "time_ns": result.objective} for each, result in results)
+    rows = tuple({"name": tried.name, "status": result.status, "time_ns": result.objective} for tried, result in results)
     solution = None if best.solution is None else problem_of(instance).load_solution(best.solution)
     return Answer(instance, best, solution, best.objective, bound, rows if len(rows) > 1 else (), tuple(results))

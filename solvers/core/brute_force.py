@@ -5,21 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from trainplan.formulations.problem import problem_of
-from trainplan.solvers.core.search import Outcome, Search, Unsuited
+from trainplan.solvers.core.search import Outcome, Search, Unsupported
 
-EVERY = 4096  # solutions between two looks at the clock
+EVERY = 4096  # solutions that are evaluated between two checks of the clock
 SOURCE = "enumeration of all choices"
 
 
 def brute_force(instance: Any, search: Search) -> Outcome:
-    """The optimum of an instance, by evaluating all its solutions. Raises Unsuited where the instance has more solutions than
-    its problem allows for brute force."""
+    """The method `brute-force`: find the optimal solution of a tiny instance by evaluating every solution.
+
+    instance: the data of one optimisation problem. search: the run's limits, to which each better solution is reported. Returns
+    an outcome whose bound equals the best objective (a proof of optimality, or that nothing fits), or an outcome without a
+    bound if time runs out. Raises Unsupported if the instance has more solutions than its problem allows for brute force."""
     enumeration = problem_of(instance).enumeration
     count, most = enumeration.count(instance), enumeration.most(instance)
     if count > most:
         shown = f"{count:.3g}" if count < 10**300 else "over 1e300"
         fix = f"give 'exact'; brute force takes {most / 1e6:.0f}e6"
-        raise Unsuited("command line", "--method", f"is 'brute-force' for {shown} choices", fix)
+        raise Unsupported("command line", "--method", f"is 'brute-force' for {shown} choices", fix)
     for number, solution in enumerate(enumeration.solutions(instance)):
         if solution is not None:
             search.report(solution)

@@ -1,4 +1,4 @@
-"""The clock that counts towards a search's time limit, and a timer that ends code which does not look at it."""
+"""The clock that counts towards a search's time limit, and a timer that ends code which does not check the clock itself."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from types import FrameType
 GRACE_SHARE, LEAST_GRACE_SECONDS = 0.1, 0.5
 TICK_SECONDS = 0.001
 AGAIN_SECONDS = 0.2  # until Overrun is raised once more, where something swallowed it
-LONGEST_WAIT_SECONDS = 1e6  # in one go: timers and pipes take no more than some thousand times as many
-# Code that begins and ends an `ended_after`: an Overrun in its midst would leave the handler behind.
+LONGEST_WAIT_SECONDS = 1e6  # of one call: timers and pipes accept no more than some thousand times as many
+# Code that begins and ends an `ended_after`: an Overrun inside it would leave the handler installed.
 BETWEEN = (__file__, contextlib.__file__, signal.__file__)
 
 
 def grace_seconds(time_limit: float | None) -> float:
-    """Seconds that a search may go on after its time limit: 10 % of the limit, and half a second at least; infinite without a
-    limit."""
+    """Seconds that a search may go on after its time limit: 10 % of the limit, and at least half a second; infinite without a
+    limit (None). time_limit: in seconds."""
     return math.inf if time_limit is None else max(GRACE_SHARE * time_limit, LEAST_GRACE_SECONDS)
 
 
 def wait_seconds(seconds: float) -> float:
-    """Seconds that a timer or a pipe may be set to wait in one call: those until the limit, clipped to what timers accept. The
-    caller checks the time again afterwards."""
+    """Clip a waiting time to what a timer or a pipe accepts in one call: at least a millisecond, at most the largest value that
+    timers take. The caller checks the time again after the wait. seconds: the seconds left until the limit."""
     return min(max(seconds, TICK_SECONDS), LONGEST_WAIT_SECONDS)
 
 
 class Clock:
-    """A clock of the seconds that count towards a time limit: those in which packages are imported and processes started do
-    not.
+    """A clock of the seconds that count towards a time limit: seconds in which packages are imported or processes are started
+    are left out.
 
-    read: returns seconds that never fall (tests count calls instead). seconds_apart: the seconds that did not count so far.
+    read: function that returns seconds that never decrease (tests count calls instead). seconds_apart: the seconds left out so
+    far.
     """
 
     def __init__(self, read: Callable[[], float] = time.perf_counter) -> None:
@@ -48,7 +49,8 @@ class Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """A context in which no seconds count."""
+        """Context manager in which the clock stands still: its seconds do not count towards the time limit, and are added to
+        `seconds_apart`. A nested pause has no further effect."""
         if self._paused_at is not None:
             yield
             return
@@ -61,13 +63,14 @@ class Clock:
 
 
 class Overrun(BaseException):
-    """Raised inside code that is past its time limit. It is no Exception, so that no handler mistakes it for an ordinary
-    error."""
+    """Raised inside code that is past its time limit. It is not a subclass of Exception, so that no handler mistakes it for an
+    ordinary error."""
 
 
 @contextmanager
 def ended_after(seconds_left: Callable[[], float]) -> Iterator[None]:
-    """A context whose code is interrupted by an `Overrun`, at its next Python instruction, as soon as no seconds are left.
+    """Context manager whose code is interrupted by the exception `Overrun`, at its next Python instruction, as soon as no
+    seconds are left.
 
     seconds_left: returns the seconds left, infinite without a limit. Uses the alarm signal of Unix, which only a main thread
     receives; elsewhere nothing is interrupted. A timer that was set before is set again afterwards.
@@ -98,7 +101,7 @@ def ended_after(seconds_left: Callable[[], float]) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, wait_seconds(seconds_left()))
         yield
     except Exception as error:
-        if over:  # some libraries make another error of what is raised in their midst
+        if over:  # some libraries turn an exception raised inside them into another error
             raise Overrun from error
         raise
     finally:

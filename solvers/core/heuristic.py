@@ -13,33 +13,45 @@ from trainplan.solvers.core.result import Infeasibility
 
 
 def _solvers(instance: Any) -> Methods:
-    """The registered methods and quick functions of the instance's problem."""
+    """The registry record of the optimisation problem that an instance belongs to: its solution methods, and its quick
+    functions (lower bound, first plan, explanation), which the functions of this module call.
+
+    instance: the data of one optimisation problem."""
     return solvers_of(problem_of(instance))
 
 
 def cheap_bound(instance: Any) -> tuple[int, str] | None:
-    """A lower bound in ns on all solutions, with its reason; None for problems that register no such bound."""
+    """A lower bound in ns on the time of every solution of an instance, found in milliseconds without a search, and a text that
+    says why it holds; None if the instance's problem registers no function for it.
+
+    instance: the data of one optimisation problem."""
     bound: tuple[int, str] | None = _solvers(instance).call("cheap_bound", instance)
     return bound
 
 
 def first_plan(instance: Any) -> Any | None:
-    """A solution that fits the memory, found in milliseconds; None where the problem registers no such function, or it finds
-    none."""
+    """A solution of an instance that fits the memory, found in milliseconds without a search; None if the instance's problem
+    registers no function for it, or that function finds none.
+
+    instance: the data of one optimisation problem."""
     return _solvers(instance).call("first_plan", instance)
 
 
 def explain(instance: Any) -> Infeasibility | None:
-    """Why no solution fits the memory; None where one does.
+    """The reason why no solution of the instance fits the memory.
 
-    None is also returned where that is not certain, for a problem whose solvers have `fits`, and where no reason is known.
-    """
+    instance: the data of one optimisation problem.
+
+    Returns None if some solution fits, if no reason is known, or if it is not certain that nothing fits."""
     reason: Infeasibility | None = _solvers(instance).call("explain", instance)
     return reason
 
 
 def fits(instance: Any) -> bool | None:
-    """Whether some solution fits the memory, proven either way; None where that is not known."""
+    """Whether an instance has a solution within its memory: True if some solution is proven to fit, False if it is proven that
+    none does, None if neither is known.
+
+    instance: the data of one optimisation problem."""
     solvers, known = _solvers(instance), None
     if solvers.fits:
         known = solvers.call("fits", instance)
@@ -49,17 +61,19 @@ def fits(instance: Any) -> bool | None:
 
 
 def leanest(instance: Any) -> tuple[Any, int] | None:
-    """A solution that needs little memory, and a lower bound in bytes on the memory per device of any solution; None where the
-    problem registers no such function, or it finds none."""
+    """A solution of an instance that needs little memory, and a lower bound in bytes on the memory per device that any solution
+    needs; None if the instance's problem registers no function for it, or that function finds none.
+
+    instance: the data of one optimisation problem."""
     found: tuple[Any, int] | None = _solvers(instance).call("leanest", instance)
     return found
 
 
 def at_least_memory(instance: Any) -> Any | None:
-    """A copy of the instance with the least memory per device with which some solution is known to fit.
+    """A copy of an instance whose memory per device is the least with which some solution is known to fit.
 
-    None where no solution needs any memory, or no such limit is known: host memory may be too small whatever the devices have.
-    """
+    instance: the data of one optimisation problem. Returns None if a solution fits even into one byte per device, or if no
+    sufficient limit is known (for example because the hosts' memory is too small whatever the devices have)."""
     if _solvers(instance).at_least_memory:
         return _solvers(instance).call("at_least_memory", instance)
     if (reason := explain(instance.with_memory(1))) is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from trainplan.profiling.base.errors import Unsuited
+from trainplan.profiling.base.errors import Unsupported
 from trainplan.solvers.core.clock import Overrun, ended_after
 from trainplan.solvers.core.method_registry import methods
 from trainplan.solvers.core.search import Outcome, Search
@@ -13,15 +13,17 @@ from trainplan.solvers.core.search import Outcome, Search
 FIRST_PLAN = "first plan that fits"
 # Where there is no first plan, the exact method may run to this gap, for this share of the time left, and no longer than this.
 GAP, SHARE, MOST_SECONDS = 0.1, 0.3, 2.0
-LATE = 0.2  # of its time, by which it may overrun
+LATE = 0.2  # the share of its time by which it may overrun
 
 
 def begin_model(instance: Any, search: Search, cheap: tuple[int, str] | None) -> Outcome | None:
-    """Give a model a solution to start from, where the search has none yet: that of a short run of the problem's exact method.
+    """Give a MILP or CP-SAT run a solution to start from: if the search has none, run the problem's fast exact method for a
+    short time, which reports its solutions to the search.
 
-    cheap: a lower bound in ns with its reason, if the problem has one. Returns the outcome of the whole search where no model
-    is needed any more, because that bound proves the starting solution or the exact method proves that nothing fits; else None.
-    """
+    instance: the data of one optimisation problem. search: the run's limits and its best solution so far, which is updated.
+    cheap: a lower bound in ns found without a search and the text that says why it holds, None if the problem has none. Returns
+    the outcome of the whole run if no MILP or CP-SAT model is needed any more, because the cheap bound proves the search's
+    solution optimal or the exact method proves that nothing fits; else None, and the model is to be solved."""
     if search.objective is not None:
         bound, source = cheap or (None, None)
         return Outcome(bound=bound, bound_source=source) if search.closed(bound) else None
@@ -34,7 +36,7 @@ def begin_model(instance: Any, search: Search, cheap: tuple[int, str] | None) ->
     limit = MOST_SECONDS if share is None else min(share, MOST_SECONDS)
     inner = search.within(limit, exact.name)
     inner.gap = max(search.gap, GAP)
-    with suppress(Unsuited, Overrun), ended_after(lambda: inner.remaining() + LATE * limit):
+    with suppress(Unsupported, Overrun), ended_after(lambda: inner.remaining() + LATE * limit):
         outcome = method(instance, inner)
         if outcome.infeasible:
             source = f"{exact.name}, {outcome.bound_source}"

@@ -10,14 +10,16 @@ from pathlib import Path
 
 
 def data_bytes() -> int:
-    """Bytes of private writable memory of this process, as Linux counts them for its data limit (VmData)."""
+    """Bytes of private writable memory of this process, as Linux counts them for its data limit (the field VmData of
+    /proc/self/status)."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData:"))
     return int(line.split()[1]) << 10
 
 
 @contextmanager
 def memory_limited(memory_bytes: int | None) -> Iterator[None]:
-    """A context in which allocations beyond `memory_bytes` more than the process has now raise MemoryError; None is no limit.
+    """Context manager in which the process may allocate at most `memory_bytes` more than it has at the beginning; beyond that,
+    allocations raise MemoryError. None is no limit. On systems other than Linux nothing is limited.
 
     Processes that are started inside inherit the limit.
     """
@@ -36,7 +38,8 @@ def memory_limited(memory_bytes: int | None) -> Iterator[None]:
 
 
 def unlimited() -> None:
-    """Lift the memory limit that this process has inherited from a parent inside `memory_limited`."""
+    """Lift the memory limit that this process has inherited from a parent process that had one (see `memory_limited`); nothing
+    happens on systems other than Linux."""
     if sys.platform.startswith("linux"):
         import resource
 

@@ -24,9 +24,9 @@ class Option:
     """A parameter that one method has: one of `choices`, the default first, or, without choices, a whole number of at least 1.
 
     Attributes:
-        name: as `--option NAME=VALUE` and keyword arguments have it.
+        name: as written in `--option NAME=VALUE` and in keyword arguments.
         choices: the values that it takes.
-        most: the largest number; None where the method itself checks which numbers the instance allows.
+        most: the largest number; None if the method itself checks which numbers the instance allows.
     """
 
     name: str
@@ -63,19 +63,26 @@ class Entry:
     model: bool = False
 
     def method(self) -> Method:
-        """Import and return the method's function."""
+        """Import the module of the method and return the method's function, which takes an instance and a `Search`, and returns
+        an `Outcome`."""
         method: Method = attribute(self.target)
         return method
 
 
 def entry(name: str, module: str, about: str, *options: Option, proves: bool = False) -> Entry:
-    """The entry of one of trainplan's own methods: the function with the method's name (underscores for dashes) in a module of
-    `trainplan.solvers`."""
+    """The registry entry of one of trainplan's own solution methods, whose function has the method's name with underscores for
+    dashes: entry("galvatron-dp", "chain.galvatron_dp", ...) refers to trainplan.solvers.chain.galvatron_dp:galvatron_dp.
+
+    module: the module below `trainplan.solvers`. about: a description in a few words. options: the method's own parameters.
+    proves: whether the method can prove optimality.
+    """
     return Entry(name, f"trainplan.solvers.{module}:{name.replace('-', '_')}", proves, about, options)
 
 
 def proving(name: str, module: str, about: str, *options: Option) -> Entry:
-    """The entry of one of trainplan's own methods that can prove optimality; arguments as for `entry`."""
+    """The registry entry of one of trainplan's own methods that can prove optimality. name: the method's name; its function has
+    this name with underscores for dashes. module: the module below `trainplan.solvers`. about: a description in a few words.
+    options: the method's own parameters."""
     return entry(name, module, about, *options, proves=True)
 
 
@@ -90,23 +97,21 @@ BRUTE_FORCE = proving("brute-force", "core.brute_force", "every solution, for ti
 
 @dataclass(frozen=True)
 class Methods:
-    """The methods and quick functions that the solvers of one problem offer.
+    """The methods and quick functions that the solvers of one problem offer. All fields but the first name a function of an
+    instance, as `package.module:function`; None if the problem has no such function.
 
     Attributes:
         entries: the methods; the name `exact` stands for the first.
-
-    All other fields are functions of an instance, as `package.module:function`, or None:
-
-        explain: why no solution fits, as a `solvers.core.result.Infeasibility`; None where one does, where no reason is known,
-            and, for problems with `fits`, where it is not certain.
+        explain: why no solution fits, as a `solvers.core.result.Infeasibility`; None if one does, if no reason is known,
+            and, for problems with `fits`, if it is not certain.
         cheap_bound: a lower bound in ns on all solutions, in milliseconds, with its reason.
         first_plan: a solution that fits, in milliseconds, or None.
-        fits: whether some solution fits, proven either way; None where that is not known.
-        leanest: a solution of little memory, and a lower bound in bytes per device on that of any solution; or None.
+        fits: whether some solution fits, proven either way; None if that is not known.
+        leanest: a solution of little memory, and a lower bound in bytes per device on the memory of any solution; or None.
         at_least_memory: the instance with the least memory that some solution needs, or None; without this function, with the
             least memory that `explain` names.
         evidence: evidence for a bound, which `Certificate.checked_bound_ns` checks, from an instance, a known objective in ns
-            and a `Search`; None where bounds cannot be checked.
+            and a `Search`; None if bounds cannot be checked.
         alternatives: from an instance, a result, a count and a seed, at most that many good solutions with their objectives in
             ns, best first, that trial runs may take in addition to the result's own.
     """
@@ -122,29 +127,32 @@ class Methods:
     alternatives: str | None = None
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call the function registered under a field's name with these arguments, an instance first; None where none is
-        registered."""
+        """Call one of the registered functions. name: the field of this record that names the function, such as "cheap_bound".
+        arguments: the function's arguments, an instance first. Returns the function's result; None if the field is None."""
         target = getattr(self, name)
         return attribute(target)(*arguments) if target else None
 
 
 def solvers_of(stated: Problem) -> Methods:
-    """The methods and quick functions of a problem's package of solvers, without brute force."""
+    """The registry record of a problem: the solution methods and quick functions that its own package of solvers registers;
+    methods of plug-ins and brute force are not included. stated: the optimisation problem."""
     offered: Methods = attribute(f"{stated.solved_by}.methods:METHODS")
     return offered
 
 
 @cache
 def methods(problem_name: str) -> tuple[Entry, ...]:
-    """All methods for a problem by its name: its own, then those of plug-ins, then brute force. `exact` stands for the first.
-    Raises InputError."""
+    """The registry entries of all solution methods of a problem, in this order: its own methods, of which the first is also
+    known as `exact`, the methods of plug-ins, and brute force. problem_name: such as "joint". Raises InputError if no problem
+    has this name."""
     stated = problem(problem_name)
     entries = [point.load() for point in plugins(GROUP).values()]
     return (*solvers_of(stated).entries, *(entry for entry in entries if entry.problem == stated.name), BRUTE_FORCE)
 
 
 def method(problem_name: str, name: str) -> Entry:
-    """The method of a problem with this name, or the first for `exact`. Raises InputError that lists the names."""
+    """The registry entry of a problem's solution method. problem_name: such as "joint". name: the method's name, or `exact` for
+    the problem's first method. Raises InputError, which lists the possible names, if there is no such method."""
     entries = methods(problem_name)
     names = ["exact", *(entry.name for entry in entries)]
     chosen = named(name, names)

@@ -16,8 +16,10 @@ Stop = Literal["time limit", "memory limit", "model size", "interrupt"]
 
 @dataclass(frozen=True)
 class Point:
-    """The best objective and bound, in ns, known `seconds` after the start. source: the method or solver that has just improved
-    one of them."""
+    """A moment in the course of a search: the best objective and bound in ns that were known `seconds` after the start.
+
+    source: the method or solver that had just improved one of them.
+    """
 
     seconds: float
     objective: int | None
@@ -27,12 +29,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Infeasibility:
-    """Why nothing fits: the least memory in bytes of any choice, the layer whose pass needs it, and what to change.
+    """The reason why no solution fits the memory: the least memory in bytes of any choice, the layer whose pass needs it, and
+    advice what to change.
 
-    memory_bytes: the limit. least_memory_bytes: the least peak of any choice. state_bytes, activation_bytes: its two parts,
-    which users see under the names `parts`. bound_bytes: given where the least of all is not known: then no choice needs less
-    than this, and least_memory_bytes is what one known choice needs.
-    """
+    memory_bytes: the memory limit of a device. least_memory_bytes: the least peak of any choice, or of the best known one.
+    peak_layer, peak_layer_name, peak_pass: where that peak occurs. state_bytes, activation_bytes: the two parts of the peak,
+    which users see under the names `parts`. advice: texts for users, each with one change that would help. bound_bytes: a lower
+    bound on the peak of any choice, given only if least_memory_bytes is not proven to be the least."""
 
     memory_bytes: int
     least_memory_bytes: int
@@ -46,12 +49,13 @@ class Infeasibility:
     bound_bytes: int | None = None
 
     def __str__(self) -> str:
+        """The reason as text, with Python's arguments in its advice."""
         return as_arguments(self.command_text)
 
     @property
     def command_text(self) -> str:
-        """The reason as text, with the command's options (such as --memory) in its advice; `str` names Python's arguments
-        instead."""
+        """The reason as one sentence for users of the command line: its advice names options such as --memory. `str` of this
+        object names Python's arguments instead."""
         states, others = self.parts
         least = "the least that would do is"
         if self.bound_bytes is not None:
@@ -73,11 +77,12 @@ def short_of_memory(
     advice: str,
     bound_bytes: int | None = None,
 ) -> Infeasibility:
-    """Why nothing fits into a memory limit that all devices share, with standard advice.
+    """The reason, with standard advice, why nothing fits into a memory limit that all devices share.
 
-    limit_bytes: the limit. least_bytes: the least peak of any known choice, state_bytes of it model states. layer, layer_name:
-    where it occurs. advice: what to change other than the limit. bound_bytes: as in `Infeasibility`.
-    """
+    limit_bytes: the limit. least_bytes: the least peak memory of any known choice; state_bytes: the part of that peak that
+    model states take, the rest being activations. layer, layer_name: index and name of the layer whose backward pass has the
+    peak. advice: a further text of advice, in addition to raising the limit. bound_bytes: a lower bound on the peak of any
+    choice, if least_bytes is not proven to be the least; else None."""
     more, over = (
         f"give --memory of at least {enough_bytes(least_bytes)} (the instance's memory_bytes)",
         least_bytes - limit_bytes,
@@ -91,14 +96,16 @@ def short_of_memory(
 
 
 def peak_text(peak_bytes: int, layer: str | None, peak_ns: int | None) -> str:
-    """Text of a memory peak in bytes and where it occurs: the layer in whose backward pass, or else the time in the step,
-    whichever is given."""
+    """A text for a memory peak and where it occurs, such as "2.5 GiB, backward pass of layer3". peak_bytes: the peak. layer:
+    name of the layer whose backward pass has it, or None; peak_ns: the time of the peak in ns from the beginning of the step,
+    named instead if layer is None."""
     moment = "" if peak_ns is None else f"{format_time(peak_ns)} into the step"
     return f"{format_bytes(peak_bytes)}, " + (f"backward pass of {layer}" if layer else moment)
 
 
 def relative_gap(objective: int | None, bound: int | None) -> float | None:
-    """The relative gap (objective - bound) / objective; None where one of them is missing, 0 where the objective is 0."""
+    """The relative gap (objective - bound) / objective as a fraction. objective: the time in ns of a solution. bound: a lower
+    bound in ns on all solutions. None if one of them is None, 0 if the objective is 0."""
     if objective is None or bound is None:
         return None
     return (objective - bound) / objective if objective else 0.0
@@ -111,14 +118,13 @@ class Result:
 
     status: `optimal` only where the bound meets the objective on the integers, or within `tolerance`, the relative gap that the
     caller accepts; `feasible`: there is a solution, not proven optimal; `infeasible`: proven, with a reason where one is known;
-    `unknown`: no solution found; `failed`: the method broke, or its answer did not stand up to the checks (see `message`).
+    `unknown`: no solution found; `failed`: the method raised an error, or its answer contradicts the checks (see `message`).
     objective: nanoseconds of the solution, recomputed by the problem's `evaluate`. bound: lower bound in ns on all solutions;
     bound_source: the method that proved it. gap: (objective - bound) / objective. solution: the solution in its file format;
     solution_source: the method or solver that found it first, possibly the fast one that another method began from. evaluation:
     time and memory of the solution. build_seconds, solve_seconds: time that counts towards a limit; import_seconds: time for
-    importing packages and starting processes, which does not. stopped: what ended the method before it was done, if anything
-    did.
-    """
+    importing packages and starting processes, which does not. stopped: the reason why the method ended early, such as "time
+    limit"; None if it was not stopped."""
 
     problem: str
     method: str
@@ -145,23 +151,28 @@ class Result:
     stopped: Stop | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields under their own names, as plain JSON values."""
+        """The result as a dict of JSON values: every field of this class under its own name, such as `status`, `objective` and
+        `bound` (both in ns), `gap` (a fraction), `solution` (a dict in its file format) and `evaluation` (a dict of times and
+        bytes); None for what is unknown."""
         return json.loads(json.dumps(asdict(self)))
 
     def row(self) -> dict[str, Any]:
-        """The numbers that tables show: status, time_ns, bound_ns, gap, peak_bytes, seconds."""
+        """The numbers of this result as one row of a table that compares methods: status, time_ns, bound_ns, gap (a fraction),
+        peak_bytes, and seconds of building and solving; a value that is not known is None."""
         peak = self.evaluation.get("peak_bytes") if self.evaluation else None
         numbers = {"time_ns": self.objective, "bound_ns": self.bound, "gap": self.gap, "peak_bytes": peak}
         return {"status": self.status, **numbers, "seconds": self.build_seconds + self.solve_seconds}
 
     def run_rows(self) -> list[tuple[str, str]]:
-        """The lines of `summary` about the run itself, as (label, text): the seconds it took, and what stopped it."""
+        """The lines of `summary` about the run itself, as pairs (label, text): the seconds that it took, and the reason why it
+        was stopped, if it was."""
         seconds = f"{self.build_seconds:.3f} build, {self.solve_seconds:.3f} solve, plus {self.import_seconds:.3f} imports"
         article = "an" if self.stopped == "interrupt" else "the"
         return [("seconds", seconds), *([("stopped by", f"{article} {self.stopped}")] if self.stopped else [])]
 
     def summary(self, *, flags: bool = False) -> list[tuple[str, str]]:
-        """The lines that users see, as (label, text). flags: name the command's options, not Python's arguments."""
+        """The result as the lines that users see, each a pair (label, text). flags: name options of the command line (such as
+        --memory) instead of Python's arguments in advice."""
         rows = [("problem", self.problem), ("method", self.method), ("status", self.status)]
         if self.objective is not None:
             by = f", by {self.solution_source}" if self.solution_source not in (None, self.method) else ""
@@ -169,8 +180,8 @@ class Result:
         if self.bound is not None:
             rows.append(("lower bound", f"{format_time(self.bound)}, by {self.bound_source}"))
         if self.gap is not None:
-            asked = f" (asked for: {format_gap(self.tolerance)})" if self.tolerance else ""
-            rows.append(("gap", f"{format_gap(self.gap)}{asked}"))
+            requested = f" (asked for: {format_gap(self.tolerance)})" if self.tolerance else ""
+            rows.append(("gap", f"{format_gap(self.gap)}{requested}"))
         if (costs := self.evaluation) and "peak_bytes" in costs:
             rows.append(("peak memory", peak_text(costs["peak_bytes"], costs.get("peak_layer_name"), costs.get("peak_ns"))))
         rows += self.run_rows()
@@ -179,10 +190,13 @@ class Result:
         return rows + [("violation", text) for text in self.violations]
 
     def __str__(self) -> str:
+        """The lines of `summary` as text."""
         return "\n".join(f"{label:<12} {text}" for label, text in self.summary())
 
     def __rich__(self) -> Any:
+        """The lines of `summary` as a table of the rich library."""
         return rich_table(self.summary())
 
     def _repr_html_(self) -> str:
+        """The lines of `summary` as an HTML table, for notebooks."""
         return html_table(self.summary())

@@ -1,5 +1,5 @@
-"""The interface of methods: the `Search` that each is given (limits, seed, where to report), and the `Outcome` that it
-returns."""
+"""The interface of solution methods: the `Search` that a method is given (limits, seed, where to report), and the `Outcome`
+that it returns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from trainplan.formulations.problem import problem_of
-from trainplan.profiling.base.errors import Unsuited as Unsuited
+from trainplan.profiling.base.errors import Unsupported as Unsupported
 from trainplan.solvers.core.clock import Clock
 from trainplan.solvers.core.limits import GAP
 from trainplan.solvers.core.result import Point, Stop
@@ -25,24 +25,24 @@ class Search:
     The type of a solution is the problem's: a sequence of options for layer-strategies, a `Solution` for pipeline.
 
     Attributes:
-        evaluate: returns the objective of a solution in ns, None where it breaks a constraint.
+        evaluate: returns the objective of a solution in ns, None if it breaks a constraint.
         time_limit: seconds from the start, None for no limit.
-        seed: of all random choices.
+        seed: the seed of all random choices.
         gap: relative gap at which the method may stop.
         options: the method's own parameters, by name.
         progress: called with a `Point` for each better solution or bound; `report` does that.
-        clock: the clock that the seconds are counted by.
-        started: its reading at the start.
+        clock: the clock by which the seconds are counted.
+        started: the clock's reading at the start, in seconds.
         source: the name of the method.
         start: a solution that the method may begin from.
         memory_bytes: the most that the method's own processes may take, None for no limit.
-        provisional: the best solution is another method's, and gives way to one that is as good.
+        provisional: whether the best solution is another method's, which an equally good one replaces.
         history: a `Point` for each better solution or bound, in order of time.
         best: the best solution until now.
-        best_source: the method that found it.
-        objective: its nanoseconds.
-        bound: the best lower bound until now, in ns.
-        bound_source: the method that proved it.
+        best_source: the name of the method that found the best solution.
+        objective: the time in ns of the best solution, None without one.
+        bound: the best lower bound until now, in ns, None without one.
+        bound_source: the name of the method that proved the bound.
     """
 
     evaluate: Callable[[Any], int | None]
@@ -71,7 +71,8 @@ class Search:
             self.started = self.clock()
 
     def elapsed(self) -> float:
-        """Seconds since the start, without those that do not count (see `Clock`)."""
+        """Seconds since the start of the search, without seconds that do not count towards the limit (imports and process
+        starts)."""
         return self.clock() - self.started
 
     def remaining(self) -> float:
@@ -79,17 +80,18 @@ class Search:
         return float("inf") if self.time_limit is None else self.time_limit - self.elapsed()
 
     def seconds(self, share: float = 1.0) -> float | None:
-        """A share of the seconds that are left, as the limit of a search within this one; None without a limit."""
+        """The time limit in seconds for one part of a method: a share of the seconds left until the search's own limit; None
+        without a limit. share: from 0 to 1."""
         return None if self.time_limit is None else self.remaining() * share
 
     def within(self, seconds: float | None, source: str | None = None) -> Search:
-        """A search over the same solutions that ends after `seconds`, and reports its solutions, but not its bounds, to this
-        one.
+        """A search for one part of a method: it is over the same solutions, and ends after `seconds` (None: at the end of this
+        search). It reports its solutions, but not its bounds, to this search.
 
-        source: the name of its method, by default that of this one.
-        """
+        source: the name of the method that uses the new search; None takes this search's name."""
 
         def pass_on(_: Point) -> None:
+            """Report the best solution of the inner search to this one."""
             if inner.best is not None:
                 self.report(inner.best, source=inner.source)
 
@@ -98,44 +100,56 @@ class Search:
         return inner
 
     def inner(self, evaluate: Callable[[Any], int | None], seconds: float | None = None, **fields: Any) -> Search:
-        """A search over other solutions, judged by `evaluate`, by the same clock. It ends with this one, or after `seconds` if
-        that is sooner. fields: further attributes of the new search."""
-        left = self.remaining()
-        limit = left if seconds is None else min(seconds, left)
+        """A new search over another set of solutions (for instance of a part of the problem), which shares this search's clock
+        and memory limit. It reports nothing to this search by itself.
+
+        evaluate: returns the objective in ns of one of the new search's solutions, None if it breaks a constraint. seconds: the
+        new search's time limit; it never outlasts this search. fields: further attributes of the new search by name, such as
+        seed or progress.
+        """
+        seconds_left = self.remaining()
+        limit = seconds_left if seconds is None else min(seconds, seconds_left)
         inner = Search(evaluate, None if math.isinf(limit) else limit, clock=self.clock, **fields)
         inner.source, inner.memory_bytes = self.source, self.memory_bytes
         return inner
 
     def out_of_time(self) -> bool:
-        """Whether the time limit is reached."""
+        """Whether the search has reached its time limit; always False without a limit."""
         return self.remaining() <= 0
 
     def check_time(self) -> None:
-        """Raise TimeoutError where the time limit is reached; for steps of a method that have no partial result."""
+        """Raise TimeoutError if the time limit is reached; called by steps of a method that have no partial result."""
         if self.out_of_time():
             raise TimeoutError
 
     def closed(self, bound: float | None = None) -> bool:
-        """Whether the best solution is within the gap of a lower bound in ns, by default the best bound."""
+        """Whether the best solution so far is proven to be good enough: its objective exceeds the lower bound by at most the
+        relative gap that the caller accepts. bound: a lower bound in ns; None takes the best bound reported. False without a
+        solution or a bound."""
         bound = self.bound if bound is None else bound
         return self.objective is not None and bound is not None and self.objective - bound <= self.gap * self.objective
 
     def target(self) -> float:
-        """The largest objective in ns that is still worth finding; infinite where there is no solution yet.
+        """The largest objective in ns that is still worth finding; infinite without a solution and without the option
+        `cutoff_ns`.
 
-        It is below the best one by the gap, and by 1 ns at least (unless the best is provisional, which an equal one replaces);
-        and below the option `cutoff_ns` of methods that have it.
+        It is below the best objective, and below `cutoff_ns` if given, by the relative gap, and by at least 1 ns. While the
+        best solution is provisional (another method's), an equal one is worth finding, too.
         """
         limits = [value for value in (self.objective, self.options.get(CUTOFF)) if value is not None]
         return min((value - max(not self.provisional, math.floor(value * self.gap)) for value in limits), default=math.inf)
 
     def betters(self, objective: int) -> bool:
-        """Whether a solution with this objective would be the best so far."""
+        """Whether a solution with this objective in ns is strictly better than the best solution so far; True if there is none
+        yet."""
         return self.objective is None or objective < self.objective
 
     def report(self, choice: Any = None, bound: int | None = None, source: str | None = None) -> None:
-        """Record a solution or a lower bound in ns, where it is better than the best so far. source: the method that has it, by
-        default this one."""
+        """Record a solution, a lower bound, or both, if they improve on the best solution or the largest bound so far; then
+        append a `Point` to the history and call `progress`.
+
+        choice: the solution, which is evaluated here and ignored if it breaks a constraint. bound: a lower bound in ns on all
+        solutions. source: the name of the method that found the solution or the bound; None takes this search's name."""
         improved, source = False, source or self.source
         value = None if choice is None else self.evaluate(choice)
         if value is not None and (self.betters(value) or (self.provisional and value == self.objective)):
@@ -150,10 +164,12 @@ class Search:
 
 
 def judge(instance: Any) -> Callable[[Any], int | None]:
-    """The function that returns the objective in ns of a solution of this instance, None where it breaks a constraint."""
+    """Build the function that judges solutions of an instance: it returns a solution's objective in ns, or None if the solution
+    breaks a constraint of the problem (such as memory). instance: the data of one optimisation problem."""
     problem = problem_of(instance)
 
     def objective(solution: Any) -> int | None:
+        """The objective of a solution in ns; None where it breaks a constraint."""
         return None if problem.violations(instance, solution) else problem.evaluate(instance, solution).objective
 
     return objective
@@ -161,18 +177,18 @@ def judge(instance: Any) -> Callable[[Any], int | None]:
 
 @dataclass
 class Outcome:
-    """What a method returns, in addition to the solutions that it reported to its `Search`.
+    """The return value of a method, in addition to the solutions that it reported to its `Search`.
 
     Attributes:
-        choice: its answer, where that is not simply the best solution reported; not checked yet.
+        choice: the method's answer, not checked yet; None for the best solution reported.
         bound: lower bound in ns on all solutions.
-        bound_source: the method or argument that proves it.
-        infeasible: it has proven that no solution fits.
-        build_seconds: the time that it took before it searched.
+        bound_source: the method or argument that proves the bound.
+        infeasible: whether the method has proven that no solution fits.
+        build_seconds: the seconds that the method took before it searched.
         message: a remark for users.
-        failed: it broke.
-        stopped: what ended it before it was done, other than the search's own time limit.
-        statistics: numbers of its own, by name.
+        failed: whether the method broke.
+        stopped: what ended the method before it was done, other than the search's own time limit.
+        statistics: the method's own numbers, by name.
     """
 
     choice: Any = None
@@ -187,10 +203,12 @@ class Outcome:
 
 
 def first_fitting(instance: Any, search: Search, tried: Iterable[Any], who: str) -> Outcome:
-    """Report the first of several solutions that fits; the end of a method that does not consider memory itself.
+    """Report the first solution of a ranked list that fits the memory, for a method that ignores memory when it ranks.
 
-    tried: solutions, the best first. who: the method, for the message of the outcome where none fits.
-    """
+    instance: the data of one optimisation problem. search: the run's limits and options, and its best solution so far, to which
+    better ones are reported. tried: solutions in order, the best first; they are checked one by one against the instance's
+    constraints until one satisfies all of them. who: the method's name, for the outcome's message if none does. Returns the
+    method's outcome, without a bound."""
     problem, broken = problem_of(instance), list[str]()
     for solution in tried:
         if not (violated := problem.violations(instance, solution)):
@@ -203,4 +221,8 @@ def first_fitting(instance: Any, search: Search, tried: Iterable[Any], who: str)
 class Method(Protocol):
     """The type of a method: a function of an instance and a search that returns an outcome."""
 
-    def __call__(self, instance: Any, search: Search) -> Outcome: ...
+    def __call__(self, instance: Any, search: Search) -> Outcome:
+        """Search for the instance's best solution within the search's limits, report it there, and return the outcome.
+
+        instance: the data of one optimisation problem. search: the run's limits and options, and its best solution so far, to
+        which better ones are reported."""

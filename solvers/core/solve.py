@@ -25,17 +25,18 @@ from trainplan.solvers.core.method_registry import Entry
 from trainplan.solvers.core.method_registry import method as method_named
 from trainplan.solvers.core.method_registry import methods as methods_of
 from trainplan.solvers.core.result import Infeasibility, Result, Status, relative_gap
-from trainplan.solvers.core.search import CUTOFF, Outcome, Progress, Search, Unsuited, judge
+from trainplan.solvers.core.search import CUTOFF, Outcome, Progress, Search, Unsupported, judge
 
 LEAST_MEMORY = 2**26
 INCUMBENT = "plan that the search began from"
-EXPLAINING = 0.7  # of the grace, in which an explanation and a cheap bound have to be ready
+EXPLAINING = 0.7  # the share of the grace in which an explanation and a cheap bound have to be ready
 PACKAGES = ("trainplan", "numpy", "pyomo", "highspy", "ortools")
 
 
 @cache
 def versions() -> dict[str, str]:
-    """Versions of Python and of every package that may have contributed to an answer, by name."""
+    """Versions of Python and of every installed package that may have contributed to an answer (trainplan, numpy, pyomo,
+    highspy, ortools): {name: version}."""
     numbers = {"python": platform.python_version()}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -61,14 +62,15 @@ def solve(
 ) -> Result:
     """Run a method on an instance; the answer is checked by the problem's own `evaluate` and `violations`.
 
-    method: a name of `methods`; `exact` is the first that proves optimality. time_limit: seconds from the call, for all but
-    imports; reaching it is an outcome, not an error, and so is Ctrl-C: the best solution and bound until then are the result,
-    whose `stopped` tells the reason. gap: relative gap at which to stop; `optimal` then means within it. explained: where a
-    method finds nothing, find out whether anything fits. cold: MILP and CP-SAT do not begin from the plan of a fast method.
-    solver_memory: memory that the method may take in addition to what the process has already, such as "8GiB" or bytes (on
-    Linux). incumbents: plans that the search begins from, where they are solutions of the instance. clock: counts the seconds.
-    options: the method's own parameters, see `methods`. Raises InputError for a method, limit or option that does not exist.
-    """
+    instance: the data of one optimisation problem. method: the name of a registered method; `exact` is the problem's first one,
+    which proves optimality. time_limit: seconds from the call, for all but imports; reaching it is an outcome, not an error,
+    and so is Ctrl-C: the best solution and bound until then are the result, whose `stopped` names the reason. gap: relative gap
+    at which to stop; the status `optimal` then means within it. seed: the seed of all random choices. progress: called with a
+    `Point` for each better solution or bound. explained: if a method finds nothing, find out whether anything fits. cold: MILP
+    and CP-SAT do not begin from the plan of a fast method. solver_memory: memory that the method may take in addition to what
+    the process has already, such as "8GiB" or a number of bytes (on Linux). incumbents: plans that the search begins from, if
+    they are solutions of the instance. clock: counts the seconds. options: the method's own parameters, by name. Raises
+    InputError for a method, limit or option that does not exist."""
     entry = method_named(instance.problem, method)
     check_arguments(time_limit, gap, seed)
     memory_bytes = None if solver_memory is None else _memory_bytes(solver_memory)
@@ -85,7 +87,8 @@ def solve(
 
 
 def check_arguments(time_limit: float | None, gap: float, seed: int) -> None:
-    """Raise InputError where a time limit in seconds, a relative gap or a seed is out of range."""
+    """Check the arguments that all solution methods share. time_limit: seconds, above 0, or None for no limit. gap: relative
+    gap at which a method may stop, from 0 to below 1. seed: from 0 to 2^31 - 1. Raises InputError for any other value."""
     if time_limit is not None and not 0 < time_limit < float("inf"):
         raise InputError("command line", "--time-limit", f"is {time_limit}", "give seconds above 0, such as 10")
     if not 0 <= gap < 1:
@@ -95,7 +98,11 @@ def check_arguments(time_limit: float | None, gap: float, seed: int) -> None:
 
 
 def _check_options(entry: Entry, options: dict[str, Any]) -> None:
-    """Raise InputError where an option is not one of the method's, or its value is none that it takes."""
+    """Check the options that a caller gives to a solution method.
+
+    entry: the method. options: values by name; None means that the option is not given. Raises InputError if the method has no
+    option of that name, or does not take that value.
+    """
     possible = {option.name: option for option in entry.options}
     for name, value in options.items():
         if name not in possible:
@@ -112,7 +119,8 @@ def _check_options(entry: Entry, options: dict[str, Any]) -> None:
 
 
 def _memory_bytes(memory: str | int) -> int:
-    """Bytes of the argument `solver_memory`. Raises InputError where it is too small or too large."""
+    """Parse the argument `solver_memory`, the memory that a method may take in addition: "8GiB" -> 8589934592. memory: a text
+    with a unit, or a number of bytes. Raises InputError if it cannot be read, or is below 64 MiB or too large."""
     size = parse_bytes(memory, "--solver-memory") if isinstance(memory, str) else memory
     if not LEAST_MEMORY <= size < 2**62:
         raise InputError("command line", "--solver-memory", f"is {memory!r}", "give at least 64MiB, such as 8GiB")
@@ -120,20 +128,31 @@ def _memory_bytes(memory: str | int) -> int:
 
 
 class _Run:
-    """One run of one method on one instance: the method's outcome, and the result after our own checks."""
+    """One run of one solution method on one instance: it collects the method's outcome, checks it, and turns it into the
+    result.
+
+    search: the limits, and the best solution and bound reported so far. outcome: what the method returned, or what ended it.
+    first: the problem's first plan (a solution found in milliseconds), if it was computed. cheap: a quick lower bound in ns and
+    its reason. begins: whether the method may begin from a fast method's plan. grace: seconds that may be used after the time
+    limit.
+    """
 
     def __init__(self, instance: Any, entry: Entry, search: Search, cold: bool, incumbents: Sequence[Plan]) -> None:
+        """Prepare the run. cold: a MILP or CP-SAT model begins without a fast method's plan. incumbents: plans to begin from.
+
+        instance: the data of one optimisation problem. search: the run's limits and options, and its best solution so far."""
         self.instance, self.entry, self.search, self.incumbents = instance, entry, search, incumbents
         self.problem = problem_of(instance)
         self.grace, self.seconds_apart = grace_seconds(search.time_limit), search.clock.seconds_apart
         self.cheap: tuple[int, str] | None = None
         self.first: Any = None
-        # Only what is better than a cutoff is asked for, and a model that begins cold has no plan but its own.
+        # With a cutoff only solutions below it are wanted, and a model that begins cold starts from no other plan.
         self.begins = not (entry.model and cold) and CUTOFF not in search.options
         self.outcome = Outcome()
 
     def solve(self) -> None:
-        """Run the method; whatever ends it, the best until then is its outcome. Raises InputError, KeyboardInterrupt."""
+        """Run the method within the limits of time and memory, and store its outcome in `outcome`. An exception, a time limit
+        or a memory limit becomes part of the outcome. Raises only InputError and KeyboardInterrupt."""
         search, name = self.search, self.entry.name
         try:
             with search.clock.paused():
@@ -141,7 +160,7 @@ class _Run:
                 versions()
             with ended_after(lambda: search.remaining() + self.grace / 2), memory_limited(search.memory_bytes):
                 begun = self._begun()
-                _ = self.instance.digest  # kept; of large instances it takes its time, within the limit
+                _ = self.instance.digest  # cached now: for large instances it takes time, within the limit
                 self.outcome = begun or method(self.instance, search)
         except InputError:
             raise
@@ -157,10 +176,11 @@ class _Run:
             self.outcome = replace(self.outcome, stopped="time limit")
 
     def _begun(self) -> Outcome | None:
-        """Report the solutions that the method begins from, or prepare the one that it falls back on.
+        """Give the search the solutions that the method may begin from (for example those of a fast method); or, for a method
+        that begins without one, compute the first plan (a quick solution that fits) that `fall_back` may report after the time
+        limit.
 
-        Returns the outcome of the whole run where these solve the instance already, else None.
-        """
+        Returns the outcome of the whole run if these solutions and the cheap bound solve the instance already, else None."""
         instance, entry, search = self.instance, self.entry, self.search
         if (refinement := self.problem.refinement) is not None:
             for solution in [refinement.solution_of_plan(instance, plan) for plan in self.incumbents]:
@@ -170,13 +190,16 @@ class _Run:
             search.provisional = entry.starts and search.best is not None
         elif entry.proves and not entry.model and search.time_limit is not None:
             self.first = first_plan(instance)
-            _ = self.first is not None and search.evaluate(self.first)  # problems keep it: it takes no time when time is over
+            _ = self.first is not None and search.evaluate(
+                self.first
+            )  # problems cache it, so that it costs no time after the limit
         self.cheap = cheap_bound(instance) if entry.model else None
         return begin_model(instance, search, self.cheap) if entry.model and self.begins else None
 
     def fall_back(self) -> None:
-        """Report the problem's first plan for a method that was stopped: where it has no solution, or proves and has a worse
-        one."""
+        """Report the problem's first plan (a quick solution that fits) if the method was stopped without a solution, or if a
+        method that can prove optimality was stopped with a worse solution than the first plan. Does nothing if the method was
+        not stopped or proved that nothing fits."""
         search = self.search
         if self.outcome.stopped is None or self.outcome.infeasible or not self.begins:
             return
@@ -186,9 +209,11 @@ class _Run:
             search.report(self.first, source=FIRST_PLAN)
 
     def explanation(self) -> tuple[bool | None, Infeasibility | None, str | None]:
-        """Whether anything fits (None: not known), why nothing does, and a text for users where the reason is missing.
+        """Find out, for a run without a solution, whether any solution fits the memory.
 
-        A method's own proof that nothing fits is trusted as its bounds are, unless some solution is known to fit.
+        Returns three values: True, False or None (fits, does not fit, not known); the reason why nothing fits, None if unknown;
+        and a text for users if that reason is missing. A method's own proof that nothing fits is trusted, as its bounds are,
+        unless some solution is known to fit.
         """
         claimed, text = self.outcome.infeasible and self.entry.proves, None
         if self.outcome.stopped == "interrupt":
@@ -205,8 +230,11 @@ class _Run:
         return fits or False, None, None if fits else text or "nothing fits, and no memory is known with which something would"
 
     def bound(self) -> tuple[int, str | None] | None:
-        """The largest lower bound in ns with its source: of the method, the search, and, where these do not prove the solution
-        optimal, the problem's cheap bound."""
+        """The largest known lower bound in ns on all solutions, with the name of the method or argument that proves it (None if
+        not stated); None if there is no bound.
+
+        The bounds of the method's outcome and of its search are compared; the problem's cheap bound (found without a search) is
+        compared, too, if neither of them proves the solution optimal."""
         outcome, search = self.outcome, self.search
         claims = (outcome.bound, outcome.bound_source), (search.bound, search.bound_source)
         bounds = [(ns, source) for ns, source in claims if ns is not None]
@@ -217,9 +245,10 @@ class _Run:
         return max(bounds, key=lambda bound: bound[0], default=None)
 
     def result(self, explained: bool) -> Result:
-        """The result: the method's claims, as far as our own checks confirm them.
+        """The checked result of the run: the method's solution, bound and status, as far as the problem's own evaluation
+        confirms them; a contradiction gives the status `failed`.
 
-        explained: where nothing was found, find out whether anything fits.
+        explained: if no solution was found, find out whether any solution fits the memory.
         """
         instance, problem, search, outcome, name = self.instance, self.problem, self.search, self.outcome, self.entry.name
         broken = [] if outcome.choice is None else problem.violations(instance, outcome.choice)
@@ -282,7 +311,7 @@ class _Run:
 
 
 def _joined(*texts: str | None) -> str | None:
-    """The texts that are not empty, joined by "; "; None where there is none."""
+    """The texts that are neither None nor empty, joined by "; "; None if none is left."""
     return "; ".join(text for text in texts if text) or None
 
 
@@ -299,10 +328,13 @@ def compare(
 ) -> tuple[list[Result], list[str]]:
     """Run several methods (default: all that the instance's size admits), and list every contradiction between them.
 
-    A contradiction is a proven bound above another method's objective, or a solution where another method proved that none
-    exists. time_limit, solver_memory: of each method. cold: none begins from the plan of another. progress: called with
-    (method, point). After an interrupt no further method is run.
-    """
+    instance: the data of one optimisation problem.
+
+    Returns the results in the order of the methods, and a text for each contradiction: a proven bound above another method's
+    objective, or a solution where another method proved that none exists. time_limit: seconds for each method. solver_memory:
+    memory that each method may take, such as "8GiB" or a number of bytes. seed: the seed of all random choices. cold: no method
+    begins from the plan of another. progress: called with (method, point) for each better solution or bound. After an interrupt
+    no further method is run. Raises Unsupported if a method that was named does not support the instance."""
     names = list(methods) if methods else [entry.name for entry in methods_of(instance.problem)]
     check_arguments(time_limit, 0.0, seed)
     results: list[Result] = []
@@ -311,7 +343,7 @@ def compare(
         try:
             notify = (lambda point, name=name: progress(name, point)) if progress else None
             results.append(solve(instance, name, progress=notify, **limits))
-        except Unsuited:
+        except Unsupported:
             if methods:
                 raise
         if results and results[-1].stopped == "interrupt":
@@ -320,7 +352,11 @@ def compare(
 
 
 def contradictions(results: Sequence[Result]) -> list[str]:
-    """Texts of all pairs of results that cannot both be right."""
+    """Compare the results of several methods on one instance: one text for each contradiction between two of them, and one for
+    each method that failed; an empty list if all agree.
+
+    A contradiction is a proven lower bound above another method's objective, or a solution where another method proved that
+    none exists."""
     contradicted = []
     for a in results:
         if a.status == "failed":

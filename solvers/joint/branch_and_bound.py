@@ -30,7 +30,8 @@ from typing import Any
 import numpy as np
 from trainplan.formulations.joint.evaluation import evaluate
 from trainplan.formulations.joint.problem import Instance, Solution, uncounted
-from trainplan.profiling.base.errors import Unsuited
+from trainplan.formulations.schedule.orders import by_order
+from trainplan.profiling.base.errors import Unsupported
 from trainplan.solvers.core.incumbents import FIRST_PLAN
 from trainplan.solvers.core.search import CUTOFF, Outcome, Search
 from trainplan.solvers.joint.closed_form_bound import holds_states, quick_bound_ns
@@ -61,19 +62,26 @@ MOST_PARTITIONS = 40  # that are bounded one by one where fronts are larger
 
 
 def decomposition(instance: Instance, search: Search) -> Outcome:
-    """The best plan and bound; optimal within the search's gap unless time runs out.
+    """The method `decomposition` of the joint problem: find the best plan (number of stages, cuts, and an option for every
+    sub-layer) and a lower bound on all plans. The plan is optimal within the search's relative gap unless time runs out.
 
-    Option `cutoff_ns`: only plans faster than this are of interest, and nothing is proven beyond it.
-    """
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. search: the run's limits and options, and its
+    best solution so far, to which better ones are reported. The search's option `cutoff_ns`: only plans with a shorter step
+    time than this are of interest; nothing is proven about slower plans."""
     return _Run(instance, search).outcome()
 
 
 @dataclass
 class _Entry:
-    """The state of a configuration in the search. configuration_index: in the instance. stage: the step that comes next. path:
-    the least path by its bounds. states_distinguished: whether interface states at cuts are distinguished. whole: whether paths
-    follow whole partitions. share: the part of the gap that is settled next (`PARTS`). labels: the most labels for that.
-    stalled: rounds of a path since the bound last rose."""
+    """The state of one configuration (number of stages and micro-batches, with a schedule) in the search.
+
+    configuration_index: the configuration's index in the instance. candidate: the object that searches it and has all of its
+    tables, None before its first step. stage: the step of the method that comes next, such as QUICK. path: the cheapest
+    sequence of pipeline stages by its bounds. states_distinguished: whether interface states (layouts of activations) at cuts
+    are distinguished. whole: whether the bounds follow whole partitions into stages, which is sharper and slower. share: the
+    fraction of the gap between the configuration's bound and the best plan that is searched next. labels: the most labels
+    (partial stages) that may be kept for that. stalled: steps taken since the bound last rose."""
 
     configuration_index: int
     candidate: Candidate | Single | None = None
@@ -87,7 +95,7 @@ class _Entry:
 
 
 def _or_none(value: float) -> float | None:
-    """The value, or None where it is infinite."""
+    """A lower bound for a report: the value itself, or None if it is infinite, which means that no plan remains."""
     return None if value == inf else value
 
 
@@ -95,8 +103,13 @@ Waiting = tuple[float, int, _Entry]  # a configuration's bound, its index in the
 
 
 class _Run:
-    """One search: its statistics, and the least bound of the configurations that are abandoned, which the final bound cannot
-    exceed."""
+    """One search over the configurations of an instance (numbers of stages and micro-batches, with a schedule), which are
+    advanced step by step in the order of their lower bounds.
+
+    statistics: counts of the steps taken. abandoned_bound_ns: the least bound in ns of the configurations that are not searched
+    further; the final bound cannot exceed it. abandoned: whether some configurations were given up because they had too many
+    labels (partial stages). source: the name of what proves the bound, for users. tolerance: the relative gap to which a single
+    stage is solved; loosest: the largest relative gap with which a stage's solution ended."""
 
     def __init__(self, instance: Instance, search: Search) -> None:
         self.instance, self.search = instance, search
@@ -108,7 +121,8 @@ class _Run:
         self.tolerance, self.loosest = search.gap / SHARE, 0.0
 
     def outcome(self) -> Outcome:
-        """Search until the gap is closed or time is up, and return what was found and proven."""
+        """Run the whole search, until the gap is closed or time is up; return the outcome, with the lower bound that is proven.
+        Plans are reported to the search on the way."""
         waiting: list[Waiting] = []
         try:
             if self.search.objective is None:
@@ -141,12 +155,17 @@ class _Run:
         return self._ended(min([self.abandoned_bound_ns, *(item[0] for item in straight + chunked)]))
 
     def _is_interleaved(self, configuration_index: int) -> bool:
-        """Whether device groups of a configuration have several stages."""
+        """Whether the schedule of a configuration is interleaved: each device group runs several stages.
+
+        configuration_index: the configuration's index in the instance."""
         return self.instance.configurations[configuration_index].schedule.chunks > 1
 
     def _settle(self, waiting: list[Waiting], others: Sequence[Waiting], jobs: Ahead, until: float = inf) -> None:
-        """Advance the configurations of a heap until none of them can improve the best plan, or time is up. others: the entries
-        that wait meanwhile. until: seconds from the start of the search after which no step begins."""
+        """Advance the configurations of a heap until none of them can improve the best plan, or time is up.
+
+        waiting: the heap (bound, index, entry), which is changed. others: entries (bound, index, entry) that are not advanced
+        here, whose bounds count for the lower bound on all configurations. jobs: processes that may take steps in advance.
+        until: seconds from the start of the search after which no step begins."""
         least = min((other[0] for other in others), default=inf)
         while waiting and waiting[0][0] <= self.search.target():
             bound, configuration_index, entry = waiting[0]
@@ -163,12 +182,13 @@ class _Run:
                 heapq.heapreplace(waiting, (max(bound, following), configuration_index, entry))
 
     def _note(self, bound: float) -> None:
-        """Report a lower bound of all configurations, once there is a plan."""
+        """Report a lower bound in ns on all configurations to the search, if it is finite and a plan is known. bound: in ns."""
         if self.search.objective is not None and bound < inf:
             self.search.report(bound=int(min(bound, self.search.objective)), source=self.source)
 
     def _ended(self, bound: float) -> Outcome:
-        """The outcome of the search, with `bound` as the lower bound of all configurations."""
+        """Build the outcome of the whole search. bound: a lower bound in ns on all configurations, infinite if no plan of any
+        of them fits the memory or improves the best plan."""
         search, target = self.search, self.search.target()
         proven = min(bound, target + 1)
         if search.objective is None:
@@ -187,80 +207,126 @@ class _Run:
         return Outcome(bound=search.bound, bound_source=search.bound_source, message=ended, statistics=self.statistics)
 
     def advanced(self, bound: float, entry: _Entry) -> float | None:
-        """The lower bound in ns of a configuration after its next step; None once it cannot improve the best plan. Raises
-        TimeoutError."""
-        if agreeing_choices(self.instance.configurations[entry.configuration_index]) is not None:
-            self.statistics["agreeing"] += 1
-            found = best_agreeing(self.instance, entry.configuration_index, self.search.target(), self.search)
-            if found is not None:
-                self.search.report(found[1])
+        """Take the next step of one configuration: bound it more sharply, or search it. Returns its lower bound in ns
+        afterwards; None once it cannot improve the best plan or is recorded in `abandoned_bound_ns`.
+
+        bound: the configuration's lower bound in ns so far. entry: the configuration's record in the search (its next step and
+        what it has found), which is changed. Raises TimeoutError.
+        """
+        index = entry.configuration_index
+        configuration = self.instance.configurations[index]
+        if agreeing_choices(configuration) is not None:
+            self._solve_agreeing(index)
             return None
-        if self._is_interleaved(entry.configuration_index):
+        if self._is_interleaved(index):
             self.statistics["interleaved"] += 1
-            self.abandoned_bound_ns = min(
-                self.abandoned_bound_ns, interleaved(self.instance, entry.configuration_index, bound, self.search)
-            )
+            self._abandon(interleaved(self.instance, index, bound, self.search))
             return None
         if entry.candidate is None:
-            single = self.instance.configurations[entry.configuration_index].stages == 1
-            entry.candidate = (Single if single else Candidate)(self.instance, entry.configuration_index, self.search)
+            entry.candidate = (Single if configuration.stages == 1 else Candidate)(self.instance, index, self.search)
         candidate = entry.candidate
         if isinstance(candidate, Single):
             self.statistics["stages_solved"] += 1
-            value = candidate.run(self.search.target, self.tolerance)
-            self.abandoned_bound_ns = min(self.abandoned_bound_ns, value)
+            self._abandon(candidate.run(self.search.target, self.tolerance))
             return None
-        fineness = self.search.gap / FINENESS
-        if entry.stage == QUICK:
-            self.statistics["coarse"] += 1
-            candidate.prepare(self.search.target(), coarse=True)
-            value, entry.path = candidate.path_search.bound(self.search.target(), max(fineness, 1e-2), bound)
-            entry.stage = COARSE
-        elif entry.stage == COARSE:
-            self.statistics["fine"] += 1
-            candidate.prepare(self.search.target(), coarse=False)
-            value, entry.path = candidate.path_search.bound(self.search.target(), fineness, bound)
-            entry.stage = PRICED if candidate.filling else FINE
-        elif entry.stage in (FINE, PATHS):
-            self.statistics["paths"] += 1
-            assert entry.path is not None
-            rose = candidate.refine(entry.path, self.tolerance)
-            if entry.whole:
-                rose |= candidate.refine_first(entry.path, self.search.target(), self.tolerance)
-            candidate.report(entry.path)
-            self.statistics["stages_solved"] += candidate.take_count()
-            self.loosest = max(self.loosest, candidate.exact.loosest)
-            value, path = candidate.path_search.bound(self.search.target(), fineness, bound, entry.whole)
-            entry.stalled = 0 if value > bound else entry.stalled + 1
-            if (rose or path != entry.path) and entry.stalled < MOST_STALLED:
-                entry.stage = PATHS
-            elif not entry.states_distinguished and candidate.classes > 1:
-                entry.stage = CLASSES
-            elif not entry.whole:
-                entry.whole = True
-                value, path = candidate.path_search.bound(self.search.target(), fineness, bound, whole=True)
-            else:
-                entry.stage = PRICED
-            entry.path = path
-        elif entry.stage == CLASSES:
-            self.statistics["classes"] += 1
-            candidate.prepare(self.search.target(), coarse=False, groups=GROUPS)
-            value, entry.path = candidate.path_search.bound(self.search.target(), fineness, bound)
-            entry.stage, entry.states_distinguished, entry.stalled = PATHS, True, 0
-        elif entry.stage == PRICED:
+        if entry.stage == PRICED:
             entry.stage = SUFFIXES
             if candidate.schedule == "sliced":
                 return bound
             self.statistics["priced"] += 1
             return _or_none(candidate.priced(bound))
-        else:
+        if entry.stage == SUFFIXES:
             return self._settled(candidate, bound, entry)
-        if value == inf or entry.path is None:
-            return None
+        refining = entry.stage in (FINE, PATHS)
+        value = self._refined(candidate, bound, entry) if refining else self._prepared(candidate, bound, entry)
+        return None if value == inf or entry.path is None else value
+
+    def _abandon(self, bound_ns: float) -> None:
+        """Record the lower bound in ns of a configuration that is not searched further; the final bound cannot exceed it.
+        bound_ns: that bound."""
+        self.abandoned_bound_ns = min(self.abandoned_bound_ns, bound_ns)
+
+    def _solve_agreeing(self, configuration_index: int) -> None:
+        """Solve a configuration with fixed cuts whose sub-layers must all choose the same option, by evaluating every option;
+        its best plan is reported to the search if it is better than the best known.
+
+        configuration_index: the configuration's index in the instance."""
+        self.statistics["agreeing"] += 1
+        found = best_agreeing(self.instance, configuration_index, self.search.target(), self.search)
+        if found is not None:
+            self.search.report(found[1])
+
+    @property
+    def _fineness(self) -> float:
+        """The relative precision of the bisection by which the least possible step of a configuration is found: a fraction of
+        the search's gap."""
+        return self.search.gap / FINENESS
+
+    def _prepared(self, candidate: Candidate, bound: float, entry: _Entry) -> float:
+        """Bound a configuration's step time by computing new bounds on all spans (consecutive sub-layers): rough ones, finer
+        ones, or ones that distinguish interface states (layouts of activations) at cuts. Returns the configuration's lower
+        bound in ns.
+
+        candidate: the configuration's tables. bound: the lower bound in ns so far. entry: the configuration's record in the
+        search (its next step and what it has found), whose path and next step are set.
+        """
+        target, fineness = self.search.target(), self._fineness
+        if entry.stage == QUICK:
+            self.statistics["coarse"] += 1
+            candidate.prepare(target, coarse=True)
+            following, fineness = COARSE, max(fineness, 1e-2)
+        elif entry.stage == COARSE:
+            self.statistics["fine"] += 1
+            candidate.prepare(target, coarse=False)
+            following = PRICED if candidate.filling else FINE
+        else:
+            self.statistics["classes"] += 1
+            candidate.prepare(target, coarse=False, groups=GROUPS)
+            following = PATHS
+        value, entry.path = candidate.path_search.bound(self.search.target(), fineness, bound)
+        if entry.stage == CLASSES:
+            entry.states_distinguished, entry.stalled = True, 0
+        entry.stage = following
+        return value
+
+    def _refined(self, candidate: Candidate, bound: float, entry: _Entry) -> float:
+        """Bound a configuration by solving the pipeline stages that its cheapest path uses exactly, and searching the cheapest
+        path again. Returns the configuration's lower bound in ns.
+
+        candidate: the configuration's tables. bound: the lower bound in ns so far. entry: the configuration's record in the
+        search (its next step and what it has found), whose path is set, and, once this step no longer helps, whose next step is
+        set.
+        """
+        self.statistics["paths"] += 1
+        assert entry.path is not None
+        rose = candidate.refine(entry.path, self.tolerance)
+        if entry.whole:
+            rose |= candidate.refine_first(entry.path, self.search.target(), self.tolerance)
+        candidate.report(entry.path)
+        self.statistics["stages_solved"] += candidate.take_count()
+        self.loosest = max(self.loosest, candidate.exact.loosest)
+        value, path = candidate.path_search.bound(self.search.target(), self._fineness, bound, entry.whole)
+        entry.stalled = 0 if value > bound else entry.stalled + 1
+        if (rose or path != entry.path) and entry.stalled < MOST_STALLED:
+            entry.stage = PATHS
+        elif not entry.states_distinguished and candidate.classes > 1:
+            entry.stage = CLASSES
+        elif not entry.whole:
+            entry.whole = True
+            value, path = candidate.path_search.bound(self.search.target(), self._fineness, bound, whole=True)
+        else:
+            entry.stage = PRICED
+        entry.path = path
         return value
 
     def _settled(self, candidate: Candidate, bound: float, entry: _Entry) -> float | None:
-        """As `advanced`, by all pipelines with a step up to a limit between the bound and the best plan."""
+        """Evaluate all pipelines of a configuration whose step time is at most a limit; the limit lies between the
+        configuration's lower bound and the best plan's step time. Returns its lower bound in ns afterwards; None if it cannot
+        improve the best plan.
+
+        candidate: the configuration's tables. bound: the lower bound in ns so far. entry: the configuration's record in the
+        search (its next step and what it has found), in which the next limit is set.
+        """
         self.statistics["suffixes"] += 1
         self.source, target = SEARCHED, self.search.target()
         limit = 2 * bound if target == inf else min(target, bound + np.ceil((target - bound) * entry.share))
@@ -275,9 +341,14 @@ class _Run:
         return None if limit >= min(self.search.target(), EXACT_FLOATS) else limit + 1
 
     def _by_partitions(self, candidate: Candidate, bound: float, entry: _Entry) -> float | None:
-        """As `advanced`, where there are too many labels: bounds by the linear program of each partition that the bounds on
-        spans allow, where these are few. A configuration that these do not settle gets more labels next, up to MOST_LABELS, and
-        is then abandoned. Raises TimeoutError."""
+        """Bound a configuration that has too many labels (partial stages) to enumerate, by the linear program of every
+        partition that the bounds on spans allow, if these are few.
+
+        candidate: the configuration's tables. bound: the lower bound in ns so far. entry: the configuration's record in the
+        search (its next step and what it has found). Returns the configuration's lower bound in ns afterwards; None if it
+        cannot improve the best plan. A configuration that this does not settle gets more labels next, up to MOST_LABELS, and is
+        then abandoned. Raises TimeoutError.
+        """
         configuration_index, limit = candidate.configuration_index, self.search.target()
         configuration = self.instance.configurations[configuration_index]
         few = None
@@ -301,38 +372,54 @@ class _Run:
 
 
 def check_supported(instance: Instance) -> None:
-    """Raises Unsuited where the instance has a feature that this method does not bound."""
+    """Check that the method `decomposition` can prove lower bounds for an instance. Raises Unsupported if the instance's
+    objective is not the simulated step time, if the instance counts times or memory that this method does not, or if the device
+    groups of a configuration (number of stages and micro-batches, with a schedule) are of several kinds or memories.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from."""
     if instance.step != "simulated":
-        raise Unsuited("instance", "step", f"is {instance.step!r}", "give 'simulated', or take another method")
+        raise Unsupported("instance", "step", f"is {instance.step!r}", "give 'simulated', or take another method")
     if why := uncounted(instance):
-        raise Unsuited("instance", "configurations", f"have {why}", "take milp, cpsat or brute-force")
+        raise Unsupported("instance", "configurations", f"have {why}", "take milp, cpsat or brute-force")
     for index, configuration in enumerate(instance.configurations):
+        schedule = configuration.schedule
+        if not (schedule.has_closed_forms or schedule.sliced or schedule.chunks > 1):
+            fix = "take milp, cpsat or brute-force: no lower bounds of its paths are known"
+            raise Unsupported("instance", f"configurations[{index}].schedule", f"is {schedule.name!r}", fix)
         if (
             len({group.kind for group in configuration.device_groups}) > 1
             or len({instance.limit_bytes(group) for group in configuration.device_groups}) > 1
         ):
-            problem = "has sites of several kinds or memories"
-            raise Unsuited("instance", f"configurations[{index}]", problem, "give equal sites, or take another method")
+            problem, fix = "has device groups of several kinds or memories", "give equal device groups, or take another method"
+            raise Unsupported("instance", f"configurations[{index}]", problem, fix)
 
 
 def gap_parts(instance: Instance, solution: Solution, gap_ns: int, loosest: float) -> dict[str, int]:
-    """The parts of a gap, in ns, which add up to it. loosest: the largest relative gap of a stage that was solved.
+    """Divide the gap that remains between the best plan and the lower bound into its causes, for users: a dict of three numbers
+    of ns that add up to gap_ns.
 
-    `tolerance of stages`: the most that such a stage may be off, of the whole step. `step above its longest path`: by how much
-    the plan's simulated step exceeds the bounds of single paths, with its own stages' times. `left to search`: the rest, which
-    other cuts, or stages between the weights that they were solved at, might gain, or for which there was no time.
-    """
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. solution: the best plan. gap_ns: the gap.
+    loosest: the largest relative gap with which the solution of a single stage ended. The keys are `tolerance of stages`: the
+    most by which stages solved inexactly can have lowered the bound; `step above its longest path`: how much longer the plan's
+    simulated step is than the longest path through it that the bounds consider; `left to search`: the rest, due to plans that
+    were not excluded."""
     evaluation, configuration = evaluate(instance, solution), instance.configurations[solution.configuration]
     tolerance = min(gap_ns, int(loosest * evaluation.time_ns))
     path = 0
-    if configuration.schedule.chunks == 1 and not configuration.schedule.sliced and configuration.stages > 1:
+    if configuration.schedule.has_closed_forms and configuration.stages > 1:
         path = min(gap_ns - tolerance, evaluation.time_ns - _by_paths_ns(instance, solution))
     return {"tolerance of stages": tolerance, "step above its longest path": path, "left to search": gap_ns - tolerance - path}
 
 
 def _by_paths_ns(instance: Instance, solution: Solution) -> int:
-    """The longest, in ns, of the paths that `critical_path_bounds` knows through the stages of a plan, with the work at the end
-    of stage 0."""
+    """The length in ns of the longest path through a plan's simulated step, among the paths whose length has a closed form. A
+    path is a chain of passes that wait for one another, through one stage each, followed by the work at the end of stage 0. The
+    result is at most the plan's simulated step time. solution: the plan.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from."""
     configuration, evaluation = instance.configurations[solution.configuration], evaluate(instance, solution)
     times, m = [stage.times for stage in evaluation.stages], configuration.micro_batches
     u = [time.micro_batch_ns + time.message_forward_ns + time.message_backward_ns for time in times]
@@ -340,6 +427,6 @@ def _by_paths_ns(instance: Instance, solution: Solution) -> int:
     longest = 0
     for x, mine in enumerate(u):
         w, after = len(u) - 1 - x, sum(u[x + 1 :])
-        path = gpipe_ns if configuration.schedule.name == "gpipe" else one_f_one_b_ns
+        path = by_order(configuration.schedule.name, gpipe=gpipe_ns, one_f_one_b=one_f_one_b_ns)
         longest = max(longest, sum(u[:x]) + int(path(mine, after, w, m)) + extra)
     return min(longest, evaluation.time_ns)

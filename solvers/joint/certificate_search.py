@@ -42,11 +42,14 @@ ProofMethod = Callable[[Instance, int, int, int, Search], ConfigurationEvidence]
 
 
 def evidence(instance: Instance, objective_ns: int, search: Search | None = None) -> Evidence:
-    """Evidence of the largest lower bound that can be shown, up to a plan's step; each claim has been checked.
+    """Find evidence of the largest lower bound that can be shown without a solver, up to a plan's step time: for every
+    configuration (number of stages and micro-batches, with a schedule) the claim that no step takes at most some number of ns,
+    with the numbers that prove it; every claim returned has been checked.
 
-    objective_ns: the plan's step. search: its time limit counts, and the bound of all configurations is reported to it whenever
-    it has risen; configurations that there is no time for have their bound in closed form.
-    """
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. objective_ns: the plan's step time in ns.
+    search: gives the time limit, and receives the lower bound on all configurations whenever it rises; None for no limit.
+    Configurations for which there is no time have a bound in closed form."""
     search, configurations = search or Search(lambda _: None), instance.configurations
     claims, target = [NOTHING] * len(configurations), objective_ns - 1
     waiting = [
@@ -67,8 +70,9 @@ def evidence(instance: Instance, objective_ns: int, search: Search | None = None
 
 
 def _proof_methods(configuration: Configuration) -> tuple[ProofMethod, ...]:
-    """The methods for a configuration, in the order in which they are tried."""
-    if configuration.schedule.sliced or configuration.schedule.chunks > 1:
+    """The functions that look for evidence of a configuration's lower bound, which depend on its schedule and number of stages,
+    in the order in which they are tried; empty for schedules that have none (interleaved or sliced)."""
+    if not configuration.schedule.has_closed_forms:
         return ()
     if configuration.stages == 1:
         return (_by_one_price,)
@@ -78,7 +82,12 @@ def _proof_methods(configuration: Configuration) -> tuple[ProofMethod, ...]:
 
 
 def _prices(instance: Instance, configuration_index: int) -> tuple[int, ...]:
-    """Prices of memory at which options change, in parts of a nanosecond (SCALE of them make one), ascending."""
+    """Prices of a byte of memory at which some sub-layer's option of least (time + price x bytes) changes, ascending, as whole
+    numbers in units of 1 / SCALE ns.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. configuration_index: the configuration's index
+    in the instance."""
     configuration = instance.configurations[configuration_index]
     in_flight = [configuration.in_flight(0), configuration.in_flight(configuration.stages - 1)]
     prices = prices_of(stage_tables(configuration.tables[configuration.device_groups[0].kind]), sorted(in_flight))
@@ -86,15 +95,23 @@ def _prices(instance: Instance, configuration_index: int) -> tuple[int, ...]:
 
 
 def _few(prices: tuple[int, ...]) -> tuple[int, ...]:
-    """A few of the prices, spread evenly."""
+    """About three of the given prices of memory, evenly spaced by index, as the first to try. prices: whole numbers in units of
+    1 / SCALE ns per byte."""
     return prices[:: max(1, len(prices) // FEW)]
 
 
 def _by_one_price(
     instance: Instance, configuration_index: int, bound: int, target: int, search: Search
 ) -> ConfigurationEvidence:
-    """Evidence for a configuration of one stage, by the best price. The bound that a price shows rises up to the best one and
-    falls after it, so bisection finds it."""
+    """Look for evidence that no plan of a configuration (number of stages and micro-batches, with a schedule) of one stage has
+    a step time of at most some number of ns, by a single price of a byte of memory (a Lagrangian bound). The bound that a price
+    shows rises up to the best price and falls after it, so bisection finds it.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. configuration_index: the configuration's index
+    in the instance. search: the run's limits and options, and its best solution so far; only read here. bound: a known lower
+    bound in ns. target: the step time in ns up to which evidence is wanted. Returns the evidence for the largest time found,
+    NOTHING (no evidence) if less than `bound` is shown."""
     configuration, prices = instance.configurations[configuration_index], _dense(_prices(instance, configuration_index))
     shown: dict[int, int] = {}
 
@@ -113,7 +130,8 @@ def _by_one_price(
 
 
 def _dense(prices: tuple[int, ...]) -> tuple[int, ...]:
-    """Prices around the given ones, each a little larger than the one before, and 0."""
+    """A fine grid of prices of memory around the given ones, ascending, 0 included, each about 1 % larger than the one before.
+    Prices are whole numbers in units of 1 / SCALE ns per byte. prices: the given ones, ascending."""
     positive = [price for price in prices if price]
     dense, price = [0], min(positive, default=1) // AROUND
     while price <= max(positive, default=1) * AROUND:
@@ -125,7 +143,15 @@ def _dense(prices: tuple[int, ...]) -> tuple[int, ...]:
 def _by_few_prices(
     instance: Instance, configuration_index: int, bound: int, target: int, search: Search
 ) -> ConfigurationEvidence:
-    """Evidence by a few prices and the least number of micro-batches in flight."""
+    """Look for evidence that no plan of a configuration (number of stages and micro-batches, with a schedule) of several stages
+    has a step time of at most some number of ns, by Lagrangian bounds at a few prices of a byte of memory, with memory counted
+    for the least number of micro-batches in flight only.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. configuration_index: the configuration's index
+    in the instance. search: the run's limits and options, and its best solution so far. bound: a known lower bound in ns.
+    target: the step time in ns up to which evidence is wanted. Returns the evidence for the largest time found, NOTHING (no
+    evidence) if less than `bound` is shown."""
     configuration = instance.configurations[configuration_index]
     least = min(configuration.in_flight(x) for x in range(configuration.stages))
     claim = ConfigurationEvidence(target, _few(_prices(instance, configuration_index)), (least,))
@@ -133,7 +159,15 @@ def _by_few_prices(
 
 
 def _by_prices(instance: Instance, configuration_index: int, bound: int, target: int, search: Search) -> ConfigurationEvidence:
-    """Evidence by all prices and many numbers of micro-batches in flight."""
+    """Look for evidence that no plan of a configuration (number of stages and micro-batches, with a schedule) of several stages
+    has a step time of at most some number of ns, by Lagrangian bounds at all prices of a byte of memory, with memory counted
+    for many numbers of micro-batches in flight.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. configuration_index: the configuration's index
+    in the instance. search: the run's limits and options, and its best solution so far. bound: a known lower bound in ns.
+    target: the step time in ns up to which evidence is wanted. Returns the evidence for the largest time found, NOTHING (no
+    evidence) if less than `bound` is shown."""
     configuration = instance.configurations[configuration_index]
     in_flight = [configuration.in_flight(x) for x in range(configuration.stages)]
     depths = [min(in_flight)]
@@ -144,7 +178,14 @@ def _by_prices(instance: Instance, configuration_index: int, bound: int, target:
 
 
 def _by_paths(instance: Instance, configuration_index: int, bound: int, target: int, search: Search) -> ConfigurationEvidence:
-    """Evidence by weighted paths, see `by_paths`."""
+    """Look for evidence that no plan of a configuration (number of stages and micro-batches, with a schedule) has a step time
+    of at most some number of ns, by weighted paths (chains of passes that wait for one another) through its schedule.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. configuration_index: the configuration's index
+    in the instance. search: the run's limits and options, and its best solution so far. bound: a known lower bound in ns.
+    target: the step time in ns up to which evidence is wanted. Returns the evidence for the largest time found, NOTHING (no
+    evidence) if less than `bound` is shown."""
     claim = by_paths(instance, configuration_index, target, search)
     return NOTHING if claim is None or claim.impossible_ns < bound else claim
 
@@ -152,8 +193,14 @@ def _by_paths(instance: Instance, configuration_index: int, bound: int, target: 
 def _largest(
     instance: Instance, configuration: Configuration, claim: ConfigurationEvidence, bound: int, fineness: float, search: Search
 ) -> ConfigurationEvidence:
-    """The claim, or the same prices with the largest impossible step, of at least `bound`, that they show. fineness: the
-    relative precision of the bisection."""
+    """Find the largest step time in ns that a claim's prices of memory show to be impossible, by bisection between `bound` and
+    the step time that the claim states.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. claim: evidence for a configuration (number of
+    stages and micro-batches, with a schedule), with prices of memory and the step time up to which the claim is to hold. bound:
+    a known lower bound in ns. fineness: the relative precision of the bisection. search: gives the time limit. Returns the
+    claim with that step time; NOTHING (no evidence) if it is less than `bound` or the check would be too large."""
     try:
         check = PriceCheck(instance, configuration, claim)
     except TooLarge:
@@ -172,8 +219,15 @@ LEAST_WHOLE = 2**8
 
 
 def by_paths(instance: Instance, configuration_index: int, target: int, search: Search) -> ConfigurationEvidence | None:
-    """Evidence, by weighted paths, that a configuration with one stage on each of several equal device groups has no step up to
-    the target, or up to the largest that can be shown; None where nothing is shown, or the configuration is too large."""
+    """Evidence, by weighted paths (chains of passes that wait for one another) through the schedule, that no plan of a
+    configuration (number of stages and micro-batches, with a schedule) has a step time of at most `target` ns, or at most the
+    largest number of ns for which that can be shown. For configurations with one stage on each of several equal device groups.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. configuration_index: the configuration's index
+    in the instance. search: the run's limits and options, and its best solution so far; only read here.
+
+    target: a step time in ns. Returns None if nothing is shown, or the configuration is too large."""
     configuration = instance.configurations[configuration_index]
     cuts = FreeCuts(instance, configuration_index, 0.0)
     with suppress(TimeoutError):
@@ -189,7 +243,9 @@ def by_paths(instance: Instance, configuration_index: int, target: int, search: 
 
 
 def _rounded(cuts: FreeCuts, point: DualPoint, whole: int) -> ConfigurationEvidence:
-    """The dual point in whole numbers, whose weights add up to about `whole`."""
+    """Turn a dual solution of the linear program, in floats, into evidence in whole numbers, which can be checked exactly.
+    cuts: the linear program, with its paths. point: the weights of paths, which add up to 1, and the prices of memory. whole:
+    the number that the rounded weights approximately add up to."""
     paths = [weighted(cuts.paths[key], round(weight * whole)) for key, weight in point.weights.items()]
     paths = [path for path in paths if path.weight]
     total = sum(path.weight for path in paths)
@@ -198,5 +254,7 @@ def _rounded(cuts: FreeCuts, point: DualPoint, whole: int) -> ConfigurationEvide
 
 
 def weighted(path: Path, weight: int) -> WeightedPath:
-    """A path with its weight in the form of evidence."""
-    return WeightedPath(weight, path.end, path.site, int("1" + "".join(map(str, path.turns[::-1])), 2))
+    """Encode a path through the schedule (a chain of passes that wait for one another) with a whole-number weight in the form
+    in which evidence is stored: the path's turns, that is, its choices among the passes that a pass waits for, are packed into
+    the bits of one number."""
+    return WeightedPath(weight, path.end, path.last_pass_group, int("1" + "".join(map(str, path.turns[::-1])), 2))

@@ -9,7 +9,12 @@ from trainplan.solvers.joint.stages.option_tables import Floats
 
 
 def least_u_ns(instance: Instance, configuration: Configuration) -> Floats:
-    """For each unit, the least u in ns of any option: both passes of a micro-batch, whatever the memory."""
+    """For each of the L units (sub-layers), (L,): the least time in ns of forward plus backward pass of a micro-batch over all
+    of its options, ignoring memory.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. configuration: gives the tables of options.
+    """
     tables, sliced = configuration.tables[configuration.device_groups[0].kind], configuration.schedule.sliced > 0
     by_kind = [float(whole_ns(table, sliced).min()) for table in tables.units]
     least = np.array([by_kind[unit.kind] for unit in instance.units])
@@ -19,14 +24,18 @@ def least_u_ns(instance: Instance, configuration: Configuration) -> Floats:
 
 
 def quick_bound_ns(instance: Instance, configuration: Configuration) -> float:
-    """A lower bound in ns of the step of every plan of a configuration, whatever the memory.
+    """A lower bound in ns on the step time of every plan of a configuration (number of stages and micro-batches, with a
+    schedule), in closed form, ignoring memory.
 
-    Proof: let u be both passes of a micro-batch in a unit, U the sum of its least values, P the number of device groups, m
-    micro-batches, and t the largest u of a device group (of all of its chunks), which runs m t: at least an even share of U,
-    and the largest unit. Of 1F1B in whole passes, also H + (m - w) t + S + w t / 2 by `critical_path_bounds.one_f_one_b_ns`,
-    with H + S = U - t and w <= P - 1; of GPipe H + S + m t. After its last pass the first device group adds at least the work
-    at the end of its first unit. Where cuts are fixed, also `formulations.joint.lower_bounds.closed_form_ns`.
-    """
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. configuration: the one to bound.
+
+    Proof: let u be the forward plus backward pass of a micro-batch in a unit (sub-layer), U the sum over units of their least
+    u, P the number of device groups, m the micro-batches, and t the largest u of a device group (of all of its chunks), which
+    is busy for m t: t is at least an even share of U, and at least the largest unit. Of 1F1B in whole passes, also H + (m - w)
+    t + S + w t / 2 by `critical_path_bounds.one_f_one_b_ns`, where H and S are the u of the groups before and after, H + S = U
+    - t, and w <= P - 1 groups come after; of GPipe H + S + m t. After its last pass the first device group adds at least the
+    work at the end of its first unit. If cuts are fixed, also `formulations.joint.lower_bounds.closed_form_ns`."""
     least, m = least_u_ns(instance, configuration), configuration.micro_batches
     group_count, schedule = len(configuration.device_groups), configuration.schedule
     total = float(least.sum())
@@ -42,13 +51,20 @@ def quick_bound_ns(instance: Instance, configuration: Configuration) -> float:
 
 
 def holds_states(instance: Instance, configuration: Configuration) -> bool:
-    """Whether all device groups together have room for the least model states of all units; without it no plan of the
-    configuration fits."""
+    """Whether all device groups together have enough memory for the least model states of all units (sub-layers); if not, no
+    plan of the configuration (number of stages and micro-batches, with a schedule) fits.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. configuration: the one to test."""
     return least_states(instance, configuration) <= sum(instance.limit_bytes(group) for group in configuration.device_groups)
 
 
 def least_states(instance: Instance, configuration: Configuration) -> int:
-    """The bytes of the least model states of all units, each of which is on one device group."""
+    """The least bytes of model states of all units (sub-layers) together, each unit with its leanest option on one device of
+    one device group.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. configuration: gives the tables of options."""
     tables, tied = configuration.tables, configuration.tied
     by_kind = [min(int(table.units[kind].state_bytes.min()) for table in tables) for kind in range(len(tables[0].units))]
     least = [by_kind[unit.kind] for unit in instance.units]

@@ -28,16 +28,22 @@ ROUNDS = 4  # of cuts even in the time that the plan before took
 
 
 def cheap_bound(instance: Instance) -> tuple[int, str]:
-    """A lower bound in ns of every plan's step, whatever the memory, and its reason in words.
+    """A lower bound in ns on every plan's step time, in closed form, ignoring memory, and the text that says why it holds:
+    every sub-layer at its cheapest, stages as even as possible; the least bound over all configurations (numbers of stages and
+    micro-batches, with a schedule).
 
-    Proof: see `quick_bound_ns`, for each configuration; a plan has one of them. For steps that are not simulated, and for
-    unequal device groups, `formulations.joint.lower_bounds.least_ns`.
-    """
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from."""
     return int(min(_quick_bound_ns(instance, index) for index in range(len(instance.configurations)))), SOURCE
 
 
 def _quick_bound_ns(instance: Instance, configuration_index: int) -> float:
-    """The lower bound in ns of one configuration."""
+    """A lower bound in ns, in closed form, on the step times of all plans of one configuration (number of stages and
+    micro-batches, with a schedule), given by its index.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. configuration_index: the configuration's index
+    in the instance."""
     configuration = instance.configurations[configuration_index]
     if instance.step != "simulated" or len({group.kind for group in configuration.device_groups}) > 1:
         return least_ns(instance.only([configuration_index]))
@@ -45,11 +51,14 @@ def _quick_bound_ns(instance: Instance, configuration_index: int) -> float:
 
 
 def first_plan(instance: Instance) -> Solution | None:
-    """The best plan of the first few configurations for which `quick_plan` finds one; None where it finds none.
+    """A plan that fits the memory, found quickly: a few choices of options and cuts are tried in one configuration (number of
+    stages and micro-batches, with a schedule) after another, until a few configurations have a plan; the best of these plans is
+    returned, None if no configuration has one.
 
-    The tables of a configuration may take longer than its plan, so depths are tried from the middle outwards, with numbers of
-    micro-batches from the middle upwards, until some have plans.
-    """
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from.
+
+    Numbers of stages are tried from the middle outwards, with numbers of micro-batches from the middle upwards."""
     by_depth: dict[int, list[int]] = {}
     for configuration_index, configuration in sorted(
         enumerate(instance.configurations), key=lambda pair: pair[1].micro_batches
@@ -73,8 +82,12 @@ def first_plan(instance: Instance) -> Solution | None:
 
 
 def best_quick_plan(instance: Instance, bounds: Sequence[float], most: float) -> Solution | None:
-    """The best plan of all configurations with a step below `most`; None where there is none. bounds: a lower bound of each
-    configuration's step."""
+    """Compute a quick plan (a few choices of options and cuts are tried) for each configuration (number of stages and
+    micro-batches, with a schedule), and return the best one if its step time is below `most` ns; else None. bounds: for each
+    configuration, a lower bound in ns on its plans' step times, by which configurations that cannot be better are skipped.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from."""
     rough: list[tuple[int, int, Solution]] = []
     for bound, configuration_index in sorted(zip(bounds, range(len(bounds)), strict=True)):
         if bound >= most:
@@ -92,8 +105,15 @@ def best_quick_plan(instance: Instance, bounds: Sequence[float], most: float) ->
 
 
 def quick_plan(instance: Instance, configuration_index: int, rounds: int = ROUNDS) -> tuple[int, Solution] | None:
-    """The step in ns and the plan of one configuration with one stage on each of equal device groups; None where none that was
-    tried fits. rounds: how often cuts are made even in the time that units took in the plan before."""
+    """A quick plan, found by trying a few choices of options and cuts, of one configuration (number of stages and
+    micro-batches, with a schedule) with one stage on each of equal device groups: the step time in ns, and the plan; None if no
+    plan that was tried fits. None is also returned for configurations without one stage on each of equal groups, unless their
+    units must all choose the same option.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. configuration_index: the configuration's index
+    in the instance. rounds: how often the cuts are balanced anew, by the times that the units (sub-layers) have in the plan
+    found last."""
     configuration = instance.configurations[configuration_index]
     if agreeing_choices(configuration) is not None:
         return best_agreeing(instance, configuration_index, np.inf)
@@ -129,8 +149,13 @@ def quick_plan(instance: Instance, configuration_index: int, rounds: int = ROUND
 
 
 def even_plans(instance: Instance, configuration_index: int) -> Iterator[Solution]:
-    """Plans of one configuration, of any schedule, with stages even in time and all units in one interface state: the cheapest
-    options at a few prices of memory, whether they fit or not."""
+    """Yield plans of one configuration (number of stages and micro-batches, with a schedule), whatever its schedule. Each plan
+    has stages that are even in time, one layout of activations between all units (sub-layers), and for each unit the option of
+    least time plus priced memory, at one price of memory. Plans are yielded even if they do not fit the memory.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. configuration_index: the configuration's index
+    in the instance."""
     configuration = instance.configurations[configuration_index]
     planner = _Planner(instance, configuration)
     cuts = planner.balanced(least_u_ns(instance, configuration)) if len(planner.choices) else None
@@ -140,7 +165,12 @@ def even_plans(instance: Instance, configuration_index: int) -> Iterator[Solutio
 
 
 class _Planner:
-    """One configuration with a few choices of options for all units, as arrays of shape (choices, L)."""
+    """Quick plans of one configuration (number of stages and micro-batches, with a schedule), from a few choices of options for
+    all L units (sub-layers). An interface state is the layout of the activations between two units.
+
+    choices: (choices, L), for each choice the option of every unit, as an index in `tables`, the tables of options that are not
+    dominated. kinds: the kind of each unit. memory, host: limits in bytes of a device, and of its share of the host (None for
+    no limit)."""
 
     def __init__(self, instance: Instance, configuration: Configuration) -> None:
         self.instance, self.configuration = instance, configuration
@@ -153,26 +183,31 @@ class _Planner:
         self.choices: Integers = by_kind[:, self.kinds] if len(by_kind) else np.zeros((0, len(self.kinds)), np.int64)
 
     def option_indices(self) -> Integers:
-        """(choices, L): the indices of the options in the formulation's tables."""
+        """The options of all choices as indices in the instance's own tables, (choices, L)."""
         return self._spread([kind.indices for kind in self.tables.kinds])
 
     def _column(self, of: str) -> Integers:
-        """(choices, L): a field of `KindOptions` for the option of every unit."""
+        """One number of every unit's option under each choice, (choices, L), from the tables of options that are not dominated.
+        of: the name of the tables' field, such as `u_ns`."""
         return self._spread([np.asarray(getattr(kind, of)) for kind in self.tables.kinds])
 
     def _of_table(self, of: str) -> Integers:
-        """(choices, L): a column of the formulation's tables for the option of every unit."""
+        """One number of every unit's option under each choice, (choices, L), from the instance's own tables, which have all
+        options. of: the name of the field of the tables, such as `forward_ns`.
+        """
         return self._spread([getattr(kind.table, of)[kind.indices] for kind in self.tables.kinds])
 
     def _spread(self, by_kind: list[Integers]) -> Integers:
-        """(choices, L): values of options, given by kind of unit, for the option of every unit."""
+        """Look up a value for every unit's option under each choice: (choices, L). by_kind: for each kind of unit, one value
+        per option."""
         begins = np.cumsum([0, *map(len, by_kind[:-1])])
         spread: Integers = np.concatenate(by_kind)[begins[self.kinds] + self.choices]
         return spread
 
     def balanced(self, load: Floats) -> tuple[int, ...] | None:
-        """Cuts into stages of about equal load, where stages may begin; None where that leaves a stage without units. load:
-        (L,)."""
+        """Cuts (first unit of every stage but the first) into stages of about equal load, at boundaries that the instance
+        allows to be cut; None if some stage would have no unit. load: (L,), each unit's load, such as a time. Fixed cuts of the
+        configuration are returned as they are."""
         stages, units = self.configuration.stages, self.instance.length
         if self.configuration.cuts is not None:
             return self.configuration.cuts
@@ -189,7 +224,8 @@ class _Planner:
         return tuple(cuts.tolist()) if len(np.unique(cuts)) == stages - 1 and (stages == 1 or cuts[-1] < units) else None
 
     def even_in_memory(self) -> Iterator[tuple[int, ...]]:
-        """Cuts into stages that need about equal memory, as far as they fit, by the choices that need the least."""
+        """Yield cuts (first unit of every stage but the first) into stages that need about equal memory, one result for each of
+        the few choices that need the least memory, left out if the stages do not fit."""
         depth = self.configuration.in_flight(0)
         state, held, kept, work = (self._column(name) for name in ("state", "held", "kept", "work"))
         leanest = (state + depth * (held + kept)).sum(axis=1).argsort(kind="stable")[:LEANEST]
@@ -205,8 +241,9 @@ class _Planner:
                 yield best
 
     def _filled(self, columns: list[list[int]], limit: int) -> tuple[int, ...] | None:
-        """Cuts with as many units in each stage as a limit of bytes holds; None where units do not fit. columns: state, held,
-        kept and work bytes of every unit."""
+        """Cuts (first unit of every stage but the first) that fill each stage with as many units as a memory limit holds; None
+        if units remain. columns: four lists with one number of bytes per unit: model states, bytes held for each micro-batch in
+        flight, bytes kept until the backward pass, and work bytes of a running pass. limit: in bytes."""
         state, held, kept, work = columns
         stages, units, cuts, unit = self.configuration.stages, self.instance.length, list[int](), 0
         for x in range(stages):
@@ -227,8 +264,9 @@ class _Planner:
         return tuple(cuts[:-1]) if unit == units else None
 
     def planned(self, cuts: tuple[int, ...]) -> tuple[int, tuple[int, ...], Floats] | None:
-        """The step in ns, the options of all units, and the time of each unit, (L,), for given cuts; None where some stage has
-        no choice that fits."""
+        """The plan for given cuts, with the best choice that fits in each stage: the step time in ns, the option of every unit,
+        and the time in ns of every unit's passes, (L,); None if some stage has no choice that fits, or if the interface states
+        disagree at a cut. cuts: the first unit of every stage but the first."""
         configuration, units = self.configuration, self.instance.length
         starts = np.array([0, *cuts])
         stage_of = np.repeat(np.arange(len(starts)), np.diff([*starts, units]))
@@ -255,8 +293,11 @@ class _Planner:
         return step, tuple(options.tolist()), u_ns[chosen].astype(np.float64)
 
     def _passes(self, chosen: tuple[Integers, Integers], starts: Integers) -> Passes | None:
-        """The passes of the one pipeline, (P, 1); None where interface states disagree. chosen: the choice and the unit of
-        every entry. starts: the first unit of every stage."""
+        """The pass times in ns of the P stages of one pipeline, (P, 1); None if interface states disagree between units.
+
+        chosen: two vectors over units: the index of the choice from which each unit's option is taken, and the unit's own
+        index. starts: (P,), the first unit of every stage.
+        """
         units = self.instance.length
 
         def stage(values: Integers) -> Integers:
@@ -314,8 +355,10 @@ class _Planner:
 
 
 def _choices(tables: StageTables, in_flight: int) -> Integers:
-    """(choices, kinds of units): for each interface cell that all kinds have, the cheapest options at a few prices
-    of memory."""
+    """A few choices of options by kind of unit (sub-layer), (choices, kinds): for each interface cell (the pair of activation
+    layouts in which a unit is entered and left) in which all kinds have an option, the options of least time plus priced
+    memory, at a few prices. tables: the options of all kinds of units. in_flight: micro-batches in flight, by which memory is
+    counted."""
     rows = []
     memory = [(kind.state + in_flight * (kind.kept + kind.held)).astype(np.float64) for kind in tables.kinds]
     spread = sum(float(np.ptp(sizes)) for sizes in memory)
@@ -329,6 +372,10 @@ def _choices(tables: StageTables, in_flight: int) -> Integers:
 
 
 def _cheapest(kind: KindOptions, memory: Floats, options: Integers, prices: Floats) -> Integers:
-    """Those of some options of a kind that are cheapest at each price of a byte."""
+    """For each price of memory, (prices,), the index of the option whose time plus price times memory is least.
+
+    kind: the options of a kind of unit (sub-layer). memory: (all options of the kind,), bytes. options: the indices to choose
+    from. prices: (prices,), in ns per byte.
+    """
     cheapest: Integers = options[(kind.u_ns[options] + prices[:, None] * memory[options]).argmin(axis=1)]
     return cheapest

@@ -22,8 +22,14 @@ MOST_PASSES = 20_000  # of a pipeline that is simulated pass by pass
 
 
 def interleaved(instance: Instance, configuration_index: int, bound: float, search: Search) -> float:
-    """Report plans of a configuration, and return what is proven of it in ns: infinite where no plan that was not reported can
-    be better, else the known lower bound. bound: the known lower bound. Raises TimeoutError."""
+    """Search a configuration with an interleaved schedule (each device group runs several stages), and report its plans to the
+    search. Returns a lower bound in ns on the step times of its plans; infinite if it is proven that no plan other than those
+    reported is better than the best plan known.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. configuration_index: the configuration's index
+    in the instance. search: the run's limits and options, and its best solution so far, to which better ones are reported.
+    bound: the known lower bound in ns. Raises TimeoutError."""
     part, configuration = instance.only([configuration_index]), instance.configurations[configuration_index]
     if solution_count(part) <= TINY:
         for solution in improving(part):

@@ -33,15 +33,21 @@ PATIENCE_SECONDS = 0.15  # beyond the limit, for a process that has not noticed 
 
 
 class Entry(Protocol):
-    """The state of a configuration in the search. stage: the step that comes next."""
+    """The state of one configuration (number of stages and micro-batches, with a schedule) in the search, with the fields that
+    a worker process needs. stage: the step of the method that comes next."""
 
     configuration_index: int
     stage: int
 
 
 class Run(Protocol):
-    """A search in one process. The fields are those that `advanced` changes in addition to the entry; those of all processes
-    are added up."""
+    """The search over configurations (numbers of stages and micro-batches, with a schedule) in one process, with the fields
+    that worker processes need: the function that takes a step, and the numbers that a step changes in addition to the
+    configuration's entry, which are combined over all processes.
+
+    search: the limits and the best plan so far. statistics: counts of steps by name. abandoned_bound_ns: the least bound in ns
+    of the configurations that are not searched further. abandoned: whether some configurations were given up. source: the name
+    of what proves the bound. loosest: the largest relative gap of a stage that was solved."""
 
     search: Search
     statistics: dict[str, Any]
@@ -51,14 +57,18 @@ class Run(Protocol):
     loosest: float
 
     def advanced(self, bound: float, entry: Any) -> float | None:
-        """The lower bound of a configuration after its next step; None once it cannot improve the best plan. Raises
-        TimeoutError."""
+        """Take the next step of one configuration; return its lower bound in ns afterwards, None once it cannot improve the
+        best plan. bound: the configuration's lower bound in ns so far. entry: the configuration's record in the search (its
+        next step and what it has found), which is changed. Raises TimeoutError.
+        """
 
 
 @dataclass(frozen=True)
 class Task:
-    """One step of a configuration with all that it depends on: its bound, its stage and the best plan's objective. provisional:
-    as of `Search`."""
+    """A task for a worker process: one step of the method for one configuration (number of stages and micro-batches, with a
+    schedule) with all that the step's result depends on: the configuration's lower bound, the name of the step (stage), and the
+    step time of the best plan. provisional: whether that best plan was found by another method, so that an equally good plan
+    replaces it."""
 
     configuration_index: int
     stage: int
@@ -69,7 +79,7 @@ class Task:
 
 @dataclass
 class _Process:
-    """A forked process: its number, the task that it works on, and the plans that it has sent for that task."""
+    """A forked worker process: its number, the task that it works on, and the plans that it has sent for that task."""
 
     number: int
     connection: Connection
@@ -79,9 +89,10 @@ class _Process:
 
 @dataclass
 class Step:
-    """The result of a task. bound: None once the configuration cannot improve the best plan. error: raised in place of a
-    result. plans: reported on the way, in order, without those that the search has already. process: the one that took the
-    step."""
+    """The result of a task, that is, of one step for one configuration, as a worker process returns it. bound: the
+    configuration's lower bound in ns after the step, None once the configuration (number of stages and micro-batches, with a
+    schedule) cannot improve the best plan. error: raised in place of a result. plans: the plans that were found during the
+    step, in order, except those that the search knows already. process: the process that took the step."""
 
     task: Task
     stage: int = 0
@@ -97,7 +108,13 @@ class Step:
 
 
 class Ahead:
-    """The processes of one search, and the steps that they have taken in advance."""
+    """The worker processes of one search over configurations (numbers of stages and micro-batches, with a schedule), and the
+    steps that they have taken in advance. A step counts only if nothing that it depends on has changed, so that the result is
+    the same as with one process.
+
+    processes: the forked processes, empty before the first step. keepers: a dict from each configuration's index to the process
+    that has its tables and takes its later steps. ready: a dict from each configuration's index to its step that was taken in
+    advance and is not used yet. lifeline: the pipe by whose end the processes notice that this process is gone."""
 
     def __init__(self, run: Run, jobs: int | None, early: Sequence[int], entry: Callable[[int, int], Entry]) -> None:
         """run: the search. jobs: the number of processes; with 1 or None all steps are taken in this process. early: the stages
@@ -111,10 +128,12 @@ class Ahead:
         self.ready: dict[int, Step] = {}  # by index, steps taken in advance
 
     def advanced(self, bound: float, entry: Any, waiting: Sequence[tuple[float, int, Any]]) -> float | None:
-        """The lower bound of an entry after its next step, as of `Run.advanced`. waiting: all entries, a heap of which it is
-        the first.
+        """Take the next step of one configuration, or use its result if a worker process has taken it in advance. Returns the
+        configuration's lower bound in ns afterwards; None once it cannot improve the best plan.
 
-        Raises TimeoutError.
+        bound: the configuration's lower bound in ns so far. entry: the configuration's record in the search (its next step and
+        what it has found). waiting: all entries as a heap (bound, index, entry), of which this entry is the first; idle
+        processes take steps of the next ones in advance. Raises TimeoutError, or what the step raised.
         """
         if not self.processes:
             if self.jobs == 1 or len(waiting) == 1:
@@ -134,11 +153,14 @@ class Ahead:
         return self._counted(step, entry)
 
     def _task(self, bound: float, entry: Entry) -> Task:
-        """The task of an entry's next step."""
+        """The task of a configuration's next step: all that the step's result depends on. bound: the configuration's lower
+        bound in ns. entry: the configuration's record in the search (its next step and what it has found).
+        """
         return Task(entry.configuration_index, entry.stage, bound, self.search.objective, self.search.provisional)
 
     def _give(self, task: Task) -> None:
-        """Send a task to an idle process that can take it, unless there is none, or a process works on it already."""
+        """Send a task to an idle process that can take it. Nothing is sent if none is idle, or if a process works on the task
+        already; a later step of a configuration can only be taken by the process that has its tables."""
         if any(process.task == task for process in self.processes):
             return
         keeper = None if task.stage in self.early else self.keepers.get(task.configuration_index)
@@ -150,7 +172,9 @@ class Ahead:
                 return
 
     def _receive(self, needed: Task) -> None:
-        """Take the messages that processes have sent, and report the plans of the task that is needed. Raises TimeoutError."""
+        """Wait for messages of busy processes and handle them: keep finished steps in `ready`, and report the plans of the task
+        that is needed now. Raises TimeoutError after the search's time limit, and MemoryError or RuntimeError if a process
+        broke off."""
         busy = {process.connection: process for process in self.processes if process.task is not None}
         seconds = self.search.remaining() + PATIENCE_SECONDS
         if seconds < 0:
@@ -174,13 +198,17 @@ class Ahead:
                     self.ready[message.task.configuration_index] = message
 
     def _report(self, plans: list[Any]) -> None:
-        """Report plans to the search, in order, and empty the list."""
+        """Report plans that a worker process has found to the search, in order, and empty the list `plans`."""
         for plan in plans:
             self.search.report(plan)
         plans.clear()
 
     def _counted(self, step: Step, entry: Entry) -> float | None:
-        """Add a step's result to the run, and return the entry's bound. Raises what the step raised."""
+        """Use the result of a step that a worker process has taken: report its plans, and add its numbers to the run and to the
+        configuration's entry; return the configuration's lower bound in ns (None if it cannot improve the best plan). Raises
+        the exception that the step raised, if any. entry: the configuration's record in the search (its next step and what it
+        has found), which is changed.
+        """
         run = self.run
         self._report(step.plans)
         if step.error is not None:
@@ -200,8 +228,8 @@ class Ahead:
     # Processes
 
     def _fork(self, entries: Sequence[Any]) -> None:
-        """Start the processes, which inherit the run and its entries. Interrupts are blocked until each process
-        ignores them."""
+        """Start the worker processes, which inherit the run and the entries of all configurations by forking. Interrupts are
+        blocked until each process ignores them."""
         lifeline, self.lifeline = os.pipe()
         for _ in range(self.jobs):
             connection, other_end = Pipe()
@@ -225,7 +253,7 @@ class Ahead:
             entry.candidate = None
 
     def close(self) -> None:
-        """Kill the processes."""
+        """Kill all worker processes and wait for their end."""
         if self.lifeline is not None:
             os.close(self.lifeline)
             self.lifeline = None
@@ -236,7 +264,8 @@ class Ahead:
         self.processes = []
 
     def _serve(self, entries: dict[int, Any], connection: Connection) -> None:
-        """Take steps until the process is killed: the main loop of a forked process."""
+        """The main loop of a forked process: receive tasks, take their steps, and send plans and results, until the process is
+        killed. entries: the states of configurations by index. connection: the pipe to the parent process."""
         search, memory_bytes = self.search, self.search.memory_bytes
         search.progress = lambda _: connection.send(search.best)
         with suppress(EOFError, OSError), memory_limited(None if memory_bytes is None else memory_bytes // self.jobs):
@@ -251,7 +280,9 @@ class Ahead:
                 connection.send(step)
 
     def _taken(self, task: Task, entry: Any) -> Step:
-        """The result of a task in this process."""
+        """Take a task's step in this (forked) process, and return its result; an exception is part of the result. entry: the
+        configuration's record in the search (its next step and what it has found), which is changed.
+        """
         run, step = self.run, Step(task)
         run.abandoned_bound_ns, run.abandoned, run.loosest, run.source = inf, False, 0.0, self.source
         run.statistics.update(dict.fromkeys(run.statistics, 0))
@@ -265,14 +296,19 @@ class Ahead:
 
 
 def _watch(lifeline: int) -> None:
-    """End a forked process once the one that forked it is gone, which alone holds the other end of the pipe."""
+    """End this forked process as soon as its parent is gone. lifeline: the reading end of a pipe whose other end only the
+    parent holds. Runs in a thread."""
     os.read(lifeline, 1)
     os._exit(1)
 
 
 @contextmanager
 def ahead(run: Run, jobs: int | None, early: Sequence[int], entry: Callable[[int, int], Entry]) -> Iterator[Ahead]:
-    """The processes of a search, as a context that ends them."""
+    """Context manager that starts the worker processes of a search, which take its steps in advance, and kills them at its end.
+
+    run: the search. jobs: the number of processes; with 1 or None all steps are taken in this process. early: the steps of the
+    method that depend on nothing but their task, so that any process can take them. entry: a function that makes the state of a
+    configuration (number of stages and micro-batches, with a schedule) from its index and such a step."""
     processes = Ahead(run, jobs, early, entry)
     try:
         yield processes

@@ -52,13 +52,22 @@ NEVER = 2**62
 
 
 def algorithm_1(instance: Instance, search: Search) -> Outcome:
-    """The partition with the least largest f + b of a stage, if it fits the memory."""
+    """The method `algorithm-1`: the pipeline partition whose slowest stage takes the least forward plus backward time
+    (Algorithm 1 of AutoPipe), if it fits the memory. The outcome has no lower bound.
+
+    instance: the sub-layers' pass times, the number of pipeline stages and of micro-batches, and memory limits. search: the
+    run's limits and options, and its best solution so far, to which better ones are reported."""
     weights = (instance.forward_ns + instance.backward_ns).tolist()
     return first_fitting(instance, search, [Solution(partitioned(weights, instance.stages))], "Algorithm 1")
 
 
 def autopipe(instance: Instance, search: Search) -> Outcome:
-    """The best of the heuristic's partitions that fits the memory. Option reading: paper or published."""
+    """The method `autopipe`: run AutoPipe's heuristic, which simulates a sequence of pipeline partitions; the outcome has the
+    fastest of these partitions that fits the memory, and no lower bound.
+
+    instance: the sub-layers' pass times, the number of pipeline stages and of micro-batches, and memory limits. search: the
+    run's limits and options, and its best solution so far, to which better ones are reported. The search's option `reading`:
+    paper, or published, which follows the authors' program where it differs from the paper."""
     planner = Planner(instance, search.options.get("reading") or READINGS[0])
     planner.run(search.out_of_time)
     outcome = first_fitting(instance, search, map(Solution, planner.by_time()), "the paper's search")
@@ -67,17 +76,21 @@ def autopipe(instance: Instance, search: Search) -> Outcome:
 
 
 def partitioned(weights: Sequence[int], stages: int) -> Cuts:
-    """The cuts of Algorithm 1 for blocks of these weights. (`even_stages.balanced_cuts` has the same largest stage, and breaks
-    ties otherwise.)"""
+    """AutoPipe's Algorithm 1: the cuts (index of the first block of every stage but the first) with which the heaviest stage is
+    as light as possible. weights: the weight (such as time in ns) of each block (sub-layer), in order. stages: the number of
+    stages.
+
+    `solvers.assignment.even_stages.balanced_cuts` solves the same problem, but may choose other cuts among those with an
+    equally heavy stage."""
     return BalanceTable(weights, stages).bounds(len(weights), stages)[1:-1]
 
 
 class BalanceTable:
-    """Algorithm 1's table for all first parts of a chain of blocks, and all numbers of stages up to `stages`.
+    """Algorithm 1's table: for the first i blocks of a chain, divided into j stages, the least possible weight of the heaviest
+    stage; for all i and for all j up to a number of stages.
 
-    before: the sum of weights before each block, and of all. least[j][i]: the least largest stage of the first i blocks in j
-    stages.
-    """
+    before: the sum of weights before each block, then the sum of all. least[j][i]: the weight of the heaviest stage, if the
+    first i blocks are divided into j stages in the best way."""
 
     def __init__(self, weights: Sequence[int], stages: int) -> None:
         before = self.before = [0, *accumulate(weights)]
@@ -92,8 +105,8 @@ class BalanceTable:
             self.least.append(row)
 
     def bounds(self, blocks: int, stages: int) -> Cuts:
-        """The best partition of the first blocks into this number of stages: the first block of every stage, and the end of the
-        last."""
+        """The best partition of the first `blocks` blocks into `stages` stages: the index of the first block of every stage,
+        and of the block after the last."""
         ends = [blocks]
         for j in range(stages, 1, -1):
             end = ends[-1]
@@ -102,11 +115,12 @@ class BalanceTable:
 
 
 class Planner:
-    """The heuristic on one instance.
+    """AutoPipe's heuristic on one instance: it simulates partitions of the sub-layers into stages and moves blocks (sub-layers)
+    away from the master stage, the stage on which the critical path spends the 1F1B phase.
 
-    simulations: the time in ns and the master stage of every partition simulated, by its bounds: the first sub-layer of each
-    stage, and the end of the last. reading: "paper" or "published", see the module's head.
-    """
+    A partition is given by its bounds: the first sub-layer of each stage, then the number of sub-layers. simulations: for every
+    partition simulated, by its bounds, the time in ns and the master stage. reading: "paper" to follow the paper, or
+    "published" to follow the authors' program where it differs from the paper."""
 
     def __init__(self, instance: Instance, reading: str = READINGS[0]) -> None:
         self.stages, self.micro_batches = instance.stages, instance.micro_batches
@@ -120,10 +134,11 @@ class Planner:
         self.simulations: dict[Cuts, tuple[int, int]] = {}
 
     def run(self, out_of_time: Callable[[], bool] = lambda: False) -> None:
-        """Steps 1 to 3, until no partition is left to follow or time runs out."""
+        """Simulate partitions by the heuristic's steps 1 to 3, until no partition is left to follow or `out_of_time` returns
+        True; results are kept in `simulations`. out_of_time: returns True once the search should end."""
         start = self.table.bounds(len(self.before) - 1, self.stages)
         self.simulated(start)
-        waiting, met = deque([start]), {start}
+        waiting, known = deque([start]), {start}
         while waiting and not out_of_time():
             bounds = waiting.popleft()
             master = self.simulated(bounds)[1]
@@ -132,18 +147,20 @@ class Planner:
             else:
                 bounds = self._adjusted(bounds, master)
             for to_front, moved in self._moved(bounds, master):
-                if moved in met:
+                if moved in known:
                     continue
                 if self.simulated(moved)[1] <= master or (self.published and to_front):
-                    met.add(moved)
+                    known.add(moved)
                     waiting.append(moved)
 
     def by_time(self) -> list[Cuts]:
-        """The cuts of all partitions simulated, the fastest first; of equal ones that found first."""
+        """The cuts (first sub-layer of every stage but the first) of all partitions simulated, the fastest first; of equally
+        fast ones, the one found first."""
         return [bounds[1:-1] for bounds in sorted(self.simulations, key=lambda bounds: self.simulations[bounds][0])]
 
     def simulated(self, bounds: Cuts) -> tuple[int, int]:
-        """The simulated time of the step in ns, and the master stage, of a partition given by its bounds."""
+        """The simulated time of the iteration in ns, and the master stage, of a partition; kept in `simulations`. bounds: first
+        sub-layer of each stage, then the number of sub-layers."""
         if bounds not in self.simulations:
             f, b = ([sums[end] - sums[first] for first, end in pairwise(bounds)] for sums in (self.forward, self.backward))
             moves = tuple(self.transfer[first] for first in bounds[1:-1])
@@ -152,7 +169,12 @@ class Planner:
         return self.simulations[bounds]
 
     def _adjusted(self, bounds: Cuts, master: int) -> Cuts:
-        """Step 2, Eq. 1 to the letter: the bounds of the adjusted partition. master: its master stage."""
+        """Step 2 of the heuristic as in the paper: move the last blocks of stages after the master stage to the stages that
+        follow them, until, for every s, the first s stages after the master together take no longer than s backward passes of
+        the master stage (Eq. 1).
+
+        bounds: first sub-layer of each stage, then the number of sub-layers. master: index of the master stage. The moves end
+        when another stage would become the master stage; returns the bounds of the partition before that."""
         master_ns, start = self._backward(bounds, master), bounds[master + 1]
         for s in range(master + 1, self.stages - 1):
             while self.before[bounds[s + 1]] - self.before[start] > (s - master) * master_ns and bounds[s + 1] - bounds[s] > 1:
@@ -163,7 +185,9 @@ class Planner:
         return bounds
 
     def _adjusted_as_published(self, bounds: Cuts, master: int) -> None:
-        """Step 2 of the authors' program: simulates the partitions that it goes through."""
+        """Step 2 of the heuristic as the authors' program performs it: simulate the partitions that it goes through; results
+        are kept in `simulations`. bounds: first sub-layer of each stage, then the number of sub-layers. master: index of the
+        master stage."""
         master_ns, start, before = self._backward(bounds, master), bounds[master + 1], self.before
         heaviest = before[start] - before[bounds[master]] + self.transfer[bounds[master]]
         gap, s = 0, master + 1
@@ -185,12 +209,16 @@ class Planner:
             bounds, s = moved, t + 1
 
     def _backward(self, bounds: Cuts, stage: int) -> int:
-        """The backward time in ns of a stage."""
+        """The backward time in ns of one stage of a partition. bounds: first sub-layer of each stage, then the number of
+        sub-layers. stage: the stage's index."""
         return self.backward[bounds[stage + 1]] - self.backward[bounds[stage]]
 
     def _moved(self, bounds: Cuts, master: int) -> Iterator[tuple[bool, Cuts]]:
-        """Step 3: yields the two partitions with a lighter master stage, and with each whether its block moved to the stage
-        before."""
+        """Step 3 of the heuristic: yield up to two partitions (as bounds) with one block moved off the master stage, as pairs
+        (flag, bounds). The flag is True if the master stage's first block moved to the stage before it; Algorithm 1 then
+        balances the stages before the master stage anew. The flag is False if its last block moved to the stage after it; the
+        stages up to and including the master stage are then balanced anew. Yields nothing if the master stage is the first
+        stage."""
         if master == 0:
             return
         first, end = bounds[master], bounds[master + 1]

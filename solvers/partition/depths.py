@@ -1,5 +1,5 @@
-"""Planning by pipeline-partition: the depth, the cuts and the slicing with the shortest whole step, and a lower bound over all
-of them.
+"""Plan by pipeline-partition: the depth, the cuts and the slicing with the shortest whole step, and a lower bound over all of
+them.
 
 Each instance is a depth (number of stages) with a number of micro-batches. For each, a method finds cuts for a short iteration;
 with the exact one, cuts are then moved for a short step (`whole_step`), and as few micro-batches are sliced as help (`slicer`).
@@ -27,7 +27,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.solvers.core.answer import Answer, in_turn, least_bound, rank, stopped_with
 from trainplan.solvers.core.clock import Clock
 from trainplan.solvers.core.result import Result
-from trainplan.solvers.core.search import Progress, Unsuited
+from trainplan.solvers.core.search import Progress, Unsupported
 from trainplan.solvers.core.solve import check_arguments, solve
 from trainplan.solvers.partition.slicer import least_sliced
 from trainplan.solvers.partition.whole_step import shortest_step
@@ -38,11 +38,12 @@ FAR = 2**62
 
 @dataclass(frozen=True)
 class DepthCandidate:
-    """One instance, and the best solution found for it.
+    """One instance (a number of pipeline stages with a number of micro-batches), and the best solution found for it.
 
-    result: the method's, for the iteration of whole micro-batches. solution: cuts and slicing, None where none was found.
-    iteration_ns, step_ns: of the solution, sliced as it states. bound_ns: no cuts of this instance have a shorter step.
-    """
+    result: the method's result for the iteration of whole micro-batches. solution: cuts, and the number of first micro-batches
+    that run as two halves (sliced); None if no solution was found. iteration_ns, step_ns: the solution's times in ns with its
+    sliced micro-batches; the step adds gradient synchronisation and what else follows the last backward pass of each stage.
+    bound_ns: a lower bound in ns on the step time of all cuts of this instance."""
 
     instance: Instance
     result: Result
@@ -52,7 +53,10 @@ class DepthCandidate:
     bound_ns: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The candidate's row among an answer's alternatives."""
+        """The candidate as one of an answer's `alternatives`, a dict of JSON values: `pipeline` (number of stages), `dp` and
+        `tp` (degrees of data and tensor parallelism), `micro_batches`, `status` (of the search), `cuts` (index of the first
+        sub-layer of every stage but the first), `sliced` (number of micro-batches that run in halves), `iteration_ns`,
+        `step_ns` and `bound_ns`. `cuts` and times are None, `sliced` 0, if no solution was found."""
         return {
             "pipeline": self.instance.stages,
             "dp": self.instance.provenance.get("dp", 1),
@@ -80,16 +84,19 @@ def search(
     progress: Progress | None = None,
     **options: Any,
 ) -> Answer:
-    """The solution with the shortest whole step over several instances, which share the time.
+    """Find the pipeline partition with the shortest whole step (iteration and gradient synchronisation) over several instances,
+    which differ in their numbers of stages and micro-batches. The instances share the time limit.
 
-    sliced: micro-batches to slice, at most as many as an instance allows (None: the fewest that give all of the gain).
-    objective: `step`, or `iteration`, with which the exact method's proven cuts are kept as they are; those of other methods
-    always are. options: the method's own.
+    instances: the inputs to choose among. method: name of the solution method. sliced: the number of first micro-batches that
+    run as two halves, at most as many as an instance allows (None: the fewest that give all of the gain). objective: `step`:
+    cuts that the exact method finds are moved afterwards if that shortens the whole step; `iteration`: they are kept. Cuts of
+    other methods are always kept. time_limit: seconds for all instances together. clock: counts the seconds. gap: relative gap
+    at which a method may stop. seed: the seed of random choices. progress: called with each better solution or bound. options:
+    the method's own parameters.
 
-    The answer's objective and bound are those of the whole step; its result is the method's, of the iteration of whole
-    micro-batches; its alternatives are the candidates' rows, the best first. Raises InputError, and Unsuited where the method
-    does not support the only instance.
-    """
+    The answer's objective and bound are in ns of the whole step; its result is the method's, for the iteration of whole
+    micro-batches; its alternatives are one row of numbers per instance, the best first. Raises InputError for arguments that do
+    not exist, and Unsupported if the method does not support the only instance."""
     check_arguments(time_limit, gap, seed)
     OBJECTIVE.check(objective)
     interrupted, clock = False, clock or Clock()
@@ -99,7 +106,7 @@ def search(
         deadline = float("inf") if seconds is None else clock() + seconds
         try:
             result = solve(instance, method, time_limit=seconds, clock=clock, gap=gap, seed=seed, progress=progress, **options)
-        except Unsuited:
+        except Unsupported:
             if len(instances) == 1:
                 raise
             continue
@@ -107,7 +114,7 @@ def search(
         if interrupted := result.stopped == "interrupt":
             break
     if not candidates:
-        raise InputError("command line", "--method", f"is {method!r}, which suits no depth", "give another method")
+        raise InputError("command line", "--method", f"is {method!r}, which supports no depth", "give another method")
     candidates.sort(key=lambda candidate: rank(candidate.result, candidate.step_ns))
     best = candidates[0]
     bound = None if interrupted else least_bound((candidate.result, candidate.bound_ns) for candidate in candidates)
@@ -117,18 +124,21 @@ def search(
 
 
 def _late(clock: Clock, deadline: float) -> bool:
-    """Whether the deadline, in the clock's seconds, has passed."""
+    """Whether a deadline has passed. deadline: a reading of the clock, in seconds. clock: counts the seconds."""
     return clock() > deadline
 
 
 def _candidate(
     instance: Instance, result: Result, sliced: int | None, exact_step: bool, shortest_ns: int, out_of_time: Callable[[], bool]
 ) -> DepthCandidate:
-    """The candidate that a method's result leads to.
+    """Turn a method's result on an instance into a candidate: improve its cuts for the whole step (iteration and gradient
+    synchronisation), choose the number of sliced micro-batches (first micro-batches that run as two halves), and evaluate the
+    times.
 
-    sliced: as for `search`. exact_step: whether to move the result's cuts, until `out_of_time`, for a short step. shortest_ns:
-    the shortest step known; cuts that cannot be better are not worked on.
-    """
+    instance: the sub-layers' pass times, the number of pipeline stages and of micro-batches, and memory limits. sliced: the
+    number of micro-batches to slice in halves, None for the fewest that give all of the gain. exact_step: whether to move the
+    result's cuts for a shorter step, until out_of_time returns True. shortest_ns: the shortest step known in ns; a candidate
+    that cannot be shorter is not improved."""
     if result.solution is None:
         return DepthCandidate(instance, result)
     slices = sliced != 0 and instance.most_sliced > 0
@@ -146,14 +156,16 @@ def _candidate(
 
 
 def step_bound_ns(instance: Instance, iteration_bound_ns: int | None, slices: bool) -> int:
-    """A lower bound in ns on the whole step of any cuts.
+    """A lower bound in ns on the whole step (the iteration, and gradient synchronisation and other work that stages do after
+    their last backward pass) of any cuts of an instance.
 
-    iteration_bound_ns: a lower bound on the iteration of whole micro-batches, where there is one; it holds for the step where
-    no micro-batch may be sliced (slices is false).
+    iteration_bound_ns: a lower bound in ns on the iteration in which no micro-batch is sliced, None if there is none; it holds
+    for the step only if no micro-batch may be sliced. slices: whether micro-batches may be sliced in halves.
+
+    instance: the sub-layers' pass times, the number of pipeline stages and of micro-batches, and memory limits.
 
     Proof: the iteration is the end of the first stage, whose step ends with what its sub-layers add, at least the first one's
-    part.
-    """
+    part."""
     bound = least_step_ns(instance, slices)
     if slices or iteration_bound_ns is None:
         return bound

@@ -1,4 +1,4 @@
-"""pipeline-partition, exactly: branch and bound over the stages, the last one first, with bounds by paths.
+"""Solve pipeline-partition exactly: branch and bound over the stages, the last one first, with bounds by paths.
 
     bound        the least that any partition needs by the paths of `spans`
     beam         the suffixes of least bounds, a stage more at a time, simulated when they are whole; at first none whose bound
@@ -44,7 +44,12 @@ LARGEST, MOST_WORK = 2**22, 10**8  # spans in tables; passes to simulate in one 
 
 
 def branch_and_bound(instance: Instance, search: Search) -> Outcome:
-    """The optimum, or where time runs out the best partition and the least bound of all."""
+    """The method `branch-and-bound` of pipeline-partition: the optimal cuts with proof, or the best ones found and a lower
+    bound in ns on all partitions if time runs out. Chains of sub-layers too long for its tables of all spans get a good
+    partition and a lower bound, mostly without a proof of optimality.
+
+    instance: the sub-layers' pass times, the number of pipeline stages and of micro-batches, and memory limits. search: the
+    run's limits and options, and its best solution so far, to which better ones are reported."""
     if instance.sublayers**2 > LARGEST:
         return _coarse(instance, search)
     until = inf if search.time_limit is None else SPANS_TIME * search.time_limit
@@ -57,7 +62,7 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
     steps: dict[str, int] = {}
 
     def ended(source: str) -> Outcome:
-        """The outcome with the best bound so far."""
+        """The outcome of the search with the best bound so far. source: the argument that proves it."""
         return Outcome(bound=search.bound, bound_source=source, statistics=steps)
 
     search.report(bound=spans.bound)
@@ -83,8 +88,12 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
 
 
 def _coarse(instance: Instance, search: Search) -> Outcome:
-    """The answer for chains too long for tables of all spans: the best cuts by stage-assignment's closed formula or of
-    AutoPipe's partitions, then moved."""
+    """The outcome for chains of sub-layers too long for tables of all spans (consecutive sub-layers): the better of the
+    partitions by the method `sweep` of the problem stage-assignment and by AutoPipe's heuristic, improved by moving cuts; with
+    a lower bound, but rarely a proof of optimality.
+
+    instance: the sub-layers' pass times, the number of pipeline stages and of micro-batches, and memory limits. search: the
+    run's limits and options, and its best solution so far, to which better ones are reported."""
     chain, row = SublayerChain(instance), instance.forward_ns + instance.backward_ns
     times, moves = np.tile(row, (instance.stages, 1)), np.tile(2 * instance.transfer_ns, (instance.stages - 1, 1))
     bound, source = cheap_bound(instance)
@@ -103,7 +112,10 @@ def _coarse(instance: Instance, search: Search) -> Outcome:
 
 
 def _limit(search: Search) -> int:
-    """The largest bound in ns that is worth looking at: below the best partition by more than the gap."""
+    """The largest lower bound in ns with which a partial partition is still worth extending: less than the time of the best
+    partition found so far by more than the search's relative gap; a very large number if no partition is known.
+
+    search: the run's limits and options, and its best solution so far; only read here."""
     if search.objective is None:
         return FAR - 1
     return search.objective - floor(search.gap * search.objective) - 1
@@ -112,12 +124,15 @@ def _limit(search: Search) -> int:
 def _by_stage(
     spans: Spans, search: Search, limit: int, width: int, slowest: Sequence[int] | None = None, prefixes: Prefixes | None = None
 ) -> int:
-    """Extend suffixes by one stage at a time, keeping the `width` of least bounds; return the number of suffixes looked at.
+    """One pass of the method `branch-and-bound`: extend suffixes (the last stages of partitions) by one stage at a time until
+    they are whole partitions, keeping the `width` suffixes of least bounds; return the number of suffixes kept. Reports the
+    best partition found and the lower bound on all partitions that follows from the suffixes dropped.
 
-    Reports the best partition and the least bound of all. limit: suffixes with a larger bound are dropped. slowest: by stage,
-    as `Spans.slowest` returns it, to drop suffixes that others dominate. prefixes: to bound suffixes by, including paths with
-    turns.
-    """
+    search: the run's limits and options, and its best solution so far. spans: times and bounds of every possible stage. width:
+    the number of suffixes kept per number of stages. limit: suffixes with a larger bound in ns are dropped. slowest: for each
+    stage, the longest pass in ns of any stage before it, by which dominated suffixes are dropped; None drops none. prefixes:
+    stronger bounds on suffixes, which also use paths that follow a micro-batch only as far as some later stage and back; None
+    for none."""
     suffixes, count, open_bounds = no_suffix(spans), 0, []
     while suffixes.stage and suffixes.count:
         if search.out_of_time():
@@ -143,12 +158,20 @@ def _by_stage(
 
 
 def _report_bound(bound: int, search: Search) -> None:
-    """Report the least bound in ns of the open suffixes; all others are above the limit that the best partition sets."""
+    """Report a lower bound in ns on all partitions to the search. bound: the least bound of the suffixes (partial partitions)
+    that remain; suffixes dropped before had a bound above the best partition's time, so that bound holds for all partitions,
+    too.
+
+    search: the run's limits and options, and its best solution so far, to which better ones are reported."""
     search.report(bound=min(bound, _limit(search) + 1))
 
 
 def _simulated(chain: SublayerChain, suffixes: Suffixes, search: Search) -> None:
-    """Simulate whole partitions, those of least bounds first, as far as time allows, and report the best."""
+    """Simulate whole partitions of sub-layers into pipeline stages in the order of their lower bounds, as far as time allows,
+    and report the best to the search. chain: the sub-layers. suffixes: the partitions, as suffixes (last stages) that begin at
+    the first stage, sorted by their bounds.
+
+    search: the run's limits and options, and its best solution so far."""
     for start in range(0, suffixes.count, CHUNK):
         part = suffixes.at(slice(start, start + CHUNK))
         part = part.at(part.bound <= _limit(search))
@@ -157,10 +180,10 @@ def _simulated(chain: SublayerChain, suffixes: Suffixes, search: Search) -> None
 
 
 def _report_best(chain: SublayerChain, firsts: Integers, search: Search) -> bool:
-    """Report the best of several partitions if it is better than the best so far; return whether it is.
+    """Simulate several partitions, and report the best to the search if it is better than the best so far; return True if it
+    is. chain: the sub-layers. firsts: (partitions, stages), the first sub-layer of every stage.
 
-    firsts: (N, stages), the first sub-layer of every stage.
-    """
+    search: the run's limits and options, and its best solution so far, to which better ones are reported."""
     times = chain.times_ns(firsts)
     best = int(times.argmin())
     if search.objective is not None and times[best] >= search.objective:
@@ -170,7 +193,9 @@ def _report_best(chain: SublayerChain, firsts: Integers, search: Search) -> bool
 
 
 def _moved(chain: SublayerChain, search: Search) -> int:
-    """Move one cut of the best partition a little, the one that helps most, until none does; return the number of rounds."""
+    """Improve the best partition by local search: move one cut by up to three sub-layers, the move that helps most, until none
+    helps or time runs out. Reports better partitions to the search; returns the number of rounds of moves (0 for very large
+    pipelines). chain: the sub-layers."""
     stages, rounds = chain.stages, 0
     if stages == 1 or stages**2 * (stages + chain.micro_batches) > MOST_WORK:
         return 0
@@ -183,7 +208,9 @@ def _moved(chain: SublayerChain, search: Search) -> int:
 
 
 def _searched(spans: Spans, search: Search, prefixes: Prefixes) -> int:
-    """Branch on every suffix that may be part of a partition better than the best so far; return their number."""
+    """The exact depth-first search: extend every suffix (last stages of a partition) that may be part of a partition better
+    than the best so far, and report better partitions and the bound. Returns the number of suffixes extended. spans: times and
+    bounds of every possible stage. prefixes: lower bounds on the stages before a suffix."""
     waiting, count = [no_suffix(spans)], 0
     while waiting and not search.out_of_time():
         suffixes, limit = waiting.pop(), _limit(search)
@@ -201,7 +228,11 @@ def _searched(spans: Spans, search: Search, prefixes: Prefixes) -> int:
 
 
 def _bounded(spans: Spans, suffixes: Suffixes, search: Search) -> Suffixes:
-    """Suffixes in order of their bounds; a large group also with bounds by the simulation of each suffix alone."""
+    """Sort suffixes (last stages of partitions) by their lower bounds on the iteration; if they are many, their bounds are
+    first raised by simulating each suffix as a pipeline of its own. spans: times and bounds of every possible stage. suffixes:
+    the suffixes, in any order.
+
+    search: the run's limits and options, and its best solution so far; only read here."""
     if suffixes.stage and suffixes.count >= SIMULATED:
         bound = suffixes.bound.copy()
         for start in range(0, suffixes.count, CHUNK):

@@ -31,14 +31,18 @@ from collections.abc import Callable
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
-from trainplan.solvers.core.search import Outcome, Search, Unsuited, first_fitting
+from trainplan.solvers.core.search import Outcome, Search, Unsupported, first_fitting
 
 MOST_STEPS = 10**10
 FAR = np.int64(2**60)  # more than any time
 
 
 def megatron(instance: Instance, search: Search) -> Outcome:
-    """Cuts with even numbers of Transformer layers, Megatron-LM's rule, if they fit the memory."""
+    """The method `megatron`: cut the model into pipeline stages of equal numbers of Transformer layers, Megatron-LM's rule. The
+    outcome has these cuts if they fit the memory, and no lower bound. Raises Unsupported if there are fewer layers than stages.
+
+    instance: the sub-layers' pass times, the number of pipeline stages and of micro-batches, and memory limits. search: the
+    run's limits and options, and its best solution so far, to which better ones are reported."""
     starts, sizes = np.unique(instance.layers, return_index=True, return_counts=True)[1:]
     blocks = starts[sizes > 1] if (sizes > 1).any() else starts
     _check_layers(instance, len(blocks))
@@ -48,13 +52,18 @@ def megatron(instance: Instance, search: Search) -> Outcome:
 
 
 def piper(instance: Instance, search: Search) -> Outcome:
-    """Piper's cuts: the least largest time per sample of p stages within the memory."""
+    """The method `piper`: cut the model between layers such that the slowest stage takes the least time per sample within the
+    memory, which is Piper's objective. The outcome has no lower bound on the simulated iteration. Raises Unsupported for too
+    many layers or stages, or fewer layers than stages.
+
+    instance: the sub-layers' pass times, the number of pipeline stages and of micro-batches, and memory limits. search: the
+    run's limits and options, and its best solution so far, to which better ones are reported."""
     layers, _ = instance.between_layers()
     before, moves, windows = passes_before(layers), messages(layers), layers.windows
 
     def extended(first: int, later: Integers) -> Integers:
-        """max(TPS, V of the later stages) of stages that begin at layer `first`, FAR where the memory forbids them; see
-        `_planned`."""
+        """The largest time per sample in ns of the stages from one that begins at layer `first`, by that stage and its end;
+        FAR where the memory forbids it. later: the least such time of the stages after it."""
         tps = before[first + 1 :] - before[first] + 2 * (moves[first] + moves[first + 1 :])
         largest = np.maximum(tps, later)
         return largest if windows is None else np.where(windows[:, first:] <= first, largest, FAR)
@@ -63,12 +72,18 @@ def piper(instance: Instance, search: Search) -> Outcome:
 
 
 def dapple(instance: Instance, search: Search) -> Outcome:
-    """DAPPLE's cuts into p stages, of the least latency by its pivot stage, if they fit the memory."""
+    """The method `dapple`: cut the model between layers such that the latency is least by DAPPLE's formula, which follows a
+    pivot stage. The outcome has these cuts if they fit the memory, and no lower bound on the simulated iteration. Raises
+    Unsupported for too many layers or stages, or fewer layers than stages.
+
+    instance: the sub-layers' pass times, the number of pipeline stages and of micro-batches, and memory limits. search: the
+    run's limits and options, and its best solution so far, to which better ones are reported."""
     layers, _ = instance.between_layers()
     before, moves, rounds = passes_before(layers), 2 * messages(layers), instance.micro_batches
 
     def extended(first: int, later: Integers) -> Integers:
-        """The latency L of chains whose first stage begins at layer `first`; see `_planned`."""
+        """The latency in ns of the stages from one that begins at layer `first`, by that stage and its end. later: the least
+        latency of the stages after it."""
         stage, message = before[first + 1 :] - before[first], moves[first + 1 :]
         alone = np.maximum(rounds * stage, stage + rounds * message)
         return np.maximum(alone, stage + message + later)
@@ -77,27 +92,35 @@ def dapple(instance: Instance, search: Search) -> Outcome:
 
 
 def passes_before(layers: Instance) -> Integers:
-    """(n+1,): the sum of forward and backward times in ns before each of n layers, and of all."""
+    """The sum of forward and backward times in ns before each of n layers, and of all layers: (n + 1,). layers: an instance in
+    which each sub-layer is a whole layer."""
     return np.concatenate([[0], np.cumsum(layers.forward_ns + layers.backward_ns)])
 
 
 def messages(layers: Instance) -> Integers:
-    """(n+1,): the time in ns of the message, one way, before each of n layers and after the last; 0 at both ends."""
+    """For each possible position of a cut between two stages, the time in ns of one message across it, one way: (n + 1,), entry
+    i for a cut before layer i of n layers; 0 before the first and after the last layer. layers: an instance in which each
+    sub-layer is a whole layer."""
     return np.concatenate([[0], layers.transfer_ns, [0]])
 
 
 def _planned(instance: Instance, extended: Callable[[int, Integers], Integers], search: Search, who: str) -> Outcome:
-    """The cuts between layers with the least V_0(0) of the dynamic program at the module's head.
+    """Find cuts between layers by a planner's own dynamic program from the last layer to the first, and report them if they fit
+    the memory; returns the method's outcome.
 
-    extended(first, later): the value of each stage that begins at layer `first`, by stage x and end e = first + 1 .., from
-    later[x] = V_{x+1}(e). who: the planner, for messages. Raises Unsuited for too many layers or stages.
-    """
+    instance: the sub-layers' pass times, the number of pipeline stages and of micro-batches, and memory limits. search: the
+    run's limits and options, and its best solution so far, to which better ones are reported.
+
+    extended(first, later): the planner's recursion. It returns (stages, ends): the value of stages x to the last one if stage x
+    has the layers from `first` up to each possible end (first + 1 ..). later[x]: the least value of the stages after x, by the
+    layer where they begin. who: the planner's name, for messages. Raises Unsupported for too many layers or stages, or fewer
+    layers than stages."""
     starts, stages = instance.layer_starts, instance.stages
     layers = len(starts)
     _check_layers(instance, layers)
     if stages * layers**2 > MOST_STEPS:
         problem = f"are {layers} layers in {stages} stages"
-        raise Unsuited("instance", "layers", problem, f"give 'exact'; {who} takes {MOST_STEPS:.0e} layers x layers x stages")
+        raise Unsupported("instance", "layers", problem, f"give 'exact'; {who} takes {MOST_STEPS:.0e} layers x layers x stages")
     least = np.full((stages + 1, layers + 1), FAR)
     least[stages, layers] = 0
     ends = np.zeros((stages, layers), np.int64)
@@ -117,7 +140,10 @@ def _planned(instance: Instance, extended: Callable[[int, Integers], Integers], 
 
 
 def _check_layers(instance: Instance, layers: int) -> None:
-    """Raise Unsuited where there are fewer layers than stages."""
+    """Check that a planner that cuts only between layers can divide the model into the instance's pipeline stages: raises
+    Unsupported, with advice for users, if there are fewer layers than stages. layers: the number of layers to cut between.
+
+    instance: the sub-layers' pass times, the number of pipeline stages and of micro-batches, and memory limits."""
     if layers < instance.stages:
         problem = f"has {layers} layers to cut between, for {instance.stages} stages"
-        raise Unsuited("instance", "layers", problem, "give fewer stages, or take a method that cuts between sub-layers")
+        raise Unsupported("instance", "layers", problem, "give fewer stages, or take a method that cuts between sub-layers")

@@ -50,11 +50,12 @@ PARTS, LEFT = 32, 22  # numbers of passes left are multiples of 1 / PARTS of the
 
 @dataclass(frozen=True)
 class Front:
-    """The undominated prefixes 0 .. x-1 of every cell, in parallel arrays, cell after cell.
+    """The undominated prefixes (first stages of partitions, 0 .. x-1) of every cell, in parallel arrays, cell after cell. A
+    cell holds the prefixes that end at one boundary and whose longest backward pass is of about one size.
 
-    starts: (cells + 1,), the index where each cell's prefixes begin. h, m: H rising and M falling within a cell, in ns.
-    slowest: (cells,), the least c of any prefix of the cell; FAR where there is none.
-    """
+    starts: (cells + 1,), the index where each cell's prefixes begin. h: the time in ns of a prefix's stages; m: the length in
+    ns of the longest part of a path through the prefix that does not depend on the later stages; h rises and m falls within a
+    cell. slowest: (cells,), the least longest backward pass of any prefix of the cell; FAR (infinite) where there is none."""
 
     starts: Integers
     h: Integers
@@ -63,18 +64,22 @@ class Front:
 
     @property
     def cells(self) -> Integers:
-        """The cell of each prefix."""
+        """For each prefix in the arrays, the index of its cell, (prefixes,)."""
         return np.repeat(np.arange(len(self.slowest)), np.diff(self.starts))
 
 
 class Prefixes:
-    """The fronts of all prefixes that may be part of a partition up to a limit in ns.
+    """Lower bounds on a partition's first stages, whatever they are: Pareto fronts of all prefixes (first stages 0 .. x-1) that
+    may be part of a partition whose iteration is at most a limit in ns. Suffixes are the last stages of partitions; c is the
+    longest backward pass of any stage of a prefix. A number of passes left means: how many backward passes a path through the
+    suffix leaves to a stage of the prefix.
 
-    classes: the number of classes of c, at most. every: fronts are built for each such multiple of a 32nd of the micro-batches
-    as the number of passes left. out_of_time: building ends when it returns true; bounds are then weaker.
-    """
+    classes: the largest number of classes into which prefixes are grouped by c. every: fronts are built for numbers of passes
+    left that are multiples of `every` 32nds of the micro-batches. out_of_time: building ends when it returns True; bounds are
+    then weaker."""
 
     def __init__(self, spans: Spans, limit: int, classes: int, every: int, out_of_time: Callable[[], bool]) -> None:
+        """Build the fronts of all prefixes within the limit; arguments as in the class."""
         self._spans, self._limit = spans, limit
         self._possible = [np.nonzero(spans.need(x) <= limit) for x in range(spans.stages)]
         passes = [spans.b[possible] for possible in self._possible]
@@ -89,17 +94,17 @@ class Prefixes:
             self._fronts[passes_left] = self._built(passes_left, out_of_time)
 
     def bounded(self, suffixes: Suffixes) -> Suffixes:
-        """The suffixes whose bound is still at most the limit with that of `bound_ns`."""
+        """Raise the lower bounds of suffixes (last stages of partitions) by what the stages before them must take (by
+        `bound_ns`), and return the suffixes whose bound is still at most the limit of this object."""
         bound = np.maximum(suffixes.bound, self.bound_ns(suffixes))
         return replace(suffixes, bound=bound).at(bound <= self._limit)
 
     def bound_ns(self, suffixes: Suffixes) -> Integers:
-        """(N,): for each suffix, a lower bound in ns on the iteration of partitions up to the limit that end with it; FAR where
-        there is none.
+        """For each of N suffixes, (N,), a lower bound in ns on the iteration of all partitions within the limit that end with
+        it; FAR (infinite) if there is no such partition.
 
-        Proof: its prefix is in one of the cells of the boundary where the suffix begins, or is dominated there, and its
-        iteration is at least as long as the paths at the head of this file, for every number of passes left.
-        """
+        Proof: the partition's prefix is in one of the cells of the boundary where the suffix begins, or is dominated there, and
+        the iteration is at least as long as the paths at the head of this file, for every number of passes left."""
         x, passes = suffixes.stage, np.arange(suffixes.longest.shape[1])
         fronts = {
             passes_left: f[x]
@@ -122,21 +127,25 @@ class Prefixes:
         return least
 
     def _cell(self, boundary: Integers, number: Integers | int) -> Integers:
-        """The cell of a boundary and a class of c."""
+        """The index of a cell: the group of prefixes that end at one boundary and whose longest backward pass c is in one
+        class. boundary: the boundary between sub-layers, 0 before the first. number: the class of c."""
         return boundary * self._classes + number
 
     def _route_ns(self, suffixes: Suffixes, passes_left: int) -> Integers:
-        """(N,): the time in the suffix of the paths through a stage before it.
+        """The time in ns that paths through a stage of the prefix spend in each of N suffixes, (N,), if the path leaves
+        `passes_left` of the backward passes to the stages of the prefix.
 
-        With m >= p it is both the first micro-batch's route to the last stage, and the last one's to the stage after which
-        `passes_left` passes remain; else the latter alone.
-        """
+        With at least as many micro-batches as stages it is the first micro-batch's route to the last stage plus the last
+        micro-batch's route to the stage after which `passes_left` stages follow; else only the last micro-batch's route."""
         turning = suffixes.routes[:, passes_left]
         return turning + suffixes.routes[:, 0] if self._spans.rounds == 2 else turning
 
     def _built(self, passes_left: int, out_of_time: Callable[[], bool]) -> list[Front]:
-        """The fronts for one number of passes left: a front for prefixes without a stage, with one, with two, .., until there
-        are too many prefixes."""
+        """Build the Pareto fronts of prefixes (first stages of partitions) for paths that leave a given number of backward
+        passes to the prefix: a list of fronts, for prefixes of 0, 1, 2, .. stages. The list ends early if there are too many
+        prefixes or time runs out.
+
+        passes_left: that number of backward passes. out_of_time: returns True once building should end."""
         spans, count = self._spans, self._spans.boundaries * self._classes
         slowest = np.full(count, FAR)
         slowest[0] = 0
@@ -168,11 +177,11 @@ class Prefixes:
 
 
 def stay_ns(spans: Spans, y: int, passes_left: int, end: Integers, f: Integers, b: Integers, slowest: Integers) -> Integers:
-    """The time in ns of a path's part at stage y that leaves `passes_left` passes, without H_y and the routes through later
-    stages.
+    """The time in ns that a path through the pipeline's passes spends at stage y if it leaves `passes_left` backward passes to
+    an earlier stage; the path's time in other stages is not included.
 
-    f, b: passes of the stage; end: the boundary where it ends; slowest: c_y. See the paths at the head of this file.
-    """
+    spans: times and bounds of every possible stage. f, b: forward and backward passes in ns of stage y; end: the boundary where
+    it ends; slowest: the longest backward pass in ns of the stages up to y. All four are arrays of equal length."""
     m, warm_up, t = spans.micro_batches, spans.stages - 1 - y, f + b
     if spans.rounds == 2:
         return (m - warm_up) * t + passes_left * slowest
@@ -182,9 +191,12 @@ def stay_ns(spans: Spans, y: int, passes_left: int, end: Integers, f: Integers, 
 
 
 def front_of(h: Integers, m: Integers, cell: Integers, slowest: Integers) -> Front:
-    """The front of prefixes by cell: without those that another one of their cell equals or beats in H and M.
+    """The Pareto front of prefixes (first stages of partitions) by cell (a cell holds prefixes that end at one boundary and
+    whose longest backward pass is of about one size): prefixes that are at least as high in both h and m as another prefix of
+    their cell are left out.
 
-    h, m, cell: one number for each prefix. slowest: (cells,), as in `Front`.
+    h, m, cell: (prefixes,), the time in ns of a prefix's stages, the length in ns of the longest part of a path through it that
+    does not depend on later stages, and the index of its cell. slowest: (cells,), the least longest backward pass in each cell.
     """
     order = np.lexsort((m, h, cell))
     h, m, cell = h[order], m[order], cell[order]
@@ -196,11 +208,14 @@ def front_of(h: Integers, m: Integers, cell: Integers, slowest: Integers) -> Fro
 
 
 def crossing_ns(front: Front, cells: Integers, route: Integers, longest: Integers) -> Integers:
-    """(N,): the least of max(M + route, H + longest) over the prefixes of each of N cells; FAR where there is none.
+    """For each of N cells of a front of prefixes (first stages of partitions), (N,), the least of max(m + route, h + longest)
+    over the cell's prefixes, where h is the time in ns of the prefix's stages and m the largest part of a path in them that
+    does not depend on later stages; FAR (infinite) for an empty cell.
 
-    Proof: M + route falls and H + longest rises along a cell, so the least is at the first prefix where the latter is not below
-    the former, found by bisection, or at the one before.
-    """
+    cells: (N,), their indices. route, longest: (N,), two times in ns of the last stages that follow each cell.
+
+    Proof: m + route falls and h + longest rises along a cell, so the least is at the first prefix where h + longest is not
+    below m + route, found by bisection, or at the one before."""
     start, end, last = front.starts[cells], front.starts[cells + 1], len(front.h) - 1
     if last < 0:
         return np.full(len(cells), FAR)

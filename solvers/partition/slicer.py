@@ -41,16 +41,16 @@ from trainplan.formulations.schedule.simulate import Timeline, Work, simulate
 
 
 def sliced_timeline(work: Work, micro_batches: int, count: int) -> Timeline:
-    """The simulated 1F1B timeline with the first `count` micro-batches sliced in halves."""
+    """The simulated 1F1B timeline of a pipeline whose first `count` micro-batches run as two halves (sliced). work: the passes
+    and messages of each stage in ns. micro_batches: the number of micro-batches in a step."""
     return simulate(work, one_f_one_b(work.stages, micro_batches, count))
 
 
 def least_sliced(work: Work, micro_batches: int, syncs_ns: Sequence[int] = ()) -> int:
-    """The least number of sliced micro-batches with which no half blocks: slicing more does not shorten the step.
+    """The least number of micro-batches to slice in halves such that slicing more does not shorten the step.
 
-    syncs_ns: nanoseconds that each stage adds after its last pass (none by default: then the step is the iteration). As no pass
-    ends later with more slices, neither does the step.
-    """
+    micro_batches: the number of micro-batches in a step. work: the passes and messages of each stage. syncs_ns: ns that each
+    stage adds after its last pass; empty for none."""
     most = most_sliced(work.stages, micro_batches)
     syncs = syncs_ns or [0] * work.stages
 
@@ -63,7 +63,9 @@ def least_sliced(work: Work, micro_batches: int, syncs_ns: Sequence[int] = ()) -
 
 
 def algorithm_2(work: Work, micro_batches: int) -> int:
-    """The paper's number of sliced micro-batches, at least 1 for two stages or more."""
+    """AutoPipe's number of first micro-batches to run as two halves (sliced), by its Algorithm 2, which estimates times; at
+    least 1 for two stages or more, 0 for one. work: the passes and messages of each stage in ns. micro_batches: the number of
+    micro-batches in a step."""
     p, f, b, c = work.stages, work.forward_ns, work.backward_ns, work.transfer_ns
     most = most_sliced(p, micro_batches)
     start, starts = sum(f[:-1]) + sum(c) + 2 * f[-1], []  # of the first forward pass of the 1F1B phase, last stage first

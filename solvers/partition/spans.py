@@ -35,20 +35,23 @@ LARGEST_TABLES = 2**24  # numbers of `need` that are stored
 
 
 class Spans(SublayerChain):
-    """All spans of a chain, as any stage, with lower bounds in ns on the stages before and after them (symbols: see the
-    module's head).
+    """All spans (consecutive sub-layers) of a chain of n sub-layers, as any of p stages x = 0 .. p-1, with lower bounds in ns
+    on the stages before and after them. Spans are given by the boundaries 0 .. n where they begin and end.
 
-    f, b, t: (n+1, n+1), passes of spans, each with the message that it receives, and their sum. rounds: how often the route
-    through the stages after any x is in its path of `even_ns`: twice where m >= p, else at least one time.
+    f, b, t: (n+1, n+1), forward and backward passes of spans in ns, each with the message that it receives, and their sum.
+    rounds: how often the path of `even_ns` through a stage contains the route through the stages after it: twice with at least
+    p micro-batches, else at least once.
 
-    (p+1, n+1), FAR where nothing fits: least_before[x, boundary]: the least H of stages 0 .. x-1 that end at the boundary.
-    least_after[x, boundary]: the least S of stages x .. p-1 that begin at the boundary. best_before[x, boundary]: the least,
-    over such stages 0 .. x-1, of the largest `need` of any. even_before[x, boundary]: likewise of `even_ns`, to which each ns
-    that S is above the least adds `rounds` ns.
-    """
+    Four tables (p+1, n+1), FAR (infinite) where nothing fits. least_before[x, boundary]: the least time of stages 0 .. x-1 that
+    end at the boundary. least_after[x, boundary]: the least time of stages x .. p-1 that begin there. best_before[x, boundary]:
+    the least, over stages 0 .. x-1 that end at the boundary, of the largest `need` of any of them. even_before[x, boundary]:
+    the least, over the same stages, of the largest path by `even_ns` of any of them, computed with the least time of the stages
+    after; each further ns of that time adds `rounds` ns."""
 
     def __init__(self, instance: Instance, out_of_time: Callable[[], bool]) -> None:
-        """Build all tables. Raises TimeoutError where out_of_time returns true."""
+        """Build all tables of spans. Raises TimeoutError where out_of_time returns true.
+
+        instance: the sub-layers' pass times, the number of pipeline stages and of micro-batches, and memory limits."""
         super().__init__(instance)
         self._boundary = np.arange(self.boundaries)
         self.f, self.b = self.passes_ns(self._boundary[:, None], self._boundary)
@@ -68,39 +71,43 @@ class Spans(SublayerChain):
 
     @property
     def bound(self) -> int:
-        """A lower bound in ns on the iteration of any partition; FAR where none fits.
+        """A lower bound in ns on the iteration of any partition; FAR (infinite) if none fits.
 
-        Proof: each stage is a span, and no iteration is below the `need` of any; this is the least largest one.
+        Proof: each stage is a span, and no iteration is below the `need` of any of its stages; this is the least, over
+        partitions, of the largest need.
         """
         return int(self.best_before[-1, -1])
 
     def through_ns(self, x: int, f: Integers, b: Integers, after: Integers) -> Integers:
-        """The longest of the paths through stage x, in ns, without H.
+        """The longest of the known paths through stage x, in ns, without the time of the stages before it. A path is a chain of
+        passes that wait for one another, so no iteration with such a stage is shorter than the time of the stages before it
+        plus the result.
 
-        f, b: passes of the stage. after: S. No iteration with such a stage is below the sum of H and this: the paths are chains
-        of passes that wait for one another.
-        """
+        x: the stage's index. f, b: forward and backward pass of the stage in ns, and after: the time of the stages after it;
+        arrays that broadcast."""
         m, warm_up = self.micro_batches, self.stages - 1 - x
         if warm_up < m:
             return (m - warm_up) * (f + b) + np.maximum(after, warm_up * f) + np.maximum(after, warm_up * b)
         return np.maximum(m * (f + b), f + b + after + (m - 1) * np.maximum(f, b))
 
     def even_ns(self, x: int, f: Integers, b: Integers, after: Integers) -> Integers:
-        """The path through stage x that waits for the first and the last micro-batch's route, in ns, without H.
+        """The path through stage x that waits for the first and the last micro-batch on their way through the later stages, in
+        ns, without the time of the stages before it. No iteration with such a stage is shorter than the time of the stages
+        before it plus the result.
 
-        f, b: passes of the stage. after: S. No iteration is below the sum of H and this: it is one of the paths of
-        `through_ns`, which takes S in each maximum.
-        """
+        x: the stage's index. f, b: forward and backward pass of the stage in ns, and after: the time of the stages after it;
+        arrays that broadcast. It is one of the paths of `through_ns`."""
         m, warm_up = self.micro_batches, self.stages - 1 - x
         if warm_up < m:
             return (m - warm_up) * (f + b) + 2 * after
         return f + b + after + (m - 1) * np.maximum(f, b)
 
     def need(self, x: int) -> Integers:
-        """(n+1, n+1): a lower bound in ns on the iteration of partitions with each span as stage x; FAR where there are none.
+        """For each span (consecutive sub-layers) as stage x, (n+1, n+1) by the boundaries where it begins and ends, a lower
+        bound in ns on the iteration of all partitions with this stage; FAR (infinite) if there is no such partition.
 
-        Proof: its H and S are not below the least of any stages before and after the span, nor T below the paths with them.
-        """
+        Proof: the stages before and after the span take no less than the least of any such stages, and the iteration no less
+        than the paths with these times."""
         if x in self._needs:
             return self._needs[x]
         before, after = self.least_before[x][:, None], self.least_after[x + 1]
@@ -111,8 +118,8 @@ class Spans(SublayerChain):
         return need
 
     def slowest(self, limit: int) -> list[int]:
-        """For each stage, the longest forward or backward pass in ns that a stage before it has in any partition up to the
-        limit.
+        """For each stage, the longest forward or backward pass in ns that any stage before it has in any partition whose
+        iteration is at most `limit` ns; 0 for the first stage.
 
         Proof: a partition that is not above the limit has only spans whose `need` is not above it.
         """
@@ -124,22 +131,26 @@ class Spans(SublayerChain):
         return slowest
 
     def _may(self, x: int) -> Booleans:
-        """(n+1, n+1): whether each span is not empty and fits the memory of stage x."""
+        """Whether each span is not empty and fits the memory of stage x: (n+1, n+1), by the boundaries where it begins and
+        ends."""
         return self.fits(x, self._boundary[:, None], self._boundary)
 
     def _before(self, x: int) -> None:
-        """Fill the row of least_before for the stages up to x."""
+        """Fill row x + 1 of the table least_before: the least time in ns of stages 0 .. x by the boundary where stage x
+        ends."""
         times = np.where(self._may(x), self.t, FAR)
         self.least_before[x + 1] = np.minimum((self.least_before[x][:, None] + times).min(axis=0), FAR)
 
     def _after(self, step: int) -> None:
-        """Fill one row of least_after, for the last `step` + 1 stages."""
+        """Fill one row of the table least_after: the least time in ns of the last `step` + 1 stages, by the boundary where they
+        begin."""
         x = self.stages - 1 - step
         times = np.where(self._may(x), self.t, FAR)
         self.least_after[x] = np.minimum((self.least_after[x + 1] + times).min(axis=1), FAR)
 
     def _best(self, x: int) -> None:
-        """Fill the rows of best_before and even_before for the stages up to x."""
+        """Fill row x + 1 of the tables best_before and even_before: the least largest `need` and path of any of the stages 0 ..
+        x, by the boundary where stage x ends."""
         need = self.need(x)
         even = self.least_before[x][:, None] + self.even_ns(x, self.f, self.b, self.least_after[x + 1])
         even = np.where(need < FAR, even, FAR)

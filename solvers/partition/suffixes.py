@@ -43,11 +43,13 @@ COMPARED = 64  # the most suffixes that the others of their first boundary are c
 
 @dataclass(frozen=True)
 class Suffixes:
-    """N suffixes, all of the stages from `stage` to the last, in parallel arrays.
+    """N suffixes, the last stages of partitions from `stage` to the last stage p - 1, in parallel arrays. Boundaries 0 .. n are
+    the gaps before, between and after the n sub-layers.
 
-    firsts: (N, p - stage), the first boundary of each stage. routes, longest: (N, k+1), in ns, see the head of this file.
-    bound: (N,), a lower bound in ns on the iteration of any partition with the suffix.
-    """
+    firsts: (N, p - stage), the boundary where each stage begins. routes[:, k]: the sum in ns of the forward plus backward
+    passes of the stages from `stage` up to the one that k stages follow; longest[:, k]: the longest path in ns from the first
+    forward pass of `stage` to the backward pass of `stage` that k further backward passes follow; k = 0 is the whole suffix.
+    bound: (N,), a lower bound in ns on the iteration of any partition with the suffix."""
 
     stage: int
     firsts: Integers
@@ -61,40 +63,51 @@ class Suffixes:
         return len(self.bound)
 
     def at(self, chosen: Integers | Booleans | slice) -> Suffixes:
-        """Some of the suffixes, by indices, flags or a slice."""
+        """Select some of the suffixes. chosen: their indices, a slice, or one flag per suffix, True to take it."""
         columns = (self.firsts, self.routes, self.longest, self.bound)
         return Suffixes(self.stage, *(column[chosen] for column in columns))
 
 
 def no_suffix(spans: Spans) -> Suffixes:
-    """The single suffix without a stage."""
+    """The one suffix (last stages of a partition) that has no stage yet, from which all others are built. spans: times and
+    bounds of every possible stage."""
     zero = np.zeros(1, np.int64)
     return Suffixes(spans.stages, np.zeros((1, 0), np.int64), zero[:, None], zero[:, None], zero)
 
 
 def route_bound_ns(spans: Spans, x: int, first: Integers, route: Integers) -> Integers:
-    """(N,): a lower bound in ns on partitions whose stages from x on begin at the boundary `first` and take `route` ns for
-    their S.
+    """For each of N suffixes (last stages of partitions, from stage x on), (N,), a lower bound in ns on the iteration of all
+    partitions that end with it, by the time of its stages. spans: times and bounds of every possible stage. x: the suffix's
+    first stage.
 
-    Proof: some stage before x has a path of `Spans.even_ns` as long as `even_before` with the least S after it, and the route
-    is in it `rounds` times at least; nor is any partition below what the stages before need with the least S.
-    """
+    first: (N,), the boundary between sub-layers where it begins. route: (N,), the sum of forward plus backward passes over its
+    stages, in ns.
+
+    Proof: some stage before x has a path of `Spans.even_ns` as long as `even_before` with the least time of the stages after
+    it, and the route is in it `rounds` times at least; nor is any partition below what the stages before need with that least
+    time."""
     more = spans.rounds * (route - spans.least_after[x][first])
     return np.maximum(spans.even_before[x][first] + more, spans.best_before[x][first])
 
 
 def longest_bound_ns(spans: Spans, x: int, first: Integers, longest: Integers) -> Integers:
-    """(N,): a lower bound in ns on partitions whose stages from x on begin at the boundary `first` and have a path of `longest`
-    ns.
+    """For each of N suffixes (last stages of partitions, from stage x on), (N,), a lower bound in ns on the iteration of all
+    partitions that end with it, by its longest path. spans: times and bounds of every possible stage. x: the suffix's first
+    stage.
+
+    first: (N,), the boundary between sub-layers where it begins. longest: (N,), the length in ns of a path through its passes.
 
     Proof: the path begins after the first micro-batch's forward passes through the stages before x, and ends before the last
-    one's backward passes through them, which take H at least in all.
-    """
+    one's backward passes through them, which take their least time in all."""
     return spans.least_before[x][first] + longest
 
 
 def longer(spans: Spans, suffixes: Suffixes, limit: int, turning: bool) -> Suffixes:
-    """All suffixes with one stage more whose bound is at most the limit in ns. turning: also use paths with a turn."""
+    """Put one stage in front of each suffix (last stages of a partition), in all possible ways, and keep the results whose
+    lower bound on the iteration is at most `limit` ns. suffixes: the suffixes to extend, which begin at one stage.
+
+    spans: times and bounds of every possible stage. turning: whether to use also the bounds by paths that follow a micro-batch
+    only as far as some later stage and back."""
     x = suffixes.stage - 1
     ends = suffixes.firsts[:, 0] if suffixes.firsts.shape[1] else np.full(suffixes.count, spans.boundaries - 1)
     columns, column = np.unique(ends, return_inverse=True)
@@ -121,11 +134,12 @@ def longer(spans: Spans, suffixes: Suffixes, limit: int, turning: bool) -> Suffi
 
 
 def _with_turns(spans: Spans, x: int, routes: Integers, longest: Integers, f: Integers, b: Integers) -> Integers:
-    """(N, k+1): L_k of the stages from x on: through the longest path of the later stages, or along stage x and then back from
-    any stage z.
+    """The longest known paths through the stages from x on, in ns, for N suffixes (last stages of partitions): (N, k+1), entry
+    [:, j] for paths that leave j backward passes to an earlier stage. A path goes along the longest path of the later stages,
+    or along stage x and back from any later stage.
 
-    routes, longest: of the stages after x. f, b: passes of stage x.
-    """
+    spans: times and bounds of every possible stage. routes, longest: (N, k), for the stages after x, the times and longest
+    paths as the class `Suffixes` defines them. f, b: (N,), forward and backward passes of stage x in ns."""
     warm_up = spans.stages - 1 - x
     through_later = longest + (f + b)[:, None]
     if warm_up >= spans.micro_batches:
@@ -138,11 +152,12 @@ def _with_turns(spans: Spans, x: int, routes: Integers, longest: Integers, f: In
 
 
 def undominated(suffixes: Suffixes, slowest: int, out_of_time: Callable[[], bool]) -> Suffixes:
-    """The suffixes that no other one with the same first boundary dominates; where time runs out, some others, too.
+    """The suffixes (last stages of partitions) that no other suffix with the same first boundary dominates, that is, for which
+    no other suffix has bounds that are at most as large whatever stages come before. If time runs out, some dominated ones
+    stay.
 
-    slowest: no stage before has a longer pass in ns. Suffixes are compared to COMPARED others of their boundary at most, those
-    of the least sums first.
-    """
+    out_of_time: returns True once the comparison should end. slowest: the longest pass in ns of any stage before them. A suffix
+    is compared with at most COMPARED others, for speed."""
     first, chosen = suffixes.firsts[:, 0], []
     values = np.concatenate([raised(suffixes.longest, slowest), raised(suffixes.routes, slowest)], axis=1)
     order = np.lexsort((values.sum(axis=1, dtype=float), first))
@@ -159,12 +174,17 @@ def undominated(suffixes: Suffixes, slowest: int, out_of_time: Callable[[], bool
 
 
 def raised(routes: Integers, slowest: int) -> Integers:
-    """(N, k+1): the routes, each raised to what those with fewer passes left imply; see Dominance at the head of this file."""
+    """Raise the times by which suffixes (last stages of partitions) are compared, where other times of the same suffix imply
+    more: entry j is at least entry j - 1 minus `slowest`. routes: (N, k + 1) for N suffixes; entry [:, j]: the time in ns of
+    paths that leave j backward passes to an earlier stage. slowest: the longest pass in ns of any earlier stage. With slowest
+    5: (20, 10) -> (20, 15).
+    """
     staying = np.arange(routes.shape[1]) * slowest
     return np.maximum.accumulate(routes + staying, axis=1) - staying
 
 
 def in_order(spans: Spans, suffixes: Suffixes) -> Integers:
-    """The indices that sort suffixes by their bounds, and equal ones by the longest path through the suffix."""
+    """The indices that sort suffixes (last stages of partitions) by their lower bounds, and equal bounds by the longest path
+    through the suffix. spans: times and bounds of every possible stage. suffixes: those to sort."""
     longest = longest_bound_ns(spans, suffixes.stage, suffixes.firsts[:, 0], suffixes.longest[:, 0])
     return np.lexsort((longest, suffixes.bound))

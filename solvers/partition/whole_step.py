@@ -23,13 +23,18 @@ Cuts = tuple[int, ...]
 
 
 def shortest_step(instance: Instance, cuts: Cuts, stop: Callable[[], bool] = lambda: False) -> Cuts:
-    """Cuts whose step is no longer than that of the given cuts. stop: when it returns true, the best so far is returned."""
+    """Cuts whose whole step (the iteration, and the gradient synchronisation that each stage adds after its last backward pass)
+    is no longer than with the given cuts, found by local search.
+
+    instance: the sub-layers' pass times, the number of pipeline stages and of micro-batches, and memory limits. cuts: the first
+    sub-layer of every stage but the first; the result has the same form. stop: when it returns True, the best cuts so far are
+    returned."""
     if instance.stages == 1:
         return cuts
     chain, sums = SublayerChain(instance), np.concatenate([[0], np.cumsum(instance.sync_ns)])
 
     def steps_ns(firsts: Integers) -> Integers:
-        """(N,): the whole steps in ns of N partitions. firsts: (N, p), the first sub-layer of every stage."""
+        """The whole steps in ns of N partitions, (N,). firsts: (N, p), the first sub-layer of every stage."""
         return (chain.ends_ns(firsts) + sums[chain.ends(firsts)] - sums[firsts]).max(axis=1)
 
     starts = chain.fitting(np.array([[0, *cuts], *_starts(instance)], np.int64))
@@ -47,8 +52,10 @@ def shortest_step(instance: Instance, cuts: Cuts, stop: Callable[[], bool] = lam
 
 
 def _starts(instance: Instance) -> list[list[int]]:
-    """For every end of the first stage, the first sub-layers of all stages, by Algorithm 1 for the later stages (from the
-    end)."""
+    """Starting partitions for the local search, each as the first sub-layers of all stages: one for every possible end of the
+    first stage, with the later stages balanced by AutoPipe's Algorithm 1.
+
+    instance: the sub-layers' pass times, the number of pipeline stages and of micro-batches, and memory limits."""
     n, p = instance.sublayers, instance.stages
     table = BalanceTable((instance.forward_ns + instance.backward_ns)[::-1].tolist(), p)
     starts = []

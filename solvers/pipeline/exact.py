@@ -1,9 +1,10 @@
-"""The pipeline problem to proven optimality: branch and bound over the slowest stage's time, stages solved by label-setting.
+"""Solve the pipeline problem to proven optimality: branch and bound over the slowest stage's time, stages solved by
+label-setting.
 
 A configuration has P stages and m micro-batches; u is a stage's time for a micro-batch without gradient synchronisation, T its
 time with it. For one configuration let g_i(a..b, t) be the least T of stage i over layers a..b with u <= t. Then Eq. 8 of
 Galvatron-BMW is min over t of (m - 1) t + P(t), with P(t) the cheapest partition, a shortest path over stages and layers. g is
-bounded from below, for all spans of layers at once, by the weighted bounds F of `span_costs`:
+bounded from below, for all spans of layers together, by the weighted bounds F of `span_costs`:
 
     g(t) >= ( F(p, q) - (p - q) t ) / q        for each weight p >= q > 0;   no choice where F(1, 0) > t.
 
@@ -39,10 +40,13 @@ Node = tuple[float, float, float, Path]
 
 
 def branch_and_bound(instance: Instance, search: Search) -> Outcome:
-    """The best solution and bound over all configurations; optimal within the search's gap unless time runs out.
+    """The method `branch-and-bound` of the problem `pipeline`: the best plan (cuts of layers into stages, and a strategy for
+    each layer) and a lower bound over all configurations (number of stages and micro-batches); optimal within the search's gap
+    unless time runs out.
 
-    Option `cutoff_ns`: only plans faster than this are wanted.
-    """
+    instance: the layers' strategies with times and memory, and the possible configurations (number of stages and micro-batches,
+    schedule). search: the run's limits and options, and its best solution so far, to which better ones are reported. The
+    search's option `cutoff_ns`: only plans faster than this are wanted."""
     statistics = dict.fromkeys(("opened", "nodes", "stages_solved", "stages_capped"), 0)
     # Each configuration is bounded more sharply, and more slowly, whenever it comes first.
     waiting = [(float(least_ns(part)), index) for index, part in enumerate(parts(instance))]
@@ -74,11 +78,13 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
 
 @dataclass
 class _Refined:
-    """The exact results for one class of spans of layers with one number of micro-batches in flight.
+    """The exact results for one class of equal spans of layers with one number of micro-batches in flight. A choice is one
+    option (parallel strategy) for each layer of the span; u is its time in ns for a micro-batch without gradient
+    synchronisation, and T its time with it.
 
-    cuts: F by weight (p, q). solved: choices, each with its u and T. refined_to: the limits on u that were requested, and
-    whether below the hull too. capped: pairs of a limit on u and the least T under it.
-    """
+    cuts: by weight (p, q), the least of p u + q (T - u) over all choices. solved: solved choices, each with its u and T.
+    refined_to: the limits on u for which the span has been solved, each in a pair with True if choices above the convex hull of
+    (u, T) were searched, too. capped: pairs of a limit on u and a lower bound on T under it."""
 
     cuts: dict[Weight, float] = field(default_factory=dict)
     solved: list[SolvedSpan] = field(default_factory=list)
@@ -86,7 +92,10 @@ class _Refined:
     capped: list[tuple[float, float]] = field(default_factory=list)
 
     def bound(self, limit: float) -> float:
-        """A lower bound in ns on T under u <= limit: since F(p, q) <= p u + q (T - u), T is at least (F - (p - q) u) / q."""
+        """A lower bound in ns on the time T of any choice whose time u is at most `limit` ns; infinite if the span cannot fit.
+
+        It follows from the field `cuts`, whose values F(p, q) are lower bounds: F(p, q) <= p u + q (T - u), so T is at least (F
+        - (p - q) u) / q."""
         bounds = [time for cap, time in self.capped if limit <= cap]
         for (p, q), value in self.cuts.items():
             if value == np.inf:
@@ -98,14 +107,25 @@ class _Refined:
         return max(bounds, default=-np.inf)
 
     def best(self, limit: float) -> SolvedSpan | None:
-        """The solved choice of least T with u <= limit, in ns; None where there is none."""
+        """The solved choice with the least time T among those whose time u is at most `limit` ns; None if there is none."""
         return min((s for s in self.solved if s.u_ns <= limit), key=lambda s: s.time_ns, default=None)
 
 
 class _ConfigurationSearch:
-    """Branch and bound of one configuration, given by its index in the instance."""
+    """Branch and bound for one configuration (number of stages and micro-batches), given by its index in the instance.
+
+    For a stage, u is its time in ns for a micro-batch without gradient synchronisation, and T its time with it. A node of the
+    search is a range low..high of the slowest stage's u: (lower bound in ns, low, high, cheapest partition in that range), the
+    partition being the first and last layer of each stage. refined: exact results by (index of the number of micro-batches in
+    flight, class of equal spans of layers). unresolved: the least bound of nodes that could neither be solved nor split into
+    smaller ranges."""
 
     def __init__(self, instance: Instance, index: int, search: Search, statistics: dict[str, int]) -> None:
+        """Prepare the search. search: the search of the whole instance, to which plans are reported. statistics: counts that
+        are raised.
+
+        instance: the layers' strategies with times and memory, and the possible configurations (number of stages and
+        micro-batches, schedule)."""
         self.costs = SpanCosts(instance, index, search)
         self.instance, self.index, self.search, self.statistics = instance, index, search, statistics
         configuration = instance.configurations[index]
@@ -119,10 +139,8 @@ class _ConfigurationSearch:
         self.steepest = min(STEEPEST, 2**62 // (LARGEST_WEIGHT * max(1, most)))
 
     def quick_bound(self) -> float:
-        """A lower bound in ns without prices of memory: infinite where some stage can never fit, 0 where time runs out.
-
-        Instances of other batch sizes that share the tables share it, too.
-        """
+        """A quick lower bound in ns on all plans of the configuration, without prices of memory: infinite if some stage can
+        never fit, 0 if time runs out. Kept for instances of other batch sizes that share the cost tables."""
         shared = self.costs.shared
         key = ("quick", self.costs.spans, tuple(self.costs.in_flight), self.instance.memory_bytes)
         if key not in shared:
@@ -135,8 +153,8 @@ class _ConfigurationSearch:
         return (self.m - 1) * slowest + total if total < np.inf else np.inf
 
     def run(self) -> float:
-        """Search the configuration; return a proven lower bound in ns, infinite where all of it is proven to be worse than the
-        best plan."""
+        """Search the configuration, and report better plans to the search. Returns a proven lower bound in ns on its plans,
+        infinite if all of them are proven to be no better than the best plan."""
         bound = 0.0
         try:
             if self.stages == 1:
@@ -157,10 +175,10 @@ class _ConfigurationSearch:
             return bound
 
     def _branch(self, nodes: list[Node]) -> None:
-        """Solve the stages that the node of the least bound uses, and replace the node by parts of its range.
+        """Take the node of least bound (a range of the slowest stage's time u), solve the stages that its cheapest partition
+        uses, and put back what remains of its range, as up to two nodes with smaller ranges.
 
-        nodes: the heap of open nodes. Raises TimeoutError.
-        """
+        nodes: the heap of open nodes, which is changed. Raises TimeoutError if the time is over."""
         bound, low, high, path = heapq.heappop(nodes)
         self.statistics["nodes"] += 1
         narrow = high - low <= max(1.0, NARROW * low)
@@ -184,7 +202,8 @@ class _ConfigurationSearch:
                 heapq.heappush(nodes, (max(bound, (self.m - 1) * start + total), start, end, path))
 
     def _single(self) -> float:
-        """Solve a configuration of one stage: its optimum is F at weight (m, 1). Returns the bound in ns."""
+        """Solve a configuration of one pipeline stage, which needs a single weighted problem, and report its plan to the
+        search. Returns a lower bound in ns on the configuration's plans."""
         number = int(self.costs.spans.number[0, -1])
         bound = float(self.costs.bounds([(self.m, 1)])[0, 0, number])
         if bound > self.search.target():
@@ -196,8 +215,9 @@ class _ConfigurationSearch:
         return solved.bound
 
     def _first_nodes(self) -> tuple[list[Node], tuple[Path, float] | None]:
-        """Ranges of the slowest stage's time as a heap of nodes, and the most promising partition with its limit on u (None: no
-        node)."""
+        """Start the search. Returns two values: the first nodes (ranges of the slowest stage's time u) as a heap; and a pair of
+        the most promising partition (first and last layer of each stage) and the limit in ns on every stage's u under which it
+        was found. ([], None) if no stage can fit."""
         lowest = self.costs.cheapest(self.u, np.maximum)[0]
         if lowest == np.inf:
             return [], None
@@ -214,11 +234,12 @@ class _ConfigurationSearch:
         return nodes, (path, high) if hopes else None
 
     def _solve_used(self, path: Path, limit: float, narrow: bool = False) -> tuple[list[SolvedSpan], bool]:
-        """Solve the stages of a partition under u <= limit, and report the plan.
+        """Solve the stages of a partition under the limit u <= `limit` ns for every stage (u: a micro-batch's time without
+        gradient synchronisation), and report the plan that they form.
 
-        path: first and last layer of each stage. narrow: also search choices below the hull. Returns the solved stages (none
-        where one has no choice), and whether all are proven to be the best.
-        """
+        path: first and last layer of each stage. narrow: also search choices above the convex hull of (u, T), which minimising
+        p u + q (T - u) finds at no weight (p, q). Returns the solved stages, empty if some stage has no choice, and whether all
+        stages are proven to be the best under the limit."""
         plan: list[SolvedSpan] = []
         exact = True
         for stage, (first, last) in enumerate(path):
@@ -234,16 +255,17 @@ class _ConfigurationSearch:
         return plan, exact
 
     def _refined_to(self, path: Path, limit: float, narrow: bool) -> bool:
-        """Whether all stages of a partition have been refined to this limit."""
+        """Whether all stages of a partition have already been solved for a limit in ns on their time u. path: first and last
+        layer of each stage. narrow: whether choices above the convex hull of (u, T) must have been searched, too."""
         numbers = [(self.costs.depth_of[stage], int(self.costs.spans.number[span])) for stage, span in enumerate(path)]
         return all(key in self.refined and (limit, narrow) in self.refined[key].refined_to for key in numbers)
 
     def _refine(self, depth: int, number: int, limit: float, narrow: bool) -> tuple[SolvedSpan | None, bool]:
-        """The best known choice of a span with u <= limit, and whether none is better; follows the hull of u and T to the
-        limit.
+        """Solve a span of layers under a limit in ns on its time u: the best known choice with u <= limit (None if there is
+        none), and whether it is proven that none is better. Follows the convex hull of (u, T) to the limit.
 
-        depth: index of the number of micro-batches in flight. number: the span's class. narrow: also search choices below the
-        hull.
+        depth: index of the number of micro-batches in flight. number: the span's class. narrow: also search choices above the
+        convex hull, which no weight (p, q) finds.
         """
         refined = self.refined.setdefault((depth, number), _Refined())
         refined.refined_to.add((limit, narrow))
@@ -276,7 +298,8 @@ class _ConfigurationSearch:
         return best, best is not None and best.time_ns - refined.bound(limit) < 1
 
     def _cut(self, refined: _Refined, depth: int, number: int, weight: Weight) -> SolvedSpan:
-        """Solve a span at one weight, and record its value F and its choice in `refined`."""
+        """Solve a span of layers at one weight (p, q), minimising p u + q (T - u), and record the least value and the choice in
+        `refined`. depth: index of the number of micro-batches in flight. number: the span's class."""
         self.statistics["stages_solved"] += 1
         solved = self.costs.solve(number, self.costs.depths[depth], weight)
         if weight not in refined.cuts:
@@ -286,8 +309,8 @@ class _ConfigurationSearch:
         return solved
 
     def _least_times(self, limit: float) -> Floats:
-        """(depths, classes): lower bounds in ns on T under u <= limit, by number of micro-batches in flight and class of spans;
-        infinite where nothing fits."""
+        """Lower bounds in ns on the time T of a stage whose time u is at most `limit` ns: (depths, classes), by number of
+        micro-batches in flight and by class of equal spans of layers; infinite if nothing fits."""
         best = np.zeros_like(self.u)
         for (p, q), values in zip(self.weights, self.values, strict=True):
             if p == q:
@@ -303,13 +326,14 @@ class _ConfigurationSearch:
         return best
 
     def _partition(self, limit: float) -> tuple[float, Path]:
-        """The cheapest partition by the bounds on T under u <= limit, as its cost in ns and its path; the cost is infinite
-        where there is none."""
+        """The cheapest partition into stages by the lower bounds on T, if every stage's u is at most `limit` ns: the sum of the
+        bounds in ns, and first and last layer of each stage. The sum is infinite, and the partition empty, if there is none."""
         return self.costs.cheapest(self._least_times(limit), np.add)
 
 
 def _halves(low: float, high: float) -> list[tuple[float, float]]:
-    """The whole nanoseconds of a range, in two parts; fewer where the range is too short."""
+    """Split a range of whole nanoseconds low..high into two ranges; one if it holds a single value, none if it is empty. low,
+    high: the first and the last value. (4, 7) -> [(4, 5), (6, 7)]; an open range (4, inf) -> [(4, 8), (9, inf)]."""
     if high < low:
         return []
     if high == np.inf:

@@ -32,11 +32,15 @@ from trainplan.solvers.pipeline.partitions import BALANCES, Balance, Partition, 
 
 
 def galvatron_base(instance: Instance, search: Search) -> Outcome:
-    """The best plan of Galvatron-Base for one batch size (Algorithm 1).
+    """The method `galvatron-base`: the best plan of Galvatron-Base for one batch size (Algorithm 1 of Galvatron-BMW), without a
+    proof of optimality.
 
-    Options: `partition` (layers, parameters, memory or time), `micro_batches` (rule or all), `stage_time` (micro-batch or
-    iteration), `granularity_bytes`.
-    """
+    instance: the layers' strategies with times and memory, and the possible configurations (number of stages and micro-batches,
+    schedule). search: the run's limits and options, and its best solution so far, to which better ones are reported.
+
+    Options of the search: `partition` (what stages are balanced by: layers, parameters, memory or time), `micro_batches` (the
+    number of micro-batches by the paper's rule, or all possible numbers), `stage_time` (which time of a stage its strategies
+    minimise: of one micro-batch, or of the whole iteration), `granularity_bytes` (the memory step)."""
     balance: Balance = search.options.get("partition") or BALANCES[0]
 
     def alone(stages: StageSearch) -> Iterator[SearchedPartition]:
@@ -47,18 +51,26 @@ def galvatron_base(instance: Instance, search: Search) -> Outcome:
 
 
 def galvatron_bmw(instance: Instance, search: Search) -> Outcome:
-    """The best plan of Galvatron-BMW for one batch size (Algorithm 2).
+    """The method `galvatron-bmw`: the best plan of Galvatron-BMW for one batch size (Algorithm 2 of the paper), without a proof
+    of optimality.
 
-    Options: `micro_batches`, `stage_time` and `granularity_bytes`, as in Galvatron-Base.
-    """
+    instance: the layers' strategies with times and memory, and the possible configurations (number of stages and micro-batches,
+    schedule). search: the run's limits and options, and its best solution so far, to which better ones are reported.
+
+    Options of the search: `micro_batches` (the number of micro-batches by the paper's rule, or all possible numbers),
+    `stage_time` (which time of a stage its strategies minimise: of one micro-batch, or of the whole iteration),
+    `granularity_bytes` (the memory step)."""
     return _run(instance, search, adjustments)
 
 
 def _run(instance: Instance, search: Search, steps: Callable[[StageSearch], Iterator[SearchedPartition]]) -> Outcome:
-    """Search all configurations; statistics name every partition searched, in blocks, and its time in ns.
+    """Search the partitions of all configurations (numbers of stages and micro-batches, with a schedule), and report each
+    better plan. Returns the outcome, whose statistics list every partition searched (blocks of layers per stage) and its time
+    in ns.
 
-    steps: yields the partitions searched in one configuration.
-    """
+    instance: the layers' strategies with times and memory, and the possible configurations (number of stages and micro-batches,
+    schedule). search: the run's limits and options, and its best solution so far, to which better ones are reported. steps: for
+    one configuration, yields the partitions with the strategies found for them."""
     step_bytes = granularity(search, instance.memory_bytes, instance.layers)
     whole = search.options.get("stage_time") == "iteration"
     searched: list[dict[str, Any]] = []
@@ -86,14 +98,18 @@ def _run(instance: Instance, search: Search, steps: Callable[[StageSearch], Iter
 
 
 class StageSearch:
-    """Galvatron_Search (Algorithm 1, line 17) in one configuration, given by its index. Equal stages, and equal first layers of
-    stages, share their tables."""
+    """The search for the strategies of a pipeline's stages, by Galvatron-BMW's Algorithm 3 (Galvatron_Search in Algorithm 1,
+    line 17), in one configuration (number of stages and micro-batches), given by its index. Stages that begin with equal layers
+    share their tables of the dynamic program."""
 
     def __init__(
         self, instance: Instance, configuration: int, step: int, weight: int = 1, check_time: Callable[[], None] = lambda: None
     ) -> None:
-        """step: granularity of Algorithm 3 in bytes. weight: the number of micro-batches that a stage's time is counted for.
-        check_time: called often; an exception that it raises is passed on."""
+        """Prepare the search of one configuration. step: granularity of Algorithm 3 in bytes. weight: the number of
+        micro-batches that a stage's time is counted for. check_time: called often; an exception that it raises is passed on.
+
+        instance: the layers' strategies with times and memory, and the possible configurations (number of stages and
+        micro-batches, schedule)."""
         self.instance, self.configuration, self.step, self.weight = instance, configuration, step, weight
         self.check_time = check_time
         self.chosen = instance.configurations[configuration]
@@ -103,8 +119,8 @@ class StageSearch:
         self._chains: dict[tuple[PrefixTable | int, int | None, int], PrefixTable] = {}
 
     def solution(self, partition: Sequence[int]) -> Solution | None:
-        """The solution of a partition, in blocks per stage, with Algorithm 3's strategies; None where it finds none for some
-        stage."""
+        """The plan in which each stage of a partition has the strategies that Galvatron-BMW's Algorithm 3 finds for it; None if
+        it finds no strategies for some stage. partition: blocks of layers per stage."""
         layers = self.blocks.layers_of(partition)
         choice: list[int] = []
         for number, count in enumerate(layers):
@@ -115,7 +131,8 @@ class StageSearch:
         return Solution(self.configuration, layers, tuple(choice))
 
     def stage(self, number: int, first: int, last: int) -> tuple[int, ...] | None:
-        """Algorithm 3's options for layers first to last (included) as stage `number`; None where it finds none."""
+        """The strategies that Algorithm 3 finds for the layers `first` to `last` (inclusive) as the pipeline stage with index
+        `number`, one option index per layer; None if it finds none within the memory."""
         instance, in_flight = self.instance, self.chosen.in_flight(number)
         chain: PrefixTable | None = None
         for l in range(first, last + 1):
@@ -131,9 +148,12 @@ class StageSearch:
         return chain.optimum
 
     def _layer(self, in_flight: int, entry: int | None, kind: int) -> LayerOptions:
-        """The options of a layer of this kind; activations of earlier micro-batches in flight count as model states.
+        """The options of a layer with their times in ns and memory in bytes; the activations of the other micro-batches in
+        flight are added to the model states, since they stay during the layer's passes.
 
-        entry: the kind of the boundary before it, for a stage's first layer; else None.
+        in_flight: micro-batches in flight in the stage. entry: for a stage's first layer, the number of the kind of the
+        boundary before it, whose entry time is added; else None. kind: the number of the layer's kind, its row in the tables of
+        costs.
         """
         key = (in_flight, entry, kind)
         if key not in self._options:
@@ -152,12 +172,13 @@ class StageSearch:
 
 @dataclass(frozen=True)
 class SearchedPartition:
-    """A partition p' that Algorithm 2 takes from its queue, and the solution that the search finds for it.
+    """A partition that Algorithm 2 takes from its queue, and the solution that the search finds for it.
 
-    partition: blocks per stage. solution, evaluation: None where nothing is found. origin: the partition that it was derived
-    from, None for p_m. validated: the evaluation of p' under the origin's strategies. limit_bytes: the largest stage of p_t
-    under them (the third limit).
-    """
+    partition: the number of blocks (layers that stay together) of each stage. solution, evaluation: the plan with the
+    strategies found and its times and memory, None if none were found. origin: the partition that this one was derived from,
+    None for the first, memory-balanced one. validated: the evaluation of this partition under the origin's strategies.
+    limit_bytes: the peak memory of the largest stage of the time-balanced partition under these strategies (the paper's third
+    limit)."""
 
     partition: Partition
     solution: Solution | None
@@ -168,13 +189,15 @@ class SearchedPartition:
 
 
 def adjustments(stages: StageSearch) -> Iterator[SearchedPartition]:
-    """Algorithm 2's lines 6 to 17: yields the partitions in the order in which they are searched, none of them twice."""
+    """Lines 6 to 17 of Galvatron-BMW's Algorithm 2 in one configuration: begin with the memory-balanced partition and move
+    blocks of layers away from the slowest stage. Yields the partitions with the strategies found, in the order in which they
+    are searched, each exactly once. stages: the search for the strategies of a configuration's stages."""
     instance, index = stages.instance, stages.configuration
     start = uniform_choice(instance, index, stages.check_time)
     first = initial_partition(instance, index, "memory", start, stages.check_time)
     time_balanced = stages.blocks.layers_of(initial_partition(instance, index, "time", start, stages.check_time))
     queue = deque([_searched(stages, first)])
-    seen = {first}
+    known = {first}
     while queue:
         step = queue.popleft()
         yield step
@@ -183,18 +206,20 @@ def adjustments(stages: StageSearch) -> Iterator[SearchedPartition]:
         choice = step.solution.choice
         limit = evaluate(instance, Solution(index, time_balanced, choice)).peak_bytes
         for partition in adjusted(step.partition, step.evaluation):
-            if partition in seen:
+            if partition in known:
                 continue
             moved = evaluate(instance, Solution(index, stages.blocks.layers_of(partition), choice))
             if valid(moved, step.evaluation, instance.memory_bytes, limit):
-                seen.add(partition)
+                known.add(partition)
                 searched = _searched(stages, partition)
                 queue.append(replace(searched, origin=step, validated=moved, limit_bytes=limit))
 
 
 def adjusted(partition: Partition, evaluation: Evaluation) -> Iterator[Partition]:
-    """PP_Partition_Adjust: yields the partition with one block of the slowest stage moved to the stage before it, and to the
-    one after."""
+    """PP_Partition_Adjust of Galvatron-BMW: yield the partition with one block of layers moved from the slowest stage to the
+    stage before it, and then to the stage after it; nothing if the slowest stage has one block only.
+
+    partition: blocks per stage. evaluation: the times of its stages."""
     times = [stage.time_ns for stage in evaluation.stages]
     slowest = times.index(max(times))
     if partition[slowest] < 2:
@@ -208,25 +233,31 @@ def adjusted(partition: Partition, evaluation: Evaluation) -> Iterator[Partition
 
 
 def valid(moved: Evaluation, before: Evaluation, memory_bytes: int, limit_bytes: int) -> bool:
-    """The three limits on p' (Section IV-B): no stage slower than the slowest was, none beyond the memory, none larger than the
-    largest of p_t.
+    """Whether a derived partition keeps the three limits of Galvatron-BMW (Section IV-B): no stage slower than the slowest
+    stage was before, none beyond the memory, and none larger than the largest stage of the time-balanced partition.
 
-    moved: the evaluation of p'. before: that of the partition it was derived from. limit_bytes: the largest stage of p_t.
-    """
+    moved: the evaluation of the derived partition. before: the evaluation of the partition that it was derived from.
+    memory_bytes: the memory limit of a device. limit_bytes: peak memory of the largest stage of the time-balanced partition."""
     slowest = max(stage.time_ns for stage in before.stages)
     return max(stage.time_ns for stage in moved.stages) <= slowest and moved.peak_bytes <= min(memory_bytes, limit_bytes)
 
 
 def _searched(stages: StageSearch, partition: Partition) -> SearchedPartition:
-    """Search a partition by Algorithm 3 and evaluate the solution."""
+    """Find the strategies of a partition by Algorithm 3 and evaluate them; the record's solution and evaluation are None if
+    none were found. stages: the search for the strategies of a configuration's stages. partition: blocks of layers per stage.
+    """
     solution = stages.solution(partition)
     evaluation = None if solution is None else evaluate(stages.instance, solution)
     return SearchedPartition(partition, solution, evaluation)
 
 
 def _configurations(instance: Instance, search: Search) -> list[int]:
-    """Indices of the configurations to search, from few stages to many. By the rule for micro-batches, one configuration for
-    each number of stages and schedule; with the option `all`, every one."""
+    """Indices of the configurations to search, from few stages to many. A configuration is a number of stages and of
+    micro-batches with a schedule. The paper's rule gives one number of micro-batches for each number of stages and schedule;
+    with the search's option `micro_batches` = all, every configuration is returned.
+
+    instance: the layers' strategies with times and memory, and the possible configurations (number of stages and micro-batches,
+    schedule). search: the run's limits and options, and its best solution so far; only read here."""
     every = search.options.get("micro_batches") == "all"
     groups: dict[tuple[int, str], list[int]] = {}
     for index, configuration in enumerate(instance.configurations):

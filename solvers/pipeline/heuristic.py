@@ -17,15 +17,21 @@ PRICES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 1e9)  # of memory, in proportion to wha
 
 
 def cheap_bound(instance: Instance) -> tuple[int, str]:
-    """A lower bound in ns on all plans, whatever the memory, with its reason.
+    """A lower bound in ns on the time of all plans, ignoring memory, and the text that says why it holds: every layer at its
+    fastest, stages as even as they can be; the least over all configurations (numbers of stages and micro-batches, with a
+    schedule).
 
-    Proof: see `least_ns`, for each configuration; a plan has one of them.
-    """
+    instance: the layers' strategies with times and memory, and the possible configurations (number of stages and micro-batches,
+    schedule)."""
     return min(least_ns(part) for part in parts(instance)), SOURCE
 
 
 def first_plan(instance: Instance) -> Solution | None:
-    """The best of the plans that the module's head describes; None where none of them fits."""
+    """The best of a few simple plans in which stages are even in numbers of layers or in time, and all layers of one kind in a
+    stage have one strategy; None if none of them fits the memory.
+
+    instance: the layers' strategies with times and memory, and the possible configurations (number of stages and micro-batches,
+    schedule)."""
     best, plan = np.inf, None
     for bound, index in sorted((least_ns(part), index) for index, part in enumerate(parts(instance))):
         if bound >= best:
@@ -38,7 +44,11 @@ def first_plan(instance: Instance) -> Solution | None:
 
 
 def _partitions(instance: Instance, configuration: Configuration) -> list[Integers]:
-    """Two partitions as numbers of layers of all stages: even, and of even time with every layer at its fastest."""
+    """Two partitions of the layers into stages, each an array (stages,) of numbers of layers: even in layers, and even in time
+    with every layer at its fastest.
+
+    instance: the layers' strategies with times and memory, and the possible configurations (number of stages and micro-batches,
+    schedule)."""
     layers, stages = instance.layers, configuration.stages
     fastest = (configuration.tables.time_ns - configuration.tables.sync_ns).min(axis=1)[list(instance.layer_kinds)]
     indices, partitions = np.arange(1, stages), []
@@ -51,8 +61,12 @@ def _partitions(instance: Instance, configuration: Configuration) -> list[Intege
 
 
 def _planned(instance: Instance, configuration: Configuration, sizes: Integers) -> tuple[int, tuple[int, ...]] | None:
-    """The time in ns by Eq. 8 and the options of all layers for stages of these sizes, each with the best choice that fits it;
-    None where one has none."""
+    """A quick plan for given stages, in which each stage has the fastest of a few choices (one strategy for each kind of layer)
+    that fits the memory: the step's time in ns (Eq. 8 of Galvatron-BMW) and the option index of every layer; None if no choice
+    fits some stage. sizes: (stages,), numbers of layers.
+
+    instance: the layers' strategies with times and memory, and the possible configurations (number of stages and micro-batches,
+    schedule). configuration: gives the cost tables and the number of micro-batches."""
     tables, m = configuration.tables, configuration.micro_batches
     starts = np.cumsum(sizes) - sizes
     choices = _choices(configuration)[:, list(instance.layer_kinds)]
@@ -81,8 +95,9 @@ def _planned(instance: Instance, configuration: Configuration, sizes: Integers) 
 
 
 def _choices(configuration: Configuration) -> Integers:
-    """(choices, kinds of layers): the options to try: every strategy for all kinds, and the cheapest of each kind at a few
-    prices of memory."""
+    """A few choices of strategies to try in every stage, (choices, kinds of layers), an option index for each kind of layer:
+    first one choice per strategy, in which all kinds have it; then, for a few prices of memory, the choice in which each kind
+    has the strategy of least time plus priced memory. configuration: gives the cost tables."""
     tables = configuration.tables
     everywhere = np.repeat(np.arange(len(tables.strategies))[:, None], len(tables.time_ns), axis=1)
     memory = (tables.state_bytes + configuration.in_flight(0) * tables.forward_bytes).astype(np.float64)

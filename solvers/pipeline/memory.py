@@ -11,11 +11,12 @@ from trainplan.solvers.pipeline.span_costs import SpanCosts
 
 
 def least_pipeline_memory(instance: Instance) -> Solution:
-    """A solution whose fullest stage needs as little memory as possible, over all configurations.
+    """The plan whose fullest stage needs the least memory, exactly, over all configurations (numbers of stages and
+    micro-batches, with a schedule).
 
-    It is a bottleneck partition by lower bounds on all spans of layers; the spans that it uses are then solved exactly, until
-    all of them are exact.
-    """
+    instance: the layers' strategies with times and memory, and the possible configurations (number of stages and micro-batches,
+    schedule). Method: find the partition whose largest lower bound is least, solve the spans of layers that it uses exactly,
+    and repeat until all of its spans are exact."""
     best, least = None, np.inf
     for index in range(len(instance.configurations)):
         candidate = _least(instance, index, least)
@@ -26,14 +27,20 @@ def least_pipeline_memory(instance: Instance) -> Solution:
 
 
 def fits(instance: Instance) -> bool:
-    """Whether any plan fits the memory."""
+    """Whether any plan of a pipeline instance, with any cuts and strategies, fits its memory, exactly.
+
+    instance: the layers' strategies with times and memory, and the possible configurations (number of stages and micro-batches,
+    schedule)."""
     indices = range(len(instance.configurations))
     return any(_least(instance, index, instance.memory_bytes + 1) is not None for index in indices)
 
 
 def _least(instance: Instance, index: int, limit: float) -> Solution | None:
-    """The solution of least memory in one configuration, given by its index; None where its fullest stage is not below `limit`
-    bytes."""
+    """The plan of least memory in one configuration (number of stages and micro-batches, with a schedule), given by its index;
+    None if in every plan the fullest stage needs `limit` bytes or more.
+
+    instance: the layers' strategies with times and memory, and the possible configurations (number of stages and micro-batches,
+    schedule)."""
     costs = SpanCosts(instance, index)
     bounds, number = costs.least_bytes().copy(), costs.spans.number
     exact: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -52,14 +59,20 @@ def _least(instance: Instance, index: int, limit: float) -> Solution | None:
 
 
 def explain(instance: Instance) -> Infeasibility | None:
-    """Why no plan fits the memory, for users; None where one does."""
+    """The reason, for users, why no plan of a pipeline instance fits its memory; None if some plan fits.
+
+    instance: the layers' strategies with times and memory, and the possible configurations (number of stages and micro-batches,
+    schedule)."""
     solution = least_pipeline_memory(instance)
     return reason(instance, solution, evaluate(instance, solution))
 
 
 def reason(instance: Instance, solution: Solution, evaluation: Evaluation) -> Infeasibility | None:
-    """Why the solution of least memory does not fit, and what to change; None where it fits. evaluation: that of the
-    solution."""
+    """The reason, with advice for users, why a pipeline instance has no plan within its memory; None if the given solution
+    fits. solution: the plan of least memory. evaluation: its stages' memory.
+
+    instance: the layers' strategies with times and memory, and the possible configurations (number of stages and micro-batches,
+    schedule)."""
     stages = evaluation.stages
     worst = max(stages, key=lambda stage: stage.peak_bytes)
     if worst.peak_bytes <= instance.memory_bytes:

@@ -25,8 +25,12 @@ IMPOSSIBLE = np.iinfo(np.int64).max // 4
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a chain of layers. lead, tail: 1 where the first and the last layer belong to their neighbour's block, else
-    0."""
+    """The division of a chain of layers into blocks, the units of a partition: each layer is a block, except that the first and
+    the last layer may belong to their neighbour's block.
+
+    layers: the number of layers. lead, tail: 1 if the first (last) layer, embedding (head), belongs to its neighbour's block,
+    else 0.
+    """
 
     layers: int
     lead: int
@@ -34,23 +38,28 @@ class Blocks:
 
     @property
     def count(self) -> int:
-        """The number of blocks."""
+        """The number of blocks into which the layers are divided."""
         return self.layers - self.lead - self.tail
 
     def layers_of(self, partition: Sequence[int]) -> tuple[int, ...]:
-        """The number of layers of each stage, from its number of blocks."""
+        """The number of layers of each stage. partition: the number of blocks of each stage."""
         layers = list(partition)
         layers[0] += self.lead
         layers[-1] += self.tail
         return tuple(layers)
 
     def edges(self) -> list[int]:
-        """The index of the layer at which each block begins, then the number of layers."""
+        """The index of the layer at which each block begins, followed by the number of layers. Six layers with lead and tail 1
+        -> [0, 2, 3, 4, 6]."""
         return [0, *range(self.lead + 1, self.layers - self.tail), self.layers]
 
 
 def blocks(instance: Instance, stages: int = 1) -> Blocks:
-    """The blocks of a model's layers. Where there would be fewer blocks than stages, every layer is a block."""
+    """The division of a model's layers into blocks: embedding and head belong to their neighbour's block if their kinds occur
+    only at the ends of the chain. Every layer is a block if there would be fewer blocks than stages.
+
+    instance: the layers' strategies with times and memory, and the possible configurations (number of stages and micro-batches,
+    schedule)."""
     kinds, layers = instance.layer_kinds, instance.layers
     lead = int(layers > 2 and kinds[0] not in kinds[1:-1])
     tail = int(layers > 2 and kinds[-1] not in kinds[1:-1])
@@ -65,12 +74,13 @@ def initial_partition(
     choice: Sequence[int] | None = None,
     check_time: Callable[[], None] = lambda: None,
 ) -> Partition:
-    """PP_Partition_Init: the partition whose largest stage is smallest, in blocks per stage. Parameters are counted in bytes of
-    model states.
+    """Galvatron-BMW's PP_Partition_Init: the partition whose largest stage is smallest, in blocks of layers per stage.
 
-    configuration: its index. balance: the load that is balanced. choice: an option for each layer, to weigh with (default:
-    `uniform_choice`). check_time: an exception that it raises is passed on.
-    """
+    instance: the layers' strategies with times and memory, and the possible configurations (number of stages and micro-batches,
+    schedule). configuration: the index of the configuration (number of stages and micro-batches, with a schedule) in the
+    instance. balance: the load of a stage that counts: "layers", "parameters" (bytes of model states), "memory" (peak bytes) or
+    "time". choice: an option for each layer, by which memory and time are measured; None takes one strategy for all layers,
+    chosen by `uniform_choice`. check_time: called often; an exception that it raises is passed on."""
     if balance != "layers" and choice is None:
         choice = uniform_choice(instance, configuration, check_time)
     stages = instance.configurations[configuration].stages
@@ -78,10 +88,12 @@ def initial_partition(
 
 
 def uniform_choice(instance: Instance, configuration: int, check_time: Callable[[], None] = lambda: None) -> tuple[int, ...]:
-    """Strategy_Init, where the paper is silent: one strategy for all layers, as an option for each layer.
+    """One strategy for all layers, as an option index for each layer (Strategy_Init of Galvatron-BMW, which the paper does not
+    specify): the fastest that fits the memory if stages are even in layers, or else the strategy that exceeds the memory least.
 
-    It is the fastest that fits the memory under the partition that is even in layers, or else the one of least memory there.
-    """
+    instance: the layers' strategies with times and memory, and the possible configurations (number of stages and micro-batches,
+    schedule). configuration: the index of the configuration (number of stages and micro-batches, with a schedule) in the
+    instance. check_time: called often; an exception that it raises is passed on."""
     chosen = instance.configurations[configuration]
     stages = blocks(instance, chosen.stages).layers_of(
         initial_partition(instance, configuration, "layers", check_time=check_time)
@@ -98,8 +110,11 @@ def uniform_choice(instance: Instance, configuration: int, check_time: Callable[
 
 
 def balanced(load: Callable[[int], Integers], stages: int, check_time: Callable[[], None] = lambda: None) -> Partition:
-    """The partition, in blocks per stage, with the least largest load. load(i)[a, b]: the load of blocks a to b - 1 as stage i;
-    only entries with a < b are read."""
+    """Divide a chain of blocks (layers that stay together) into pipeline stages such that the largest load of a stage is least:
+    the number of blocks of each stage. Among several such partitions, the one with the most even numbers is returned.
+
+    load: load(i)[a, b] is the load of blocks a to b - 1 as stage i; only entries with a < b are read. stages: the number of
+    stages. check_time: called often; an exception that it raises is passed on."""
     count = len(load(0)) - 1
     first, end = np.arange(count + 1)[:, None], np.arange(count + 1)
 
@@ -125,10 +140,13 @@ def balanced(load: Callable[[int], Integers], stages: int, check_time: Callable[
 
 
 def _loads(instance: Instance, configuration: int, balance: Balance, choice: Sequence[int]) -> Callable[[int], Integers]:
-    """A function of a stage that returns the load of each span of blocks in it: at [a, b], that of blocks a to b - 1.
+    """Build the function by which stages are balanced: given a stage's index, it returns a table whose entry [a, b] is the load
+    of the blocks a to b - 1 as that stage.
 
-    choice: an option for each layer. balance: layers, bytes of model states, time in ns or peak bytes.
-    """
+    instance: the layers' strategies with times and memory, and the possible configurations (number of stages and micro-batches,
+    schedule). configuration: the index of the configuration (number of stages and micro-batches, with a schedule) in the
+    instance. balance: the kind of load: number of layers, bytes of model states ("parameters"), time in ns or peak bytes
+    ("memory"). choice: an option for each layer; unused for "layers"."""
     chosen = instance.configurations[configuration]
     edges = np.array(blocks(instance, chosen.stages).edges())
     count = len(edges)
@@ -138,11 +156,11 @@ def _loads(instance: Instance, configuration: int, balance: Balance, choice: Seq
     tables, indices = chosen.tables, (list(instance.layer_kinds), list(choice))
 
     def until(values: Integers) -> Integers:
-        """The sums of values before each layer, and of all."""
+        """The sums of values before each layer, and of all layers."""
         return np.concatenate([[0], np.cumsum(values)])
 
     def between(sums: Integers) -> Integers:
-        """At [a, b], the sum over blocks a to b - 1, from the sums of `until`."""
+        """The sum over blocks a to b - 1 at [a, b], from the sums of `until`."""
         at_edges: Integers = sums[edges]
         return at_edges - at_edges[:, None]
 

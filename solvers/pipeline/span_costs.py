@@ -1,4 +1,4 @@
-"""Costs of a pipeline stage over any span of consecutive layers: lower bounds for all spans at once, and the optimum for one
+"""Costs of a pipeline stage over any span of consecutive layers: lower bounds for all spans together, and the optimum for one
 span.
 
 A stage has u, its time for one micro-batch without gradient synchronisation, and T, its time with it. Eq. 8 of Galvatron-BMW
@@ -40,7 +40,9 @@ MOST_PRICES = 10
 
 @dataclass(frozen=True)
 class SolvedSpan:
-    """A span solved under one weight: a lower bound on F in ns, and the choice found (None: nothing fits) with its u and T."""
+    """A span (consecutive layers as one pipeline stage) solved at one weight (p, q), minimising p u + q (T - u). bound: a lower
+    bound in ns on that weighted time, infinite if nothing fits. choice: the best option of each layer, None if nothing fits.
+    u_ns: the choice's time u for a micro-batch without gradient synchronisation; time_ns: its time T with it."""
 
     bound: float
     choice: tuple[int, ...] | None
@@ -48,14 +50,17 @@ class SolvedSpan:
     time_ns: int = 0
 
 
-# What was found of tables, for all instances that share them: other batch sizes, other numbers of micro-batches.
+# Results by tables, for all instances that share these: other batch sizes, other numbers of micro-batches.
 _kept: WeakKeyDictionary[Tables, tuple[list[int], Tables]] = WeakKeyDictionary()
 _shared: WeakKeyDictionary[Tables, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()
 
 
 def undominated(tables: Tables) -> tuple[list[int], Tables]:
-    """The options that no other one equals or beats everywhere (in u, T and bytes of every kind of layer, and in every
-    re-layout), and the tables of those alone."""
+    """Remove useless options (strategies) from cost tables: returns the indices of the options for which no other option is at
+    most as high in every cost, and the tables of these options alone.
+
+    Compared are time with and without gradient synchronisation, the bytes of every kind of layer, and every re-layout. The
+    result is kept for as long as the tables exist."""
     if tables not in _kept:
         options: list[int] = []
         values = np.concatenate(
@@ -80,15 +85,19 @@ def undominated(tables: Tables) -> tuple[list[int], Tables]:
 
 
 class SpanCosts:
-    """Bounds and optima of all spans of layers in one configuration, given by its index.
+    """Lower bounds and optima of a pipeline stage over all spans of consecutive layers, in one configuration (number of stages
+    and micro-batches, with a schedule), given by its index. For a stage, u is its time in ns for a micro-batch without gradient
+    synchronisation, and T its time with it. Spans with equal kinds of layers and boundaries form a class.
 
-    in_flight: number of micro-batches in flight of each stage. depths: the distinct such numbers; depth_of: for each stage, the
-    index of its number among them. options: indices of the options that are not dominated, which all methods use. All methods
-    but `solve_capped` raise TimeoutError where the time of the search is over.
-    """
+    in_flight: for each stage, its number of micro-batches in flight. depths: the distinct numbers; depth_of: for each stage,
+    the index of its number in `depths`. options: indices of the options that are not dominated, which all methods use. spans:
+    the classes. All methods but `solve_capped` raise TimeoutError if the time of the search is over."""
 
     def __init__(self, instance: Instance, index: int, search: Search | None = None) -> None:
-        """search: the search whose time limit counts; none by default."""
+        """Prepare the costs of one configuration. search: the search whose time limit counts; none by default.
+
+        instance: the layers' strategies with times and memory, and the possible configurations (number of stages and
+        micro-batches, schedule)."""
         self.instance, self.index = instance, index
         self.search = search or Search(lambda _: None)
         self.configuration: Configuration = instance.configurations[index]
@@ -102,11 +111,11 @@ class SpanCosts:
         self.shared = _shared.setdefault(self.configuration.tables, {})
 
     def bounds(self, weights: Sequence[Weight], prices: Floats | None = None) -> Floats:
-        """(weights, depths, classes): lower bounds in ns on F for each weight, number of micro-batches in flight and class of
-        spans; infinite where nothing fits.
+        """Lower bounds in ns on the least weighted time p u + q (T - u) of a stage within the memory: (weights, depths,
+        classes), by weight (p, q), number of micro-batches in flight and class of spans; infinite if nothing fits.
 
-        prices: of a byte at weight (1, 1) (default: those at which equal layers change their option).
-        """
+        weights: the pairs (p, q). prices: (prices,), prices of memory in ns per byte at weight (1, 1); None takes those at
+        which equal layers change their option."""
         prices = self._prices() if prices is None else prices
         rates = [(p, q, w * max(p, q)) for p, q in weights for w in prices] + [(0, 0, 1.0)]
         costs = self._cheapest(rates, self.instance.memory_bytes * (1 + 1e-9))
@@ -119,19 +128,23 @@ class SpanCosts:
         return np.ascontiguousarray(best.transpose(2, 1, 0))
 
     def cheapest(self, costs: Floats, joined: np.ufunc) -> tuple[float, Path]:
-        """The cheapest partition and its cost, as `SpanClasses.cheapest` finds it. costs: (depths, classes)."""
+        """The cheapest partition of the layers into stages: its cost, and first and last layer of each stage; an infinite cost
+        and an empty path if there is none. costs: (depths, classes), the cost of a stage. joined: how the costs of stages are
+        combined, np.add or np.maximum."""
         return self.spans.cheapest(costs[self.depth_of], joined, self.search.check_time)
 
     def least_bytes(self) -> Floats:
-        """(depths, classes): lower bounds on the memory in bytes that a stage needs."""
+        """Lower bounds in bytes on the memory that a device needs for a stage: (depths, classes), by number of micro-batches in
+        flight and class of spans."""
         return self._cheapest([(0, 0, 1.0)])[:, :, 0].T
 
     def _cheapest(self, rates: Sequence[tuple[int, int, float]], memory_bytes: float = np.inf) -> Floats:
-        """(classes, depths, rates): the least p u + q (T - u) + w (memory) of every class of spans at each rate (p, q, w).
+        """The least p u + q (T - u) + w x (bytes of memory) of every class of spans, over all choices: (classes, depths,
+        rates). Memory is priced, not limited.
 
-        memory_bytes: where no span of some length is below it at the last rate, which must be (0, 0, 1), longer spans, each of
-        which begins with one of those, are left infinite.
-        """
+        rates: (p, q, w), weights of the times u and T - u and a price w in ns per byte. memory_bytes: a limit by which long
+        spans are skipped: if, at the last rate, which must then be (0, 0, 1), no span of some length is below it, all longer
+        spans stay infinite."""
         tables, spans, cells = self.tables, self.spans, self.cells
         p, q, w = (np.array(column, np.float64)[:, None] for column in zip(*rates, strict=True))
         u, sync = tables.time_ns - tables.sync_ns, tables.sync_ns
@@ -169,11 +182,9 @@ class SpanCosts:
         return least
 
     def _prices(self) -> Floats:
-        """Prices in ns per byte at which a chain of equal layers changes from one option to the next; first 0, for memory that
-        is not short.
-
-        They are the slopes of the lower hull of (memory, time) of each kind, for few and for many micro-batches in flight.
-        """
+        """Prices of memory in ns per byte, (prices,), at which the option of least (time + price x memory) of a chain of equal
+        layers changes; the first price is 0, for memory that is not short. They are the slopes of the lower hull of (memory,
+        time) for each kind of layer."""
         tables, slopes = self.tables, set[float]()
         for depth in {self.depths[0], self.depths[-1]}:
             for kind in range(len(tables.time_ns)):
@@ -185,11 +196,11 @@ class SpanCosts:
         return np.array([0.0, *ordered])
 
     def solve(self, number: int, depth: int, weight: Weight, worth: float = np.inf) -> SolvedSpan:
-        """F of a class of spans by label-setting; equal spans are solved only one time.
+        """Solve a class of spans at one weight (p, q) by label-setting, exactly, minimising p u + q (T - u). Equal spans are
+        solved only once: results are kept.
 
-        number: the class. depth: micro-batches in flight. The best choice for the fewest of them is the best for more wherever
-        it still fits. worth: values above it, in ns, are not searched; the bound may then be just above it.
-        """
+        weight: the pair (p, q). number: the class of the span. depth: micro-batches in flight. worth: the largest weighted time
+        in ns that is of interest; the search ends once the bound exceeds it, and such a result is not kept for later calls."""
         first, last = self.spans.span[number]
         instance = self.instance
         kinds, boundaries = instance.layer_kinds[first : last + 1], instance.boundary_kinds[max(0, first - 1) : last]
@@ -206,7 +217,8 @@ class SpanCosts:
         return solved
 
     def _fits(self, first: int, last: int, depth: int, solved: SolvedSpan) -> bool:
-        """Whether a solved span of layers first to last fits the memory with `depth` micro-batches in flight."""
+        """Whether the choice of a solved span, layers first to last (inclusive), fits the memory with `depth` micro-batches in
+        flight."""
         kinds, choice = list(self.instance.layer_kinds[first : last + 1]), list(solved.choice or ())
         tables = self.configuration.tables
         columns = (tables.state_bytes, tables.forward_bytes, tables.backward_bytes)
@@ -215,7 +227,8 @@ class SpanCosts:
         return int(peak) <= self.instance.memory_bytes
 
     def _solve(self, first: int, last: int, depth: int, weight: Weight, options: dict[str, Any] | None = None) -> SolvedSpan:
-        """Solve layers first to last as one stage by label-setting. options: those of label-setting."""
+        """Solve layers first to last (inclusive) as one stage at a weight (p, q) by label-setting: minimise p u + q (T - u)
+        within the memory. depth: micro-batches in flight. options: options of label-setting, by name."""
         stage = self.stage_instance(first, last, depth, weight)
         search = self.search.inner(judge(stage), options=options or {})
         label_setting(stage, search)
@@ -225,11 +238,13 @@ class SpanCosts:
     def solve_capped(
         self, number: int, depth: int, limit_ns: int, start: SolvedSpan, slope: float, time_limit: float
     ) -> SolvedSpan:
-        """The least T of a span under u <= limit_ns, and its choice.
+        """Solve a span under a limit on its time u: find the choice of options with the least time T among those whose u is at
+        most limit_ns.
 
-        start: a solved span that keeps the limit. slope: the ns of T gained by one ns of u, as a first estimate. As with
-        `solve`, the answer for the fewest micro-batches in flight holds for more of them wherever it still fits.
-        """
+        number: the class of spans. depth: micro-batches in flight. limit_ns: the largest allowed u. start: a solved span of
+        this class whose u is within the limit. slope: a first estimate of the ns of T gained for one ns more of u. time_limit:
+        in seconds; if it is reached, the result's lower bound is less than the time of its choice, so that nothing is proven
+        optimal."""
         first, last = self.spans.span[number]
         if depth > self.depths[0]:
             key = ("capped", self.spans, number, limit_ns, self.instance.memory_bytes)
@@ -244,6 +259,7 @@ class SpanCosts:
         cap, judged = Cap(limit_ns, chain_of(capped), (slope, slope / 2, 2 * slope)), judge(stage)
 
         def objective(choice: Sequence[int]) -> int | None:
+            """The stage's objective in ns of a choice; None where it exceeds the limit on u or the memory."""
             return judged(choice) if evaluate_stage(capped, choice).objective <= limit_ns else None
 
         search = self.search.inner(objective, time_limit)
@@ -252,7 +268,10 @@ class SpanCosts:
         return self._as_solved(first, last, search)
 
     def _as_solved(self, first: int, last: int, search: Search) -> SolvedSpan:
-        """A search's best choice for layers first to last, with its u and T, and the search's bound."""
+        """A finished search over the options of layers first to last (inclusive) as a record: its best choice with times u and
+        T, and its lower bound; without a solution, the choice is None and the bound infinite.
+
+        search: the run's limits and options, and its best solution so far; only read here."""
         if search.best is None:
             return SolvedSpan(np.inf, None)
         assert search.bound is not None
@@ -262,21 +281,22 @@ class SpanCosts:
         return SolvedSpan(search.bound, tuple(self.options[s] for s in choice), time - sync, time)
 
     def stage_instance(self, first: int, last: int, depth: int, weight: Weight) -> StageInstance:
-        """The layer-strategies instance whose optimum is F for layers first to last, over the options that are not
-        dominated."""
+        """The layer-strategies instance (one option per layer, one memory limit) whose optimum is the least p u + q (T - u) of
+        layers first to last (inclusive) as one stage, over the options that are not dominated. depth: micro-batches in flight.
+        weight: (p, q)."""
         return self.instance.span(self.tables, first, last, depth, weight)
 
 
 @dataclass(frozen=True, eq=False)
 class InterfaceCells:
-    """Options grouped by their re-layout costs: options that are entered and left at equal costs lie in one cell.
+    """Options (strategies) grouped by their re-layout costs: options that are entered and left at equal costs are in one cell.
 
-    Re-layout depends on where the samples lie, not on the whole strategy. So with S options in C cells, one step of a cheapest
-    chain takes C^2 + S sums, not S^2: only the cheapest option of each cell counts. There are E ways in which options are
-    entered and D ways in which they are left, at Q kinds of boundary.
+    Re-layout depends on the layout of the samples, not on the whole strategy. So with S options in C cells, one step of a
+    cheapest chain of layers takes C^2 + S sums, not S^2: only the cheapest option of each cell counts. Options differ in E
+    kinds of entry and D kinds of exit, at Q kinds of boundary.
 
-    cell_of: (S,), the cell of each option. enter, leave: (C,), the way in which each cell is entered and left. moves_ns: (Q, D,
-    E), time of re-layout between neighbours. entries_ns: (Q, E), at the beginning of a stage.
+    cell_of: (S,), the cell of each option. enter, leave: (C,), the kind of entry and of exit of each cell. moves_ns: (Q, D, E),
+    time of re-layout between neighbours. entries_ns: (Q, E), time of re-layout at the beginning of a stage.
     """
 
     cell_of: Indices
@@ -286,20 +306,19 @@ class InterfaceCells:
     entries_ns: Integers
 
     def cheapest(self, values: Floats) -> Floats:
-        """The least value of each cell's options: (..., S) to (..., C)."""
+        """For each cell, the least value of its options. values: (..., S), one per option. Returns (..., C)."""
         return _least(values, self.cell_of)
 
     def cheapest_by_exit(self, values: Floats) -> Floats:
-        """The least value of the cells that are left in the same way: (..., C) to (..., D)."""
+        """For each kind of exit, the least value of the cells that have it. values: (..., C), one number per cell. Returns
+        (..., D)."""
         return _least(values, self.leave)
 
 
 def interface_cells(tables: Tables) -> InterfaceCells:
-    """The cells of the options of these tables.
-
-    Options with equal rows in every transition table are left in the same way; options with equal columns there, and equal
-    entries, are entered in the same way.
-    """
+    """Group the options (strategies) of cost tables by their re-layout costs, which depend on the layout of the samples only:
+    options with equal rows in every transition table have one kind of exit; options with equal columns there, and equal entry
+    times, have one kind of entry; options with equal kinds of both are one cell."""
     moves, entries = tables.transitions_ns, tables.entries_ns
     rows = moves.transpose(1, 0, 2).reshape(len(tables.strategies), -1)
     columns = np.concatenate((moves.transpose(2, 0, 1).reshape(len(tables.strategies), -1), entries.T), axis=1)
@@ -309,14 +328,15 @@ def interface_cells(tables: Tables) -> InterfaceCells:
 
 
 def _numbered_rows(rows: Integers) -> tuple[Indices, Indices]:
-    """The index of the first of every group of equal rows, and for each row the number of its group."""
+    """Group equal rows of a table: the index of one row of each group, (groups,), and for each row the number of its group,
+    (rows,)."""
     _, firsts, numbers = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     return firsts, numbers.reshape(-1)
 
 
 def _least(values: NDArray[Any], group_of: Indices) -> NDArray[Any]:
-    """The least value of each group of the last axis. group_of: the group of each entry; groups are numbered from 0, none is
-    empty."""
+    """The least value of each group of entries along the last axis of `values`: (..., entries) to (..., groups). group_of:
+    (entries,), the group of each entry; groups are numbered from 0, and none is empty."""
     order = np.argsort(group_of, kind="stable")
     starts = np.flatnonzero(np.diff(group_of[order], prepend=-1))
     return np.minimum.reduceat(values[..., order], starts, axis=-1)

@@ -21,8 +21,8 @@ Path = tuple[tuple[int, int], ...]  # first and last layer of every stage
 
 @dataclass(frozen=True)
 class SpanLevel:
-    """All classes of spans of one length in parallel arrays: their parent classes, and the kinds of their last boundary and
-    last layer."""
+    """All classes of spans of one length in parallel arrays, one entry per class. parent: the class of the span without its
+    last layer. boundary: the kind of the boundary before the last layer. kind: the kind of the last layer."""
 
     parent: Indices
     boundary: Indices
@@ -31,11 +31,12 @@ class SpanLevel:
 
 @dataclass(frozen=True, eq=False)
 class SpanClasses:
-    """The classes of all spans of a chain of L layers.
+    """The classes of all spans of consecutive layers of a chain of L layers; spans with equal kinds of layers and boundaries
+    are one class.
 
-    number: (L, L), the class of layers a..b, -1 where b < a. levels[n]: the classes of n + 1 layers, numbered in order; at the
-    first level `parent` is -1 and `boundary` that at which the stage is entered, or -1. span: for each class, first and last
-    layer of one of its spans.
+    number: (L, L), the class of layers a..b, -1 if b < a. levels[n]: the classes of n + 1 layers, numbered in order; at the
+    first level `parent` is -1 and `boundary` is the kind at which the stage is entered, or -1 at the model's first layer. span:
+    for each class, first and last layer of one of its spans.
     """
 
     number: Indices
@@ -46,11 +47,11 @@ class SpanClasses:
         return len(self.span)
 
     def cheapest(self, costs: Floats, joined: np.ufunc, check_time: Callable[[], None] = lambda: None) -> tuple[float, Path]:
-        """The least cost of a partition into stages, and the partition, as first and last layer of each stage; infinite and
-        empty where there is none.
+        """The cheapest partition of all layers into stages: its cost, and first and last layer of each stage; infinite and
+        empty if there is none.
 
-        costs: (stages, classes). joined: how the costs of stages are combined, np.add or np.maximum. check_time: an exception
-        that it raises is passed on.
+        costs: (stages, classes), the cost of a class of spans as each stage, infinite if impossible. joined: how the costs of
+        stages are combined, np.add or np.maximum. check_time: called for every stage; an exception that it raises is passed on.
         """
         layers = len(self.number)
         longest = int(self._lengths[np.isfinite(costs).any(axis=0)].max(initial=1))  # of a span that some stage can hold
@@ -76,13 +77,16 @@ class SpanClasses:
 
     @cached_property
     def _lengths(self) -> Indices:
-        """(classes,): the number of layers of each class's spans."""
+        """For each class of spans, the number of layers that its spans have, (classes,)."""
         return np.repeat(np.arange(1, len(self.levels) + 1), [len(level.kind) for level in self.levels])
 
 
 @lru_cache(maxsize=16)
 def spans_of(layer_kinds: tuple[int, ...], boundary_kinds: tuple[int, ...]) -> SpanClasses:
-    """The classes of all spans of a chain, from the kind of each layer and of each boundary between layers."""
+    """The classes of all spans of consecutive layers of a model. layer_kinds: for each layer the number of its kind; layers of
+    one kind have equal costs. boundary_kinds: for each boundary between neighbouring layers the number of its kind; boundaries
+    of one kind have equal costs.
+    """
     layers = len(layer_kinds)
     number = np.full((layers, layers), -1, np.intp)
     kinds, boundaries = np.array(layer_kinds, np.intp), np.array((-1, *boundary_kinds), np.intp)  # of and before each layer

@@ -1,4 +1,5 @@
-"""memory-switches, exactly: label-setting over the segments of the synchronised step (H3T, Section 3.3.2, without a grid).
+"""Solve memory-switches exactly, by label-setting over the segments of the synchronised step (H3T, Section 3.3.2, without a
+grid).
 
 The step is a `MemoryChain`: layer i takes a column (r_{i-1}, s_i, lazy_{i+1}) with a time and, as in Algorithm 4, f = delta_i,
 ms = resident_i and b = peak_i - delta_i; neighbours agree on the state between them. Equal layers share their columns.
@@ -24,7 +25,12 @@ from trainplan.solvers.core.search import Outcome, Search
 
 
 def label_setting(instance: Instance, search: Search) -> Outcome:
-    """The optimum with proof, or the best solution and the bound where time runs out. Option: none."""
+    """The method `label-setting` of the problem `memory-switches`, which chooses for every layer which switches (such as
+    recomputation or offloading) are on: the fastest choice that fits the memory, with a proof of optimality, or the best choice
+    found and a lower bound if time runs out. The method has no options.
+
+    instance: the times and bytes of each layer of a model on one device, and the device's memory. search: the run's limits and
+    options, and its best solution so far, to which better ones are reported."""
     try:
         columns = undominated(segments(instance, search.check_time), search.check_time)
     except TimeoutError:
@@ -32,6 +38,7 @@ def label_setting(instance: Instance, search: Search) -> Outcome:
     chain = chain_of_columns(columns, instance.memory_bytes)
 
     def report(_: object) -> None:
+        """Pass the best choice and the bound of the search over columns on as switches."""
         search.report(None if inner.best is None else solution_of(instance, columns, inner.best), inner.bound)
 
     inner = search.inner(chain.objective, gap=search.gap, progress=report)
@@ -40,7 +47,12 @@ def label_setting(instance: Instance, search: Search) -> Outcome:
 
 
 def chain_of_columns(columns: Sequence[Columns], memory_bytes: int) -> MemoryChain:
-    """The chain whose options are columns; links between equal layers are one."""
+    """Restate the problem `memory-switches` (choose for every layer which switches, such as recomputation or offloading, are
+    on) as a memory chain: layers with options under one memory limit, which the label-setting search solves.
+
+    columns: for each layer its options, in parallel arrays: each is a combination of switches, together with the switch states
+    that the neighbouring layers must share with it. memory_bytes: the limit. Pairs of neighbouring layers that have equal
+    options share one link object."""
     link = cache(lambda of_layer, following: Link(of_layer.leaves, following.enters))
     return MemoryChain(
         memory_bytes,
@@ -53,12 +65,20 @@ def chain_of_columns(columns: Sequence[Columns], memory_bytes: int) -> MemoryCha
 
 
 def solution_of(instance: Instance, columns: Sequence[Columns], choice: Sequence[int]) -> Solution:
-    """The switches that a choice of columns stands for."""
+    """Translate a choice in the memory chain into a solution of the problem `memory-switches`: the switches (such as
+    recomputation or offloading) that are on in each layer.
+
+    columns: for each layer its options in the chain, each a combination of switches together with the switch states shared with
+    its neighbours. choice: for each layer, the index of the chosen option in `columns`. instance: the times and bytes of each
+    layer of a model on one device, and the device's memory."""
     return Solution(tuple(instance.options[int(of_layer.option[c])] for of_layer, c in zip(columns, choice, strict=True)))
 
 
 def explain(instance: Instance) -> Infeasibility | None:
-    """Why no solution fits, in the user's terms; None where one does."""
+    """The reason, for users, why no choice of memory switches (for each layer, which of recomputation, offloading, and others
+    are on) fits the memory, with advice; None if some choice fits.
+
+    instance: the times and bytes of each layer of a model on one device, and the device's memory."""
     least, solution = least_switches(instance)
     if least <= instance.memory_bytes:
         return None
@@ -89,18 +109,27 @@ def explain(instance: Instance) -> Infeasibility | None:
 
 
 def fits(instance: Instance) -> bool:
-    """Whether some solution fits."""
+    """Whether some choice of memory switches (for each layer, which of recomputation, offloading, and others are on) fits the
+    instance's memory. The answer is exact.
+
+    instance: the times and bytes of each layer of a model on one device, and the device's memory."""
     return least_switches(instance)[0] <= instance.memory_bytes
 
 
 def at_least_memory(instance: Instance) -> Instance | None:
-    """The instance with the least memory that any solution needs; None where nothing needs any."""
+    """A copy of the instance whose memory is the least with which some choice of memory switches (for each layer, which of
+    recomputation, offloading, and others are on) fits; None if even one byte is enough.
+
+    instance: the times and bytes of each layer of a model on one device, and the device's memory."""
     reason = explain(instance.with_memory(1))
     return None if reason is None else instance.with_memory(reason.least_memory_bytes)
 
 
 def least_switches(instance: Instance) -> tuple[int, Solution]:
-    """The least peak in bytes of all choices, and one that has it."""
+    """The least peak memory in bytes over all choices of memory switches (for each layer, which of recomputation, offloading,
+    and others are on), exactly, and a choice that has it.
+
+    instance: the times and bytes of each layer of a model on one device, and the device's memory."""
     columns = undominated(segments(instance))
     least, choice = least_memory(chain_of_columns(columns, instance.memory_bytes))
     return least, solution_of(instance, columns, choice)

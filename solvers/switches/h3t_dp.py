@@ -1,10 +1,11 @@
 """H3T's dynamic program for memory-switches (Section B.3): the table of Algorithm 4, or of Algorithm 3, on a memory grid.
 
-With every segment synchronised the step is a chain of segments (see `segments`), and of the first i layers
+With every segment synchronised the step is a chain of segments (see `segments`), and for the first i layers
 
-    runtime(i, curr, peak, before, after)          the least time of those that hold `curr` and at most needed `peak`
+    runtime(i, curr, peak, before, after)
 
-where `before` is r_i and `after` r_{i+1} (Algorithm 4, pruned), or s_i and s_{i+1} (Algorithm 3, basic). One layer more:
+is the least time of all choices that hold `curr` bytes and have needed at most `peak`, where `before` is r_i and `after`
+r_{i+1} (Algorithm 4, pruned), or s_i and s_{i+1} (Algorithm 3, basic). One layer more:
 
     curr' = curr + resident_i + delta_i            peak' = max(peak, curr + peak_i) + resident_i <= M
 
@@ -12,16 +13,14 @@ Both are levels from 0 to m, that is multiples of M / m. As in the authors' publ
 bytes, and bytes are rounded up to a level again at every layer. So what is found fits, and a coarse grid may find nothing.
 Algorithm 4 drops a state where another one of its table is as fast with no more of either memory.
 
-Where the printed algorithms are put right, or are open:
-
+Where the printed algorithms are corrected, or leave something open:
 - Line 14 of Algorithm 3 forgets delta_i; without it, what layers keep for their backward pass would cost later layers nothing.
-- Lines 17 and 20 ask for peak' < m. Memory(s) <= M (Eq. 3) and the published code allow the last level.
+- Lines 17 and 20 require peak' < m. Memory(s) <= M (Eq. 3) and the published code allow the last level.
 - Of the switches of layer i+1 segment i depends on `lazy_prefetch` alone. States that differ only in the rest of `after` have
-  equal tables: those are kept once, by `before` and by lazy_prefetch of layer i+1.
+  equal tables: one of them is kept, by `before` and by lazy_prefetch of layer i+1.
 - The published code also forgets a peak that later layers cannot raise above M. The printed algorithms do not.
-
-Both versions have the same answer, as rounding keeps the order of two memories; Algorithm 3 has up to 100 times the states.
-All states of a layer are extended at once; the least time of every cell, and what is dropped, come from whole tables.
+Both versions have the same answer, as rounding keeps the order of two memories; Algorithm 3 has up to 100 times the states. All
+states of a layer are extended together; the least time of every cell, and what is dropped, come from whole tables.
 """
 
 from __future__ import annotations
@@ -36,24 +35,28 @@ from trainplan.formulations.memory_switches.problem import Instance, Solution
 from trainplan.formulations.memory_switches.segments import Segments, segments
 from trainplan.formulations.memory_switches.simulation import Booleans
 from trainplan.solvers.core.heuristic import first_plan
-from trainplan.solvers.core.search import Outcome, Search, Unsuited
+from trainplan.solvers.core.search import Outcome, Search, Unsupported
 from trainplan.solvers.switches.h3t import LONG
 
 LEVELS = 128
 MOST_CELLS, MOST_TRANSITIONS = 10**7, 4 * 10**9
-AT_ONCE = 2**19  # transitions in one go
+AT_ONCE = 2**19  # transitions evaluated in one batch
 UNREACHABLE = np.iinfo(np.int64).max
 
 
 def h3t_dp(instance: Instance, search: Search) -> Outcome:
-    """The choice of Algorithm 4 or 3. Options: `version`, pruned (default) or basic; `levels`, m (128).
+    """The method `h3t-dp` of the problem `memory-switches`: choose for every layer which switches (such as recomputation or
+    offloading) are on, by H3T's dynamic program over memory levels (Algorithm 4 or 3). The outcome has no lower bound.
 
-    It proves nothing. Raises Unsuited where its table would be too large.
-    """
+    instance: the times and bytes of each layer of a model on one device, and the device's memory. search: the run's limits and
+    options, and its best solution so far, to which better ones are reported.
+
+    The search's options: `version`, pruned (Algorithm 4, default) or basic (Algorithm 3); `levels`, the number of memory levels
+    (128). Raises Unsupported if its table would be too large."""
     basic, levels = search.options.get("version") == "basic", search.options.get("levels") or LEVELS
     _check_size(instance, levels, basic)
     if search.time_limit is not None and instance.layers > LONG:
-        first_plan(instance)  # simulated now and kept by `evaluate`, it takes no time when time is over
+        first_plan(instance)  # simulated and cached by `evaluate` now, so that it costs no time after the limit
     try:
         grid = filled_grid(instance, levels, basic, search.check_time)
     except TimeoutError:
@@ -67,7 +70,12 @@ def h3t_dp(instance: Instance, search: Search) -> Outcome:
 
 
 def filled_grid(instance: Instance, levels: int, basic: bool, check_time: Callable[[], None]) -> MemoryGrid:
-    """The table of all layers. check_time: called often; what it raises is passed on."""
+    """Run H3T's dynamic program over all layers of an instance and return its table; it ends early if no partial choice of
+    memory switches fits the memory.
+
+    instance: the times and bytes of each layer of a model on one device, and the device's memory. levels: the number of steps
+    into which the memory limit is divided. basic: Algorithm 3 instead of 4. check_time: called often; an exception that it
+    raises is passed on."""
     grid = MemoryGrid(segments(instance, check_time), instance.memory_bytes, levels, basic)
     for layer in range(instance.layers):
         for _ in grid.extend(layer):
@@ -78,22 +86,28 @@ def filled_grid(instance: Instance, levels: int, basic: bool, check_time: Callab
 
 
 def _check_size(instance: Instance, levels: int, basic: bool) -> None:
+    """Check that H3T's dynamic program has a table of reasonable size. levels: the number of steps into which the memory limit
+    is divided. basic: Algorithm 3 instead of 4. Raises Unsupported if it would have too many cells or transitions.
+
+    instance: the times and bytes of each layer of a model on one device, and the device's memory."""
     options = len(instance.options)
     cells = 2 * (options if basic else 8) * (levels + 1) ** 2
     transitions = cells // 2 * options * instance.layers if basic else 0  # curr <= peak: half of the cells at most
     if cells > MOST_CELLS or transitions > MOST_TRANSITIONS:
         problem = f"is 'h3t-dp' for {instance.layers} layers and {levels} levels of memory"
         fix = "give fewer levels, or version=pruned" if basic else "give fewer levels"
-        raise Unsuited("command line", "--method", problem, fix)
+        raise Unsupported("command line", "--method", problem, fix)
 
 
 @dataclass(frozen=True, eq=False)
 class GridStates:
-    """The reached cells of a layer's table that no other one dominates, (n,) each.
+    """The n reached cells of one layer's table that no other cell dominates, as arrays (n,). A cell (a state) stands for a
+    partial choice: which memory switches (such as recomputation or offloading) are on in each of the layers so far.
 
-    before: r of the last layer so far, or the number of its option; lazy: lazy_prefetch of the next one, 0 or 1; curr, peak:
-    levels of memory.
-    """
+    before: a number for those of the last layer's switches on which the next layer's costs depend, 0 to 7 (offload_hidden,
+    partition, lazy_prefetch), or, in the basic version, the number of its whole combination. lazy: the switch lazy_prefetch of
+    the next layer, 0 or 1. curr: the level of memory that is held after the last layer. peak: the highest level of memory
+    needed so far. time_ns: the least time in ns."""
 
     before: Integers
     lazy: Integers
@@ -103,13 +117,17 @@ class GridStates:
 
 
 class MemoryGrid:
-    """The dynamic program's table over levels of memory, extended layer by layer from the first one on.
+    """H3T's dynamic program over levels of memory, extended layer by layer from the first layer on. A level stands for
+    memory_bytes * level / levels bytes; an option is a combination of switches (such as recomputation or offloading) of a
+    layer.
 
-    states: those of the layers so far. origins: for each layer and each of its states, the index of the state that it came from
-    times the number of options, plus the layer's option.
+    states: the states (partial choices) of the layers so far. origins: for each layer, (states,): the index of the state that
+    each came from, times the number of options, plus the layer's option.
     """
 
     def __init__(self, chain: Segments, memory_bytes: int, levels: int, basic: bool) -> None:
+        """Begin before the first layer. chain: the segments. memory_bytes: the limit. levels: of memory. basic: Algorithm 3,
+        else 4."""
         assert (chain.peak_bytes >= chain.delta_bytes[:, None, :, None]).all()  # so that curr' <= peak'
         self.chain, self.memory_bytes, self.levels, self.basic = chain, memory_bytes, levels, basic
         none, lazy = np.zeros(2, np.int64), np.arange(2)
@@ -118,13 +136,15 @@ class MemoryGrid:
 
     @property
     def statistics(self) -> dict[str, Any]:
-        """What a result tells of the table: its version and levels, and how many states there were."""
+        """Numbers for the result's statistics: the algorithm's version, memory levels, and the number of states in total and of
+        the layer with the most."""
         states = [len(origin) for origin in self.origins]
         version = "basic" if self.basic else "pruned"
         return {"version": version, "levels": self.levels, "states": sum(states), "most_states": max(states, default=0)}
 
     def extend(self, layer: int) -> Iterator[None]:
-        """Extend all states by one layer; yields now and then, to let the caller look at the clock."""
+        """Extend all states (partial choices) by one layer's switches, and replace `states` by the result. layer: the layer's
+        index. A generator that yields None after each batch of transitions, so that the caller can check the clock."""
         chain, options = self.chain, len(self.chain.options)
         before = np.arange(options) if self.basic else chain.r
         shape = (2 * (options if self.basic else 8), self.levels + 1, self.levels + 1)
@@ -150,8 +170,11 @@ class MemoryGrid:
         self.origins.append(origin[cells])
 
     def _transitions(self, layer: int, rows: Integers, options: Integers) -> tuple[Integers, ...]:
-        """From each of these states with each of these options, where it fits: state, option, lazy_prefetch of the layer after
-        (0 after the last one), levels of curr' and peak', and time."""
+        """All extensions of some states (partial choices) by an option of one layer that fit the memory.
+
+        layer: the layer's index. rows: indices of the states. options: indices of the layer's combinations of switches to try.
+        Returns six arrays, one entry for each transition: state, option, lazy_prefetch of the layer after (0 after the last
+        layer), levels of memory held and needed afterwards, and time in ns."""
         chain, states, limit = self.chain, self.states, self.memory_bytes
         r = chain.r[states.before[rows]] if self.basic else states.before[rows]
         afters = np.arange(2 if layer + 1 < len(chain.time_ns) else 1)
@@ -166,10 +189,13 @@ class MemoryGrid:
         return rows[row], options[column], after, self._level(kept), self._level(high[fits]), time
 
     def _level(self, size: Integers) -> Integers:
+        """The memory level that stands for a number of bytes, rounded up. size: bytes of each entry."""
         return -(-self.levels * size // self.memory_bytes)
 
     def solution(self, instance: Instance) -> Solution | None:
-        """The switches of every layer in the fastest state of all layers; None where there is none."""
+        """The switches of every layer in the fastest state of the whole chain; None if no state fits the memory.
+
+        instance: the times and bytes of each layer of a model on one device, and the device's memory."""
         if not len(self.states.time_ns):
             return None
         options, state = [], int(self.states.time_ns.argmin())
@@ -180,10 +206,9 @@ class MemoryGrid:
 
 
 def _undominated(cells: Sequence[Integers], time_ns: Integers) -> Booleans:
-    """Which cells (table, curr, peak) are faster than all others of their table with at most as much of both memories.
-
-    This is the scan of Algorithm 4's lines 27 to 43, over the levels that occur.
-    """
+    """Pareto filter of Algorithm 4 (lines 27 to 43): (cells,), True for each cell that is faster than every other cell of its
+    table that holds no more memory and has no higher peak. cells: three arrays, the cell's table, level of memory held, and
+    level of peak memory. time_ns: (cells,)."""
     table = cells[0]
     (currs, curr), (peaks, peak) = (np.unique(level, return_inverse=True) for level in cells[1:])
     grid = np.full((table.max(initial=0) + 1, len(currs) + 1, len(peaks) + 1), UNREACHABLE)

@@ -1,4 +1,5 @@
-"""memory-switches in a fraction of a second: a bound by the lanes, and the first of a few settings of all layers that fits."""
+"""A lower bound and a first plan of memory-switches in a fraction of a second: the busiest lane, and a few settings of all
+layers."""
 
 from __future__ import annotations
 
@@ -21,12 +22,14 @@ SETTINGS: tuple[tuple[SwitchName, ...], ...] = (
 
 
 def cheap_bound(instance: Instance) -> tuple[int, str]:
-    """No choice is faster than these nanoseconds, whatever the memory; and why.
+    """A lower bound in ns on the step time, ignoring memory, and the text that says why it holds. The problem `memory-switches`
+    chooses for every layer which switches are on, such as recomputation or offloading.
 
-    Proof: the step begins with the first layer's all-gather, ends with its reduce-scatter, the copy of its gradient and then
-    all optimizer steps, and runs between them on each lane what no switch leaves out. Every segment takes at least as long as
-    the busiest lane in it.
-    """
+    instance: the times and bytes of each layer of a model on one device, and the device's memory.
+
+    Proof: the step begins with the first layer's all-gather of parameters, and ends with its reduce-scatter of gradients, the
+    copy of its gradient to the host and then all optimizer steps. In between, each stream (compute or communication) runs at
+    least the work that no switch can remove, and every segment takes at least as long as its busiest stream."""
     number = instance.columns
     forward, backward = number["forward_ns"], number["backward_ns"]
     gather, scatter, offload = (number[name] for name in ("all_gather_ns", "reduce_scatter_ns", "offload_gradient_ns"))
@@ -40,10 +43,11 @@ def cheap_bound(instance: Instance) -> tuple[int, str]:
 
 
 def first_plan(instance: Instance) -> Solution | None:
-    """The first of a few settings of all layers alike that fits; None where none does.
+    """A quick solution of the problem `memory-switches`: the first of a few settings, such as "recompute all layers", each with
+    the same memory switches in all layers, that fits the memory; None if none of them fits.
 
-    Those are left out that keep too much from the forward to the backward pass.
-    """
+    Settings that keep more activations from the forward to the backward pass than the memory can hold are skipped without being
+    simulated. instance: the times and bytes of each layer of a model on one device, and the device's memory."""
     settings = [Switches.of({*names, "segment_sync"}) for names in SETTINGS]
     kept, resident = kept_bytes(instance, matrix([Solution(tuple(settings))])[0])
     for switches, size in zip(settings, (kept + resident).sum(axis=0).tolist(), strict=True):

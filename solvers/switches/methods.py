@@ -1,4 +1,4 @@
-"""The methods of memory-switches."""
+"""The table of methods that solve memory-switches."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_a_closed_standard_error_leaves_the_output() -> None:
 
 
 @pytest.mark.parametrize("module", ["trainplan.command.ending", "trainplan.command.app", "trainplan.command.catalogue"])
-def test_an_interrupt_during_imports_is_told(module: str) -> None:
+def test_an_interrupt_during_imports_is_reported(module: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, module, "model", "list"], capture_output=True, text=True, check=False
     )

@@ -57,7 +57,7 @@ def test_no_help_shows_many_options(name: str) -> None:
 def test_help_shows_the_common_options_and_help_all_every_one(name: str) -> None:
     own, common = options(name.split()), COMMON[name]
     short, whole = (shown_by(*name.split(), option) for option in ("--help", "--help-all"))
-    assert short == [*(own[each].opts[0] for each in (*common, *ALWAYS)), "--help"]
+    assert short == [*(own[entry].opts[0] for entry in (*common, *ALWAYS)), "--help"]
     assert set(whole) >= {option.opts[0] for option in own.values()}
     assert helped(*name.split(), "--help")[-1].startswith(f"{len(own) - len(common) - len(ALWAYS)} more options: ")
 

@@ -16,7 +16,7 @@ import trainplan as tp
 from tests.helpers.calls import call
 from trainplan.command import printing, render
 from trainplan.imported_runs.assess import JudgedRun
-from trainplan.screens.run import judged_screen
+from trainplan.screens.run import run_screen
 
 SCREENS, WIDTHS = Path(__file__).parent / "screens", (80, 100, 160)
 FILES = {
@@ -57,11 +57,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @cache
 def judged(name: str) -> JudgedRun:
-    """A judged file; without the independent check, whose evidence is gathered for so many seconds."""
-    file, asked = CASES[name]
+    """A judged file; without the independent check, whose evidence is gathered for a given number of seconds."""
+    file, requested = CASES[name]
     with TemporaryDirectory() as folder:
         (path := Path(folder) / file).write_text(FILES[file])
-        run = tp.import_run(path, time_limit=None, **asked)
+        run = tp.import_run(path, time_limit=None, **requested)
     return replace(run, configuration=replace(run.configuration, where=file), checked_ns=None)
 
 
@@ -71,7 +71,7 @@ def printed(name: str, width: int) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(printing, "out", Console(file=text, width=width, highlight=False, soft_wrap=True, emoji=False))
         patch.setenv("COLUMNS", str(width))
-        render.rows_of_screen(judged_screen(judged(name), []))
+        render.rows_of_screen(run_screen(judged(name), []))
     return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
 
 
@@ -87,8 +87,8 @@ def test_the_command_prints_the_screen_and_keeps_the_best_plan(tmp_path: Path) -
     """At most 80 columns in a pipe; the plan that it keeps is predicted to take what the screen says."""
     path, best = tmp_path / "deepspeed.json", tmp_path / "best.json"
     path.write_text(FILES["deepspeed.json"])
-    asked = ("--cluster", "a100:8", "--model", "gpt2-xl", "--seq", "1k", "--recompute", "full", "--gap", "0.05")
-    done = call("import-run", path, *asked, "--best-output", best)
+    requested = ("--cluster", "a100:8", "--model", "gpt2-xl", "--seq", "1k", "--recompute", "full", "--gap", "0.05")
+    done = call("import-run", path, *requested, "--best-output", best)
     labels = [line.split("  ")[0] for line in done.stdout.splitlines() if line[:1].isupper()]
     assert labels[:5] == ["FITS", "RUN", "SPEED", "BEST?", "CHANGE"] and "NEXT" in labels
     shown = [line for line in done.stdout.splitlines() if str(tmp_path) not in line]
@@ -98,6 +98,6 @@ def test_the_command_prints_the_screen_and_keeps_the_best_plan(tmp_path: Path) -
 
 
 if __name__ == "__main__":
-    for each in CASES:
+    for case in CASES:
         for columns in WIDTHS:
-            (SCREENS / f"{each}-{columns}.txt").write_text(printed(each, columns))
+            (SCREENS / f"{case}-{columns}.txt").write_text(printed(case, columns))

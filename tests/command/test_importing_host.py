@@ -1,4 +1,4 @@
-"""What `import-run` and `validate` show of runs that keep model states on the host."""
+"""Screens of `import-run` and `validate` for runs that keep model states on the host."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def test_an_optimizer_on_the_host_leaves_zero_s_stage_as_the_file_has_it(stage: 
     assert f"dp8 ZeRO-{stage}, recomputed" in shown
     assert "on the host" in shown and "optimizer states" in shown
     row = {"id": "one", "model": "llama2-7b", "gpu": "A100 80GB", "gpus": 8, "mbs": 1, "gbs": 32, "seq": 4096, "zero": stage}
-    [each] = tp.validate([{**row, "recompute": "full", "framework": "DeepSpeed", "note": "optimizer offload"}]).rows()
-    assert f"zero{stage}" in each["layout"] and each["layout"].endswith("optimizer on host")
+    [run] = tp.validate([{**row, "recompute": "full", "framework": "DeepSpeed", "note": "optimizer offload"}]).rows()
+    assert f"zero{stage}" in run["layout"] and run["layout"].endswith("optimizer on host")

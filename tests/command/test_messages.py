@@ -1,4 +1,4 @@
-"""What the command says of mistakes, what its help offers, and what it does in pipes and narrow terminals."""
+"""The command's messages about mistakes, its help, and its output in pipes and narrow terminals."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ import pytest
 from rich.console import Console
 from trainplan.formulations.plan.plan import load_plan
 from trainplan.profiling.base.dtypes import parse_dtype
-from trainplan.profiling.base.errors import InputError, as_arguments, named, one_of
+from trainplan.profiling.base.errors import as_arguments, named, one_of
 from trainplan.profiling.base.quantities import enough_bytes, parse_bytes, parse_tokens
 from trainplan.profiling.models.model import load_model
 from trainplan.solvers.core.result import Point
 from typer import Exit
 
 import trainplan as tp
-from tests.command.test_command import COMMAND, told
+from tests.command.test_command import COMMAND, refuses_in_one_line
 from tests.helpers.calls import call
 from tests.helpers.instances import paper_instance
+from tests.helpers.refusals import refused, stated
 from trainplan.command import bars, options, printing, problems
 from trainplan.command.app import ALIASES, COMMANDS, GROUPS, TASKS
 from trainplan.planning.presets import PRESETS, planner, preset
@@ -51,15 +52,15 @@ MODEL, CLUSTER = ("--model", "gpt2"), ("--cluster", "cpu-4")
     ],
 )
 def test_values_that_are_near_to_one_that_works(words: list[str], parts: tuple[str, ...]) -> None:
-    told(call(*words), *parts)
+    refuses_in_one_line(call(*words), *parts)
 
 
-def test_a_model_and_a_cluster_by_place() -> None:
+def test_a_model_and_a_cluster_by_position() -> None:
     """`plan MODEL CLUSTER` is `plan --model MODEL --cluster CLUSTER`; both at once are refused."""
     words = ("--batch", "8", "--sequence", "64", "--method", "exat")
     assert call("plan", "gpt2", "cpu-4", *words).stderr == call("plan", *MODEL, *CLUSTER, *words).stderr
-    told(call("plan", "gpt22", "cpu-4", *words[:4]), "--model is 'gpt22'; did you mean 'gpt2'")
-    told(
+    refuses_in_one_line(call("plan", "gpt22", "cpu-4", *words[:4]), "--model is 'gpt22'; did you mean 'gpt2'")
+    refuses_in_one_line(
         call("plan", "gpt2", *CLUSTER, *MODEL, *words[:4]),
         "--model is 'gpt2', and 'gpt2' is given by position; give one of the two",
     )
@@ -69,11 +70,11 @@ def test_lengths_as_they_are_named() -> None:
     read = [parse_tokens(text) for text in ("8192", "8k", "8K", " 128k ", "1M", "1.5k", "8,192", "8_192", "131,072")]
     assert read == [8192, 8192, 8192, 131072, 2**20, 1536, 8192, 8192, 131072]
     for text in ("", "k", "8kk", "-8k", "8,19", "1.3k", "8k tokens", "1e3"):
-        with pytest.raises(InputError, match="give a number of tokens, such as 8192 or 8k"):
+        with refused("sequence", fix=("8k", 8192)):
             parse_tokens(text)
-    asked = ("plan", "gpt2", "cpu-4", "--batch", "8", "--seq")
-    told(call(*asked, "8kk"), "--sequence is '8kk'; give a number of tokens, such as 8192 or 8k")
-    told(call(*asked, "2k"), "--sequence is 2048; give 1 to 1024")
+    requested = ("plan", "gpt2", "cpu-4", "--batch", "8", "--seq")
+    refuses_in_one_line(call(*requested, "8kk"), "--sequence is '8kk'; give a number of tokens, such as 8192 or 8k")
+    refuses_in_one_line(call(*requested, "2k"), "--sequence is 2048; give 1 to 1024")
 
 
 def test_names_in_any_case_and_short_names() -> None:
@@ -91,7 +92,7 @@ def test_exports_in_any_case(tmp_path: Path) -> None:
     made = call("partition", *MODEL, *CLUSTER, "--batch", "8", "--sequence", "32", "--pipeline", "2", "--tp", "1", "-o", plan)
     assert made.returncode == 0, made.stderr
     assert call("export", plan, "--to", "Megatron").stdout == call("export", plan, "--to", "megatron").stdout != ""
-    told(call("export", plan, "--to", "megatrn"), "--to is 'megatrn'; did you mean 'megatron'")
+    refuses_in_one_line(call("export", plan, "--to", "megatrn"), "--to is 'megatrn'; did you mean 'megatron'")
 
 
 def test_few_names_are_listed_and_many_are_not() -> None:
@@ -103,11 +104,11 @@ def test_few_names_are_listed_and_many_are_not() -> None:
 
 
 def test_python_names_arguments_and_the_command_flags() -> None:
-    with pytest.raises(InputError) as caught:
+    with refused("memory", "'8'", ("8GiB", "500MB")) as caught:
         tp.plan(model="gpt2", cluster="cpu-4", batch=8, memory="8")
-    assert str(caught.value) == "memory is '8', without a unit; give a size such as 8GiB or 500MB"
-    assert caught.value.argument == "memory" and caught.value.command_text.startswith("command line: --memory is '8'")
-    with pytest.raises(InputError, match=r"^micro_batches is 0; give at least 1$"):
+    assert caught.value.argument == "memory" and caught.value.command_text.startswith("command line: --memory ")
+    assert str(caught.value).startswith("memory ")
+    with refused("micro_batches", problem=0, fix=1):
         tp.plan(model="gpt2", cluster="cpu-4", batch=8, micro_batches=0)
     short = tp.plan(model="gpt2", cluster="cpu-4", batch=8, sequence=32, memory="1MiB", pipeline=1)
     assert f"give memory of at least {enough_bytes(short.needed_bytes or 0)}" in str(short.result.reason)
@@ -117,18 +118,21 @@ def test_python_names_arguments_and_the_command_flags() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "wrong", "right"),
+    ("verb", "wrong", "problem", "right"),
     [
-        (tp.plan, {"pipelin": 2}, "pipelin is no argument of joint; did you mean pipeline?"),
-        (tp.plan, {"time_limt": 2}, "time_limt is no argument of joint; did you mean time_limit?"),
-        (tp.place, {"uneven_share": True}, "uneven_share is no argument of amp; did you mean uneven_shares?"),
-        (tp.build, {"micro_batchs": 2}, "micro_batchs is no argument of layer-strategies; did you mean micro_batches?"),
+        (tp.plan, {"pipelin": 2}, "joint", "pipeline"),
+        (tp.plan, {"time_limt": 2}, "joint", "time_limit"),
+        (tp.place, {"uneven_share": True}, "amp", "uneven_shares"),
+        (tp.build, {"micro_batchs": 2}, "layer-strategies", "micro_batches"),
     ],
 )
-def test_an_argument_that_is_near_to_one_that_there_is(verb: object, wrong: dict[str, object], right: str) -> None:
-    with pytest.raises(InputError) as caught:
+def test_an_argument_that_is_near_to_one_that_there_is(
+    verb: object, wrong: dict[str, object], problem: str, right: str
+) -> None:
+    [name] = wrong
+    with refused(name, problem, f"--{right.replace('_', '-')}") as caught:
         verb(model="gpt2", cluster="cpu-4", batch=8, **wrong)  # type: ignore[operator]
-    assert str(caught.value) == right
+    assert str(caught.value).startswith(f"{name} ") and stated(right, str(caught.value))
 
 
 def test_verbs_without_choices_name_the_nearest_argument() -> None:
@@ -140,15 +144,15 @@ def test_verbs_without_choices_name_the_nearest_argument() -> None:
 
 def test_docstrings_name_every_choice_of_every_preset() -> None:
     docs = {"plan": tp.plan.__doc__, "place": tp.place.__doc__, "partition": tp.partition.__doc__, "switch": tp.switch.__doc__}
-    for each in PRESETS.values():
-        text = " ".join((docs[each.verb or "plan"] or "").split())
-        missing = [parameter.name for parameter in each.parameters if parameter.name not in text]
-        assert not missing, f"{each.verb or 'plan'} says nothing of {missing}"
+    for one_preset in PRESETS.values():
+        text = " ".join((docs[one_preset.verb or "plan"] or "").split())
+        missing = [parameter.name for parameter in one_preset.parameters if parameter.name not in text]
+        assert not missing, f"{one_preset.verb or 'plan'} says nothing of {missing}"
     for verb in (tp.plan, tp.solve, tp.compare):
         assert "progress: called with" in " ".join((verb.__doc__ or "").split())
 
 
-def test_errors_are_json_where_json_is_asked_for() -> None:
+def test_errors_are_json_where_json_is_requested() -> None:
     done = call("plan", *MODEL, *CLUSTER, "--memory", "8", "--json")
     found = json.loads(done.stdout)
     assert done.returncode == found["exit_code"] == 2
@@ -202,8 +206,8 @@ def test_version() -> None:
     ],
 )
 def test_the_shell_completes_commands_and_values(words: str, wanted: str) -> None:
-    asked = {"_TRAINPLAN_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
-    done = subprocess.run(COMMAND, env={**os.environ, **asked}, capture_output=True, text=True, check=False)
+    requested = {"_TRAINPLAN_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    done = subprocess.run(COMMAND, env={**os.environ, **requested}, capture_output=True, text=True, check=False)
     assert wanted in done.stdout.split(), done
 
 

@@ -75,6 +75,6 @@ def test_the_screen_is_as_it_was(name: str) -> None:
 
 
 if __name__ == "__main__":
-    for each in SHOWN:
+    for entry in SHOWN:
         for columns in WIDTHS:
-            (SCREENS / f"{each}-{columns}.txt").write_text(printed(each, columns))
+            (SCREENS / f"{entry}-{columns}.txt").write_text(printed(entry, columns))

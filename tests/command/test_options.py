@@ -60,7 +60,7 @@ def test_an_option_is_what_the_class_says_of_its_field() -> None:
     )
     assert steps.help == "Steps of training."
     assert out_file.help == r"Write here, after --steps, as `run` does. \[default: not at all]"
-    assert [each.default for each in (steps, out_file, check)] == ["--steps", "--out-file", "--check/--no-check"]
+    assert [entry.default for entry in (steps, out_file, check)] == ["--steps", "--out-file", "--check/--no-check"]
 
 
 @pytest.mark.parametrize("name", names())

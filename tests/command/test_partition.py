@@ -10,7 +10,7 @@ import pytest
 from trainplan.profiling.base.quantities import format_time
 
 import trainplan as tp
-from tests.command.test_command import told
+from tests.command.test_command import refuses_in_one_line
 from tests.helpers.calls import call
 
 PAPER = ["--model", "gpt2-345m", "--dtype", "float32", "--cluster", "autopipe-3090-16"]
@@ -167,17 +167,19 @@ def test_simulate_an_instance(instance: Path, folder: Path) -> None:
     ],
 )
 def test_bad_input_gets_one_line(words: list[str], parts: tuple[str, ...]) -> None:
-    told(call(*words), *parts)
+    refuses_in_one_line(call(*words), *parts)
 
 
 def test_bad_input_of_simulate(instance: Path, plan: Path, folder: Path) -> None:
-    told(call("simulate", plan, "--cluster", "cpu-4"), "has 4 devices")
-    told(call("simulate", instance, "--schedule", "zigzag"), "--schedule is 'zigzag'", "interleaved-1f1b")
-    told(call("simulate", instance, "--sliced", "7"), "--sliced is 7", "give 0 to 3")
-    told(call("simulate", instance, "--trace", folder / "t", "--picture", folder / "t.gif"), "--picture is", ".png")
+    refuses_in_one_line(call("simulate", plan, "--cluster", "cpu-4"), "has 4 devices")
+    refuses_in_one_line(call("simulate", instance, "--schedule", "zigzag"), "--schedule is 'zigzag'", "interleaved-1f1b")
+    refuses_in_one_line(call("simulate", instance, "--sliced", "7"), "--sliced is 7", "give 0 to 3")
+    refuses_in_one_line(
+        call("simulate", instance, "--trace", folder / "t", "--picture", folder / "t.gif"), "--picture is", ".png"
+    )
     neither = folder / "neither.json"
     neither.write_text("{}")
-    told(call("simulate", neither), "is neither a plan nor an instance")
+    refuses_in_one_line(call("simulate", neither), "is neither a plan nor an instance")
     other = folder / "other.json"
     words = (
         "--model",
@@ -194,4 +196,4 @@ def test_bad_input_of_simulate(instance: Path, plan: Path, folder: Path) -> None
         other,
     )
     assert call("build", "stage-assignment", *words).returncode == 0
-    told(call("simulate", other), "problem is 'stage-assignment'", "pipeline-partition")
+    refuses_in_one_line(call("simulate", other), "problem is 'stage-assignment'", "pipeline-partition")

@@ -10,7 +10,7 @@ import pytest
 from trainplan.profiling.base.quantities import format_time
 
 import trainplan as tp
-from tests.command.test_command import told
+from tests.command.test_command import refuses_in_one_line
 from tests.helpers.calls import call
 
 MIXED = ["--model", "amp-gpt2", "--cluster", "amp-heterogeneous-16", "--dtype", "float16", "--batch", "32"]
@@ -117,7 +117,7 @@ def test_trial_runs_the_best_and_writes_the_fastest(folder: Path) -> None:
     found = json.loads(done.stdout)
     assert [trial["status"] for trial in found["trials"]] == ["ran"] * 3
     best = min(found["trials"], key=lambda trial: trial["step_ns"])
-    assert found["best"] == best["place"]
+    assert found["best"] == best["index"]
     assert json.loads(target.read_text()) == found["plans"][found["best"]]
     predicted = [plan["predicted"]["step_ns"] for plan in found["plans"]]
     assert predicted == sorted(predicted)
@@ -153,4 +153,4 @@ def test_infeasible_says_what_would_do() -> None:
     ],
 )
 def test_bad_input_gets_one_line(words: list[str], parts: tuple[str, ...]) -> None:
-    told(call(*words), *parts)
+    refuses_in_one_line(call(*words), *parts)

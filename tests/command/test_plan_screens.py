@@ -32,13 +32,13 @@ REQUESTS: dict[str, dict[str, Any]] = {
 @cache
 def plan(name: str) -> Plan:
     """The plan of a request, as its file has it."""
-    answer = tp.certify(tp.plan(**REQUESTS[name], beside=False), time_limit=2)
+    answer = tp.certify(tp.plan(**REQUESTS[name], comparisons=False), time_limit=2)
     assert answer.plan is not None
     return answer.plan
 
 
 def compared(*names: str) -> Callable[[], None]:
-    """What prints these plans side by side, but for gaps, which depend on the machine's speed."""
+    """The screens that print these plans side by side, but for gaps, which depend on the machine's speed."""
     rows = tp.compare_plans([plan(name) for name in names])
     made = {row["step_ns"]: row for row in rows}
     for name in names:
@@ -49,13 +49,13 @@ def compared(*names: str) -> Callable[[], None]:
 
 
 def explained(name: str) -> Callable[[], None]:
-    """What prints why a plan is as it is, but for its bound."""
+    """The screens that print why a plan is as it is, but for its bound."""
     found = replace(tp.explain(plan(name), time_limit=None), bound_ns=None)
     return lambda: render_plans.explained(found)
 
 
-def told_apart(first: str, second: str) -> Callable[[], None]:
-    """What prints what two plans differ in."""
+def differences(first: str, second: str) -> Callable[[], None]:
+    """The screens that print the differences of two plans."""
     rows = [row | {"name": f"{name}.json"} for name in (first, second) for row in tp.compare_plans([plan(name)])]
     parted = tp.differences(plan(first), plan(second))
     return lambda: render_plans.two_plans(rows, parted, (f"{first}.json", f"{second}.json"))
@@ -65,12 +65,12 @@ SHOWN = {
     "compare-three": lambda: compared("free", "pipeline", "tight"),
     "explain-tight": lambda: explained("tight"),
     "explain-megatron": lambda: explained("megatron"),
-    "explain-two": lambda: told_apart("free", "pipeline"),
+    "explain-two": lambda: differences("free", "pipeline"),
 }
 
 
 def printed(show: Callable[[], None], width: int) -> str:
-    """What is printed at a width."""
+    """The text printed at a width."""
     text = StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(printing, "out", Console(file=text, width=width, highlight=False, soft_wrap=True, emoji=False))
@@ -99,10 +99,12 @@ def test_compare_has_a_row_for_each_plan_and_says_once_what_all_share() -> None:
 
 
 @pytest.mark.parametrize("name", ["tight", "megatron"])
-def test_no_change_that_needs_more_than_is_free_is_said_to_fit(name: str) -> None:
+def test_no_change_that_needs_more_than_is_free_is_reported_to_fit(name: str) -> None:
     """By the free memory that is printed of each stage."""
     found = tp.explain(plan(name), time_limit=None)
-    rows = [change for each in found.changes for change in (each.next_best, each.prevented) if change is not None]
+    rows = [
+        change for one_change in found.changes for change in (one_change.next_best, one_change.prevented) if change is not None
+    ]
     assert rows or found.neighbours
     for change in rows:
         free = [stage.limit_bytes - stage.peak_bytes for stage in found.stages]
@@ -119,7 +121,7 @@ def test_no_change_that_needs_more_than_is_free_is_said_to_fit(name: str) -> Non
 
 
 if __name__ == "__main__":
-    for each, made in SHOWN.items():
+    for value, made in SHOWN.items():
         showing = made()
         for columns in WIDTHS:
-            (SCREENS / f"{each}-{columns}.txt").write_text(printed(showing, columns))
+            (SCREENS / f"{value}-{columns}.txt").write_text(printed(showing, columns))

@@ -1,4 +1,4 @@
-"""What is printed: texts of files escaped and cut, and long lines wrapped below their labels on a terminal alone."""
+"""Printed texts: those of files escaped and cut, and long lines wrapped below their labels on a terminal alone."""
 
 from __future__ import annotations
 

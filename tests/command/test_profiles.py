@@ -12,7 +12,7 @@ from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.profiles import load_profile
 
 import trainplan as tp
-from tests.command.test_command import told
+from tests.command.test_command import refuses_in_one_line
 from tests.helpers.calls import call
 
 
@@ -46,7 +46,9 @@ def test_a_profile_stands_in_for_model_and_cluster(profile: Path, tmp_path: Path
     assert call("build", "layer-strategies", "--profile", profile, *named, *options, "-o", both).returncode == 0
     assert json.loads(alone.read_text())["layers"] == json.loads(both.read_text())["layers"]
     assert json.loads(call("solve", alone, "--json").stdout)["status"] == "optimal"
-    told(call("build", "layer-strategies", "--model", "gpt2", *options), "--cluster is missing", "or a --profile")
+    refuses_in_one_line(
+        call("build", "layer-strategies", "--model", "gpt2", *options), "--cluster is missing", "or a --profile"
+    )
 
 
 def test_measured_and_resumed(tmp_path: Path) -> None:
@@ -98,8 +100,8 @@ def test_a_table_of_times_plans(tmp_path: Path) -> None:
     table, output = tmp_path / "times.csv", tmp_path / "profile.json"
     table.write_text("layer,tp1,tp2,parameters,output_bytes\n" + "".join(f"{i},0.03,0.018,1e6,2048\n" for i in range(4)))
     words = ("profile", "import", table, "--cluster", "rtx-titan-8")
-    told(call(*words), "give --communication included or excluded")
-    told(call(*words, "--communication", "included", "--tp", "1,2"), "--tp is [1, 2]; leave it out")
+    refuses_in_one_line(call(*words), "give --communication included or excluded")
+    refuses_in_one_line(call(*words, "--communication", "included", "--tp", "1,2"), "--tp is [1, 2]; leave it out")
     done = call(*words, "--communication", "included", "--rows", "2", "-o", output)
     assert done.returncode == 0, done.stderr
     assert "kept_bytes: not known, counted as nothing" in " ".join(done.stdout.split())
@@ -110,7 +112,7 @@ def test_a_table_of_times_plans(tmp_path: Path) -> None:
 
 def test_layers_of_several_types_are_a_list(tmp_path: Path) -> None:
     done = call("profile", "import", tmp_path / "absent.json", "--layers", "24;24")
-    told(done, "--layers is '24;24'; give whole numbers from 1 with commas")
+    refuses_in_one_line(done, "--layers is '24;24'; give whole numbers from 1 with commas")
 
 
 def test_lists_and_shows() -> None:
@@ -151,10 +153,10 @@ def test_nodes_of_a_kind_stand_for_a_cluster(tmp_path: Path) -> None:
     assert "8 devices of 141 GiB, 133 GiB usable each" in planned.stdout
     assert "reached" in call("profile", "estimate", *words).stdout
     same = call("plan", "--model", "gpt2", "--cluster", "h200-8", "--dtype", "bf16", "--batch", "8", "--details").stdout
-    told_alike = [
+    reported_alike = [
         [line for line in text.splitlines() if line.startswith(("reached", "predicted"))] for text in (same, planned.stdout)
     ]
-    assert told_alike[0] == told_alike[1] and len(told_alike[0]) >= 3  # a shipped name of the same nodes
+    assert reported_alike[0] == reported_alike[1] and len(reported_alike[0]) >= 3  # a shipped name of the same nodes
     papers = call(
         "plan", "--model", "gpt2", "--cluster", "a100-16", "--dtype", "bf16", "--batch", "16", "--gap", "0.1", "--details"
     ).stdout
@@ -163,7 +165,9 @@ def test_nodes_of_a_kind_stand_for_a_cluster(tmp_path: Path) -> None:
     assert tp.plan(model="gpt2", cluster="h200:8", dtype="bf16", batch=8).plan == tp.plan(
         model="gpt2", cluster=load_cluster("h200:8"), dtype="bf16", batch=8
     ).plan  # fmt: skip
-    told(call("plan", *words[:3], "h10:8", "--batch", "8"), "--cluster names the device 'h10'", "did you mean 'h100'")
+    refuses_in_one_line(
+        call("plan", *words[:3], "h10:8", "--batch", "8"), "--cluster names the device 'h10'", "did you mean 'h100'"
+    )
 
 
 def test_detect_describes_this_machine(tmp_path: Path) -> None:
@@ -180,34 +184,38 @@ def test_plans_of_families_that_do_not_run_yet(tmp_path: Path) -> None:
     done = call("plan", "--model", "vit-base", "--cluster", "cpu-4", "--batch", "8", "--details", "-o", path)
     assert done.returncode == 0, done.stderr
     assert "plans of vit models are no programs yet" in done.stdout
-    told(call("run", path), "model.config.model_type is 'vit', which does not run yet", "gpt2, bert, llama")
+    refuses_in_one_line(call("run", path), "model.config.model_type is 'vit', which does not run yet", "gpt2, bert, llama")
 
 
 def test_bad_input_gets_one_line(profile: Path, tmp_path: Path) -> None:
     estimate = ["profile", "estimate", "--model", "gpt2", "--cluster", "h100-8"]
-    told(call(*estimate, "--rows", "1,x"), "--rows is '1,x'", "such as 1,2,4")
-    told(call(*estimate, "--rows", ""), "--rows is ''")
-    told(call(*estimate, "--tp", "3"), "--tp is 3", "give degrees among 1, 2, 4")
-    told(call(*estimate, "--dtype", "int4"), "--dtype is 'int4'")
-    told(call("profile", "estimate", "--model", "gpt2", "--cluster", "rtx-titan-8", "--dtype", "bfloat16"), "has no bfloat16")
-    told(call("profile", "show", profile, "--tp", "8"), "--tp is 8", "[1, 2]")
-    told(call("profile", "show", profile, "--rows", "0"), "--rows is 0")
-    told(call("profile", "show", profile, "--kind", "T4"), "--kind is 'T4'", "A100")
-    told(call("profile", "show", profile, "--picture", tmp_path / "p.bmp"), "give a name that ends in .png")
-    told(call("profile", "show", tmp_path / "none.json"), "does not exist")
-    told(call("profile", "measure", "--model", "gpt2", "--cluster", "cpu-4", "--device", "cuda"), "torch finds no GPU")
-    told(call("profile", "measure", "--model", "gpt2", "--cluster", "cpu-4", "-o", tmp_path), "is a folder")
-    told(call("profile", "import", profile), "is a profile of trainplan already")
-    told(call("model", "show", "gpt5"), "is 'gpt5'")
-    told(call("cluster", "show", "moon"), "is 'moon'")
-    told(call("nope"), "No such command 'nope'")
-    told(call("plan", "--cluster", "cpu-4", "--batch", "8"), "--model is missing")
-    told(call(*estimate, "-o", "/dev/full"), "cannot be written")
+    refuses_in_one_line(call(*estimate, "--rows", "1,x"), "--rows is '1,x'", "such as 1,2,4")
+    refuses_in_one_line(call(*estimate, "--rows", ""), "--rows is ''")
+    refuses_in_one_line(call(*estimate, "--tp", "3"), "--tp is 3", "give degrees among 1, 2, 4")
+    refuses_in_one_line(call(*estimate, "--dtype", "int4"), "--dtype is 'int4'")
+    refuses_in_one_line(
+        call("profile", "estimate", "--model", "gpt2", "--cluster", "rtx-titan-8", "--dtype", "bfloat16"), "has no bfloat16"
+    )
+    refuses_in_one_line(call("profile", "show", profile, "--tp", "8"), "--tp is 8", "[1, 2]")
+    refuses_in_one_line(call("profile", "show", profile, "--rows", "0"), "--rows is 0")
+    refuses_in_one_line(call("profile", "show", profile, "--kind", "T4"), "--kind is 'T4'", "A100")
+    refuses_in_one_line(call("profile", "show", profile, "--picture", tmp_path / "p.bmp"), "give a name that ends in .png")
+    refuses_in_one_line(call("profile", "show", tmp_path / "none.json"), "does not exist")
+    refuses_in_one_line(
+        call("profile", "measure", "--model", "gpt2", "--cluster", "cpu-4", "--device", "cuda"), "torch finds no GPU"
+    )
+    refuses_in_one_line(call("profile", "measure", "--model", "gpt2", "--cluster", "cpu-4", "-o", tmp_path), "is a folder")
+    refuses_in_one_line(call("profile", "import", profile), "is a profile of trainplan already")
+    refuses_in_one_line(call("model", "show", "gpt5"), "is 'gpt5'")
+    refuses_in_one_line(call("cluster", "show", "moon"), "is 'moon'")
+    refuses_in_one_line(call("nope"), "No such command 'nope'")
+    refuses_in_one_line(call("plan", "--cluster", "cpu-4", "--batch", "8"), "--model is missing")
+    refuses_in_one_line(call(*estimate, "-o", "/dev/full"), "cannot be written")
     same, measure = tmp_path / "same.json", ["profile", "measure", "--model", "gpt2", "--cluster", "cpu-4"]
-    told(call(*measure, "--resume", same, "-o", same), "is named for two outputs")
+    refuses_in_one_line(call(*measure, "--resume", same, "-o", same), "is named for two outputs")
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    told(call(*measure, "--resume", pipe), "cannot be read")
-    told(call("cluster", "detect", "--topology", pipe), "cannot be read")
-    told(call("cluster", "show", "a\nb"), "is 'a\\nb'")
-    told(call("cluster", "detect", "--network", "fast"), "--network is 'fast'")
+    refuses_in_one_line(call(*measure, "--resume", pipe), "cannot be read")
+    refuses_in_one_line(call("cluster", "detect", "--topology", pipe), "cannot be read")
+    refuses_in_one_line(call("cluster", "show", "a\nb"), "is 'a\\nb'")
+    refuses_in_one_line(call("cluster", "detect", "--network", "fast"), "--network is 'fast'")

@@ -67,7 +67,7 @@ def printed(name: str, width: int) -> str:
     return "".join(f"{line.rstrip()}\n" for line in lines if not line.strip().startswith(TIMED))
 
 
-def test_attention_that_keeps_scores_is_said(tmp_path: Path) -> None:
+def test_attention_that_keeps_scores_is_reported(tmp_path: Path) -> None:
     """On the first screen, in all of the answer, and of the model alone."""
     path = tmp_path / "config.json"
     sizes = {
@@ -95,12 +95,12 @@ def test_the_screen_is_as_it_was(name: str) -> None:
 def test_a_search_that_its_time_limit_ended_says_so() -> None:
     made = answer("gpt2")
     stopped = replace(made, answer=replace(made.answer, result=replace(made.result, stopped="time limit")))
-    shown = [dict(screen(each)).get("STOPPED") for each in (made, stopped)]
+    shown = [dict(screen(entry)).get("STOPPED") for entry in (made, stopped)]
     assert shown == [None, [["by the time limit, before the search was done: this is the best known until then"]]]
 
 
 def test_the_screen_says_what_simulate_says(tmp_path: Path) -> None:
-    """The same step and memory, in the digits of both."""
+    """Step and memory are the same in both, in the digits of both."""
     path = tmp_path / "plan.json"
     shown = call("plan", "gpt2", "cpu-4", "--batch", "8", "--sequence", "64", "-o", path)
     assert shown.returncode == 0 and "\x1b" not in shown.stdout
@@ -115,6 +115,6 @@ def test_the_screen_says_what_simulate_says(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     SCREENS.mkdir(exist_ok=True)
-    for each in QUICK | LONG:
+    for entry in QUICK | LONG:
         for columns in WIDTHS:
-            (SCREENS / f"{each}-{columns}.txt").write_text(printed(each, columns))
+            (SCREENS / f"{entry}-{columns}.txt").write_text(printed(entry, columns))

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 anyio = pytest.importorskip("anyio")
 pytest.importorskip("mcp")
 
+from anyio.from_thread import start_blocking_portal  # noqa: E402
 from mcp import ClientSession, StdioServerParameters  # noqa: E402
 from mcp.client.stdio import stdio_client  # noqa: E402
 
@@ -32,27 +33,41 @@ SMALL = {
 }
 
 
-def served(folder: Path, use: Callable[[ClientSession], Awaitable[None]]) -> None:
-    """Start the server on a folder, let a client use it, and end it."""
+Use = Callable[[ClientSession], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that is served, with a file next to it that no tool may read."""
+    around = tmp_path_factory.mktemp("served")
+    (around / "config.json").write_text("{}")
+    (around / "secret.sh").write_text("TP=2\n")
+    (around / "here").mkdir()
+    return around / "here"
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path) -> Iterator[Callable[[Use], None]]:
+    """One server on the folder for all tests, as a function that lets a client use it."""
     paths = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(Path(__file__).parents[2]))))
     words = ["-m", "trainplan", "mcp", "--folder", str(folder)]
     server = StdioServerParameters(command=sys.executable, args=words, env={"PYTHONPATH": paths}, cwd=folder)
-
-    async def session() -> None:
-        with open(os.devnull, "w") as nowhere:
-            async with stdio_client(server, errlog=nowhere) as streams, ClientSession(*streams) as client:
-                await client.initialize()
-                await use(client)
-
-    anyio.run(session)
+    with (
+        open(os.devnull, "w") as nowhere,
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(stdio_client(server, errlog=nowhere)) as streams,
+        portal.wrap_async_context_manager(ClientSession(*streams)) as client,
+    ):
+        portal.call(client.initialize)
+        yield lambda use: portal.call(use, client)
 
 
 def text(result: Any) -> str:
     """The text of a tool's result."""
-    return "\n".join(each.text for each in result.content)
+    return "\n".join(entry.text for entry in result.content)
 
 
-def test_tools_are_listed_with_arguments_that_are_described(tmp_path: Path) -> None:
+def test_tools_are_listed_with_arguments_that_are_described(served: Callable[[Use], None]) -> None:
     async def use(client: ClientSession) -> None:
         listed = (await client.list_tools()).tools
         assert {tool.name for tool in listed} == {"plan", "fit", "explain", "import-run", "export"}
@@ -62,10 +77,10 @@ def test_tools_are_listed_with_arguments_that_are_described(tmp_path: Path) -> N
                 assert argument.get("description"), (tool.name, name)
                 assert "type" in argument or "anyOf" in argument or "enum" in argument
 
-    served(tmp_path, use)
+    served(use)
 
 
-def test_a_plan_is_made_explained_and_exported(tmp_path: Path) -> None:
+def test_a_plan_is_made_explained_and_exported(folder: Path, served: Callable[[Use], None]) -> None:
     """Its files are in the folder, and the answers say of it what the files say."""
 
     async def use(client: ClientSession) -> None:
@@ -77,14 +92,14 @@ def test_a_plan_is_made_explained_and_exported(tmp_path: Path) -> None:
         made = await client.call_tool("plan", SMALL, progress_callback=progress)
         assert not made.is_error, text(made)
         answer = made.structured_content
-        plan = json.loads((tmp_path / "plan.json").read_text())
+        plan = json.loads((folder / "plan.json").read_text())
         assert text(made).startswith("FITS") and answer["screen"] == text(made)
         assert answer["written"] == ["plan.json"] and answer["found"] and not answer["stopped"]
         assert answer["figures"]["plan"]["predicted"]["step_ns"] == plan["predicted"]["step_ns"]
         assert len(plan["stages"]) == 2 and heard
         assert "step" in text(await client.call_tool("explain", {"time_limit": 5}))
         written = await client.call_tool("export", {"to": "megatron", "output": "run"})
-        assert (tmp_path / "run" / "launch.sh").exists() and "run/launch.sh" in written.structured_content["written"]
+        assert (folder / "run" / "launch.sh").exists() and "run/launch.sh" in written.structured_content["written"]
         judged = await client.call_tool(
             "import-run", {"file": "run/launch.sh", "cluster": "h100:2x1", "model": "gpt2", "search": False}
         )
@@ -92,9 +107,9 @@ def test_a_plan_is_made_explained_and_exported(tmp_path: Path) -> None:
         fits = await client.call_tool("fit", {name: SMALL[name] for name in ("model", "cluster", "batch", "sequence")})
         assert not fits.is_error and fits.structured_content["found"], text(fits)
         short = await client.call_tool("plan", {**SMALL, "memory": "100MiB", "plan_file": "other.json"})
-        assert not short.is_error and short.structured_content["found"] is False and not (tmp_path / "other.json").exists()
+        assert not short.is_error and short.structured_content["found"] is False and not (folder / "other.json").exists()
 
-    served(tmp_path, use)
+    served(use)
 
 
 BAD = {
@@ -115,28 +130,24 @@ BAD = {
 }
 
 
-def test_bad_input_is_an_error_of_the_tool_in_one_line(tmp_path: Path) -> None:
-    folder = tmp_path / "here"
-    folder.mkdir()
-    (tmp_path / "config.json").write_text("{}")
-    (folder / "link.json").symlink_to(tmp_path / "config.json")
+def test_bad_input_is_an_error_of_the_tool_in_one_line(folder: Path, served: Callable[[Use], None]) -> None:
+    (folder / "link.json").symlink_to(folder.parent / "config.json")
+    before = sorted(folder.iterdir())
 
     async def use(client: ClientSession) -> None:
-        for tool, arguments, said in BAD.values():
+        for tool, arguments, stated in BAD.values():
             result = await client.call_tool(tool, arguments)
-            assert result.is_error and said in text(result), (tool, arguments, text(result))
+            assert result.is_error and stated in text(result), (tool, arguments, text(result))
             assert "\n" not in text(result) and "Traceback" not in text(result)
             assert "--" not in text(result) and "command line" not in text(result)
 
-    served(folder, use)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "here"]
+    served(use)
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["config.json", "here", "secret.sh"]
+    assert sorted(folder.iterdir()) == before
 
 
-def test_a_script_cannot_have_files_outside_of_the_folder_read(tmp_path: Path) -> None:
-    folder = tmp_path / "here"
-    folder.mkdir()
-    for secret in (tmp_path / "secret.sh", folder / "known.sh"):
-        secret.write_text("TP=2\n")
+def test_a_script_cannot_have_files_outside_of_the_folder_read(folder: Path, served: Callable[[Use], None]) -> None:
+    (folder / "known.sh").write_text("TP=2\n")
     start = (
         "torchrun --nproc_per_node 2 pretrain_gpt.py --tensor-model-parallel-size $TP --num-layers 2 --hidden-size 128 "
         "--num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 2 "
@@ -152,10 +163,10 @@ def test_a_script_cannot_have_files_outside_of_the_folder_read(tmp_path: Path) -
         read = await client.call_tool("import-run", {"file": "inside.sh", **given})
         assert not read.is_error and "SPEED" in text(read), text(read)
 
-    served(folder, use)
+    served(use)
 
 
-def test_a_call_that_is_cancelled_ends_its_search(tmp_path: Path) -> None:
+def test_a_call_that_is_cancelled_ends_its_search(folder: Path, served: Callable[[Use], None]) -> None:
     """The process that searches is gone, and the server goes on answering."""
 
     async def use(client: ClientSession) -> None:
@@ -170,12 +181,12 @@ def test_a_call_that_is_cancelled_ends_its_search(tmp_path: Path) -> None:
         with anyio.move_on_after(3):
             await client.call_tool("plan", large)
         ends = time.monotonic() + 20
-        while searching(tmp_path) and time.monotonic() < ends:
+        while searching(folder) and time.monotonic() < ends:
             await anyio.sleep(0.1)
-        assert not searching(tmp_path)
+        assert not searching(folder)
         assert len((await client.list_tools()).tools) >= 4
 
-    served(tmp_path, use)
+    served(use)
 
 
 def searching(folder: Path) -> list[str]:
@@ -183,7 +194,10 @@ def searching(folder: Path) -> list[str]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if b"trainplan.command.called" in (process / "cmdline").read_bytes() and (process / "cwd").resolve() == folder:
+            if (
+                b"trainplan.command.call_process" in (process / "cmdline").read_bytes()
+                and (process / "cwd").resolve() == folder
+            ):
                 found.append(process.name)
         except OSError:
             continue

@@ -1,4 +1,4 @@
-"""What the command does when a search is stopped: it prints and writes what there is, and exits with 3."""
+"""The command when a search is stopped: it prints and writes what there is, and exits with 3."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_compare_ends_with_the_method_that_was_interrupted(
 ) -> None:
     stopped_by(monkeypatch, interrupt)
     assert call(monkeypatch, "compare-methods", instance, "--method", "exact", "--method", "milp", "--json") == 3
-    told = json.loads(capsys.readouterr().out)
-    assert [result["method"] for result in told["results"]] == told["unfinished"] == ["label-setting"]
+    reported = json.loads(capsys.readouterr().out)
+    assert [result["method"] for result in reported["results"]] == reported["unfinished"] == ["label-setting"]
     assert call(monkeypatch, "compare-methods", instance, "--method", "exact", "--method", "milp") == 3
     assert "label-setting was interrupted; methods after it were not run" in capsys.readouterr().out
 
@@ -95,7 +95,7 @@ def test_frontier_names_the_points_that_were_not_tried(
     assert call(monkeypatch, *words, "--json") == 3
     first, *rest = json.loads(capsys.readouterr().out)
     assert first["result"]["stopped"] == "interrupt"
-    assert [(each["method"], each["result"], each["unfinished"]) for each in rest] == [
+    assert [(entry["method"], entry["result"], entry["unfinished"]) for entry in rest] == [
         *[("label-setting", None, "interrupt")] * 2,
         *[("milp", None, "interrupt")] * 3,
     ]
@@ -122,7 +122,7 @@ def test_planners_that_were_not_come_to_are_named(monkeypatch: pytest.MonkeyPatc
     assert call(monkeypatch, "compare-planners", *REQUEST, "--json") == 3
     first, *rest = json.loads(capsys.readouterr().out)
     assert first["stopped"] == "interrupt" and rest
-    assert {each["why"] for each in rest} == {"not planned: interrupted"}
+    assert {entry["why"] for entry in rest} == {"not planned: interrupted"}
 
 
 @pytest.mark.parametrize("memory", ["12", "much", "1MiB"])

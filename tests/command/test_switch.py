@@ -14,8 +14,9 @@ from trainplan.formulations.plan.plan import load_plan
 from trainplan.profiling.base.quantities import enough_bytes, format_time
 
 import trainplan as tp
-from tests.command.test_command import told
+from tests.command.test_command import refuses_in_one_line
 from tests.helpers.calls import call
+from tests.helpers.refusals import refused
 from tests.planning.test_switching import GPT2, published
 from trainplan.command.render_runs import run_report
 
@@ -125,7 +126,7 @@ def test_the_plan_runs(plan: Path) -> None:
     assert call("simulate", plan, "--trace", plan.with_name("trace.json")).returncode == 0
     traced = json.loads(plan.with_name("trace.json").read_text())
     assert traced["otherData"]["step_ns"] == step
-    assert {each["cat"] for each in traced["traceEvents"] if each["ph"] == "X"} >= {"compute", "host"}
+    assert {entry["cat"] for entry in traced["traceEvents"] if entry["ph"] == "X"} >= {"compute", "host"}
 
 
 def test_files_of_the_published_code(folder: Path) -> None:
@@ -136,14 +137,16 @@ def test_files_of_the_published_code(folder: Path) -> None:
     assert (found["synchronisation"], found["memory_bytes"], len(found["layers"])) == ("forced", 1000, 3)
     done = call("build", "memory-switches", "--profile", path, "--memory", "1KB", "--paper-combinations", "--json")
     assert json.loads(done.stdout)["offload_needs_ckpt"] is False
-    told(call("build", "memory-switches", "--profile", path), "--memory is missing")
+    refuses_in_one_line(call("build", "memory-switches", "--profile", path), "--memory is missing")
     assert "lifted" not in done.stdout
     low = published(folder, backward_peak=60)
     arguments = ("build", "memory-switches", "--profile", low, "--memory", "1KB", "-o", made)
     assert "backward_peak_bytes of 2 layers, raised to what the layer keeps" in call(*arguments).stdout
     assert json.loads(call(*arguments, "--json").stdout)["lifted"] == {"backward_peak_bytes": [1, 2]}
-    told(call("build", "memory-switches", "--profile", path, "--memory", "1KB", "--batch", "8"), "--batch is 8", "leave it out")
-    told(call("build", "layer-strategies", "--profile", path, "--memory", "1KB"), f"{path}: name is missing")
+    refuses_in_one_line(
+        call("build", "memory-switches", "--profile", path, "--memory", "1KB", "--batch", "8"), "--batch is 8", "leave it out"
+    )
+    refuses_in_one_line(call("build", "layer-strategies", "--profile", path, "--memory", "1KB"), f"{path}: name is missing")
 
 
 def test_what_does_not_fit_says_what_would_do(words: list[str]) -> None:
@@ -158,8 +161,8 @@ def test_what_does_not_fit_says_what_would_do(words: list[str]) -> None:
     assert short.returncode == 1 and short.stderr == ""
     found = json.loads(short.stdout)
     assert (found["plan"], found["needed_bytes"]) == (None, least)
-    told = f"the compiled programs are 1 B short; give --memory of at least {enough_bytes(least)}"
-    assert found["result"]["message"] == told
+    message = f"the compiled programs are 1 B short; give --memory of at least {enough_bytes(least)}"
+    assert found["result"]["message"] == message
 
 
 def test_a_run_is_held_against_its_plan(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,9 +191,12 @@ def test_a_run_is_held_against_its_plan(plan: Path, capsys: pytest.CaptureFixtur
         )
         return capsys.readouterr().out
 
-    told, beside = "2 times the predicted time (profile estimated)", "of the back-end streams; this run's back-end is serial"
-    assert told in shown() and beside in shown()
-    assert told in shown(backend="threads") and beside not in shown(backend="threads")
+    message, backend_note = (
+        "2 times the predicted time (profile estimated)",
+        "of the back-end streams; this run's back-end is serial",
+    )
+    assert message in shown() and backend_note in shown()
+    assert message in shown(backend="threads") and backend_note not in shown(backend="threads")
     for other in (shown(scale_down=8), shown(dtype="float64")):
         assert "median step" not in other, "not the planned model"
 
@@ -209,18 +215,18 @@ def test_a_run_is_held_against_its_plan(plan: Path, capsys: pytest.CaptureFixtur
     ],
 )
 def test_bad_input_gets_one_line(words: list[str], more: list[str], parts: tuple[str, ...]) -> None:
-    told(call("switch", *words, *more), *parts)
+    refuses_in_one_line(call("switch", *words, *more), *parts)
 
 
 def test_bad_input_of_build_and_solve(words: list[str], folder: Path) -> None:
-    told(call("build", "memory-switches", *words, "--pipeline", "2"), "No such option: --pipeline")
-    told(call("build", "memory-switches", *words, "--layers", "2"), "No such option: --layers")
-    told(call("build", "pipeline", *words, "--paper-combinations"), "No such option: --paper-combinations")
-    with pytest.raises(tp.InputError, match="paper_combinations is true; leave it out: pipeline has "):
+    refuses_in_one_line(call("build", "memory-switches", *words, "--pipeline", "2"), "No such option: --pipeline")
+    refuses_in_one_line(call("build", "memory-switches", *words, "--layers", "2"), "No such option: --layers")
+    refuses_in_one_line(call("build", "pipeline", *words, "--paper-combinations"), "No such option: --paper-combinations")
+    with refused("paper_combinations", problem="true", fix=("pipeline", "--cost-model")):
         tp.build("pipeline", model="gpt2", cluster="cpu-4", batch=8, paper_combinations=True)
     other = folder / "layers.json"
     assert call("build", "layer-strategies", *words, "-o", other).returncode == 0
-    told(call("solve", other, "--picture", folder / "p.png"), "--picture is of a layer-strategies instance")
+    refuses_in_one_line(call("solve", other, "--picture", folder / "p.png"), "--picture is of a layer-strategies instance")
 
 
 def test_all_planners_take_the_options_that_every_plan_takes(words: list[str]) -> None:

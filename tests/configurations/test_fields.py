@@ -17,6 +17,7 @@ from trainplan.execution.runtimes.registry import BUILT_IN
 from trainplan.execution.runtimes.torchtitan import fields as torchtitan_fields
 from trainplan.formulations.runtimes import RUNTIMES
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.models.optimizers import OPTIMIZERS
 
 TABLES: dict[str, dict[str, Field]] = {
     "megatron": megatron_fields.ARGUMENTS,
@@ -71,5 +72,12 @@ def test_fields_of_megatron_bridge_are_those_of_its_classes() -> None:
 
 
 def test_every_runtime_that_is_exported_to_says_what_it_can_run() -> None:
-    assert set(BUILT_IN) == set(RUNTIMES) - {"trainplan"}
+    assert set(BUILT_IN) <= set(RUNTIMES)
     assert all(RUNTIMES[name].schedules and RUNTIMES[name].features for name in RUNTIMES)
+
+
+def test_every_optimizer_of_a_runtime_has_a_word_that_is_written_and_read() -> None:
+    words = {"megatron": {plans for plans, _ in megatron_fields.STEPPED.values()}, "trainplan": set(OPTIMIZERS)}
+    words |= {"megatron-bridge": words["megatron"], "deepspeed": set(deepspeed_fields.STEPPED.values())}
+    for name, runtime in RUNTIMES.items():
+        assert set(runtime.optimizers) <= words.get(name, set())

@@ -1,4 +1,4 @@
-"""What commands of scripts are given by pipes, here-documents and files."""
+"""Commands of scripts read pipes, here-documents and files."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.configurations.test_shell import RUN, refusal
+from tests.configurations.test_shell import RUN, of
 from tests.configurations.test_statuses import TP, command, size, undecided
+from tests.helpers.refusals import refused
 
 DP = "--micro-batch-size"
 PROGRAM = RUN.replace(f"{DP} 2 ", "")
@@ -44,8 +45,9 @@ def test_a_command_takes_the_words_that_it_is_given(text: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("text", ["", "cat nowhere.args | ", "python make_args.py | "])
 def test_words_that_are_not_known_are_refused(text: str) -> None:
-    assert "may hold arguments" in refusal(f"{text}xargs {RUN}")
-    assert "may hold arguments" in refusal(f"{text}xargs -n 4 srun {RUN}")
+    for command_of_xargs in (f"{text}xargs {RUN}", f"{text}xargs -n 4 srun {RUN}"):
+        with refused("", problem=("arguments", "run.sh:1")):
+            of(command_of_xargs)
 
 
 def test_one_of_several_runs_is_not_chosen() -> None:

@@ -13,14 +13,14 @@ from tests.helpers import bash
 
 LAUNCH = Path(__file__).parent / "launch"
 NAMES = sorted(path.name for path in LAUNCH.glob("*.sh"))
-# What is said apart from a file: variables of the environment, and what it takes by place.
+# Settings stated apart from a file: variables of the environment, and arguments by position.
 SAID: dict[str, list[dict[str, str]]] = {
     "arrays.sh": [{"1": "out", "2": "data/text"}],
     "options_as_text.sh": [{}, {"ACTIVATIONS": "1"}],
     "case_of_sizes.sh": [{}, {"MODEL_SIZE": "13b"}, {"MODEL_SIZE": "1B"}],
     "sbatch_given.sh": [{}, {"TP": "8"}],
     "places.sh": [
-        {str(place + 1): word for place, word in enumerate(words.split())}
+        {str(index + 1): word for index, word in enumerate(words.split())}
         for words in (
             "one 7B 1 64 4096 bf16 2 1 sel true",
             "one 13B 2 128 2048 fp8 4 2 full false",
@@ -41,7 +41,7 @@ OPEN = {"guards.sh": {"--load"}}
 
 
 def runs_of(name: str) -> list[tuple[str, Mapping[str, str]]]:
-    return [(name, said) for said in SAID.get(name, [{}])]
+    return [(name, stated) for stated in SAID.get(name, [{}])]
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +57,14 @@ def ours(command: Command) -> list[str]:
     return [*command.launcher, command.program, *command.words]
 
 
-@pytest.mark.parametrize(("name", "said"), [run for name in NAMES for run in runs_of(name)])
-def test_words_are_those_that_bash_makes(name: str, said: Mapping[str, str], tmp_path: Path, programs: Path) -> None:
+@pytest.mark.parametrize(("name", "stated"), [run for name in NAMES for run in runs_of(name)])
+def test_words_are_those_that_bash_makes(name: str, stated: Mapping[str, str], tmp_path: Path, programs: Path) -> None:
     folder = tmp_path / "launch"
     shutil.copytree(LAUNCH, folder)
     bash.opened(folder)
-    command = command_of(folder / name, said)
-    indices = sorted((int(key), value) for key, value in said.items() if key.isdecimal())
-    variables = {key: value for key, value in said.items() if not key.isdecimal()}
+    command = command_of(folder / name, stated)
+    indices = sorted((int(key), value) for key, value in stated.items() if key.isdecimal())
+    variables = {key: value for key, value in stated.items() if not key.isdecimal()}
     theirs = bash.runs(folder / name, programs, variables | SLURM.get(name, {}), [value for _, value in indices])
     assert theirs and ours(command) in theirs, (ours(command), theirs)
     assert command.tool == "megatron" and set(command.open) == OPEN.get(name, set())

@@ -16,6 +16,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import model_from_config
 
 import trainplan as tp
+from tests.helpers.refusals import Facts, refused
 from trainplan.imported_runs.to_plan import read
 
 HERE = Path(__file__).parent / "logs"
@@ -39,7 +40,7 @@ FIELDS = (
 )  # fmt: skip
 
 
-def said(configuration: RunConfiguration) -> dict[str, object]:
+def fields_of(configuration: RunConfiguration) -> dict[str, object]:
     return {name: getattr(configuration, name) for name in FIELDS}
 
 
@@ -57,10 +58,10 @@ def test_a_log_of_megatron_says_what_its_command_does(tmp_path: Path, prefix: st
     command.write_text(WORDS)
     expected = read(command)
     configuration = read(megatron(tmp_path, prefix=prefix))
-    assert said(configuration) == {**said(expected), "devices": 16}
+    assert fields_of(configuration) == {**fields_of(expected), "devices": 16}
     assert configuration.config == expected.config and configuration.vocabulary_multiple == expected.vocabulary_multiple
     assert not configuration.unknown
-    source = next(each.source for each in configuration.taken if each.key == "--num-layers")
+    source = next(setting.source for setting in configuration.taken if setting.key == "--num-layers")
     line = (tmp_path / "train.log").read_text().splitlines()[int(source.rpartition(":")[2]) - 1]
     assert "num_layers ." in line and source.startswith(str(tmp_path / "train.log"))
 
@@ -84,7 +85,7 @@ def test_a_mixture_of_experts_in_a_log_is_refused(tmp_path: Path) -> None:
         "  num_experts ..................................... None", "  num_experts ..................................... 8"
     )
     path.write_text(text)
-    with pytest.raises(InputError, match=r"a mixture of experts \(8, 2 a token\)"):
+    with refused("--num-experts", problem=("8", "experts", "2"), fix="dense"):
         read(path)
 
 
@@ -146,12 +147,14 @@ def test_a_log_of_another_version_than_the_defaults_says_both(tmp_path: Path, ve
         f"[2026-01-15 06:31:20,000] [INFO] [logging.py:96:log_dist] [Rank 0] DeepSpeed info: version={version}, git-hash=x\n"
     )
     path.write_text(begun + DEEPSPEED)
-    said = [note for note in read(path).notes if f"by the defaults of DeepSpeed 0.19, and the log is of {version}:" in note]
-    assert len(said) == differs
+    stated_notes = [
+        note for note in read(path).notes if f"by the defaults of DeepSpeed 0.19, and the log is of {version}:" in note
+    ]
+    assert len(stated_notes) == differs
 
 
 def config_parameters(config: Any) -> int:
-    """What transformers counts of a model that is trained whole."""
+    """The parameters that transformers counts in a model that is trained whole."""
     return model_from_config(config.to_dict(), "config", 1024, "bfloat16").total_parameters
 
 
@@ -229,9 +232,9 @@ def test_accelerates_state_is_read_with_the_batch_that_its_trainers_print(tmp_pa
     path.write_text(STATE.format(kind="DEEPSPEED", more=f"ds_config: {file}"))
     configuration = read(path)
     assert (configuration.runtime, configuration.zero, configuration.samples) == ("deepspeed", 3, 128)
-    assert any(each.key == "processes" and each.source.endswith("train.log:3") for each in configuration.taken)
+    assert any(setting.key == "processes" and setting.source.endswith("train.log:3") for setting in configuration.taken)
     path.write_text(STATE.format(kind="FSDP", more=""))
-    with pytest.raises(InputError, match="Distributed environment is FSDP; give the file of `accelerate config`"):
+    with refused("Distributed environment", problem="FSDP", fix="`accelerate config`"):
         read(path)
 
 
@@ -360,14 +363,16 @@ Other RunConfiguration Values:
 def test_the_summary_of_megatron_bridge_is_read_with_the_model_that_it_leaves_open(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text(SUMMARY)
-    with pytest.raises(InputError, match="the summary does not have the vocabulary"):
+    with refused("--model", where=f"{path}:3", problem=("vocabulary", "embeddings", "positions")):
         read(path)
     configuration = read(path, user=UserSettings(model="llama3-8b"))
     assert configuration.runtime == "megatron-bridge" and configuration.zero == 1 and configuration.sequence == 8192
     assert (configuration.tp, configuration.samples, configuration.dtype) == (2, 128, "bfloat16")
     assert configuration.precision.gradients == "float32" and configuration.sequence_parallel
-    assert any(each.key == "model.tensor_model_parallel_size" and each.source.endswith(":32") for each in configuration.taken)
-    with pytest.raises(InputError, match="is 32, and llama3-70b has 80"):
+    assert any(
+        setting.key == "model.tensor_model_parallel_size" and setting.source.endswith(":32") for setting in configuration.taken
+    )
+    with refused("model.num_layers", problem=("32", "llama3-70b", "80"), fix="--model"):
         tp.import_run(path, cluster="h100:8", model="llama3-70b", search=False)
 
 
@@ -390,20 +395,28 @@ def test_steps_of_a_batch_that_still_grows_are_not_compared(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "line", ["***** Running training *****", "[rank0]:[titan] step: 10  loss: 8.1  memory: 40.12GiB(50%)  tps: 7,123"]
+    ("line", "tool", "fix"),
+    [
+        ("***** Running training *****", "transformers", ("TrainingArguments", "YAML")),
+        (
+            "[rank0]:[titan] step: 10  loss: 8.1  memory: 40.12GiB(50%)  tps: 7,123",
+            "torchtitan",
+            ("TOML", "config_registry.py"),
+        ),
+    ],
 )
-def test_a_log_without_a_configuration_is_no_script(tmp_path: Path, line: str) -> None:
+def test_a_log_without_a_configuration_is_no_script(tmp_path: Path, line: str, tool: str, fix: Facts) -> None:
     path = tmp_path / "train.log"
     path.write_text(f"{line}\n(w. parallel, distributed & accumulation) = 16\n")
-    with pytest.raises(InputError, match="is a log without the tool's configuration"):
+    with refused("", where=path, problem=("log", tool), fix=fix):
         read(path)
 
 
 def test_logs_of_other_tools_and_cut_ones_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text("[NeMo I 2026-01-15 06:31:35 exp_manager:400] ExpManager schema\n")
-    with pytest.raises(InputError, match="is a log of NeMo"):
+    with refused("", problem="NeMo", fix=("Megatron-LM", "--command", "NeMo 1")):
         read(path)
     path.write_text(DEEPSPEED.partition('"zero_optimization"')[0])
-    with pytest.raises(InputError, match="does not end; give the whole log"):
+    with refused("", where=f"{path}:12", problem="configuration", fix="whole log"):
         read(path)

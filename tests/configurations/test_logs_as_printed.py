@@ -19,6 +19,7 @@ from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
 from tests.helpers.calls import call
+from tests.helpers.refusals import Facts, assert_refusal, refused
 from trainplan.imported_runs.logs import is_log
 from trainplan.imported_runs.to_plan import read
 
@@ -40,10 +41,10 @@ def steps(seconds: list[float]) -> str:
     )
 
 
-def refused(path: Path, said: UserSettings | None = None) -> str:
+def refusal(path: Path, settings: UserSettings | None = None) -> InputError:
     with pytest.raises(InputError) as error:
-        read(path, user=said or UserSettings())
-    return error.value.command_text
+        read(path, user=settings or UserSettings())
+    return error.value
 
 
 ENGINE = """\
@@ -85,9 +86,10 @@ def test_layers_that_a_log_says_are_recomputed_are(tmp_path: Path) -> None:
     assert read(log(tmp_path, text)).recomputed.of == "none"
     configuration = read(log(tmp_path, text + warned))
     assert configuration.recomputed.of == "full" and not any("--recompute" in note for note in configuration.notes)
-    assert "says that layers are recomputed" in refused(log(tmp_path, text + warned), UserSettings(recompute="none"))
+    error = refusal(log(tmp_path, text + warned), UserSettings(recompute="none"))
+    assert_refusal(error, "recompute", problem=("none", "train.log:19"))
     state = read(log(tmp_path, STATE.format("MULTI_GPU", "Mixed precision type: bf16") + warned))
-    assert state.recomputed.of == "full" and any(each.source.endswith("train.log:6") for each in state.taken)
+    assert state.recomputed.of == "full" and any(setting.source.endswith("train.log:6") for setting in state.taken)
 
 
 def test_megatron_deepspeed_has_its_stage_from_the_file_in_the_same_log(tmp_path: Path) -> None:
@@ -101,8 +103,8 @@ def test_megatron_deepspeed_has_its_stage_from_the_file_in_the_same_log(tmp_path
         '[2021-06-10 20:47:51,887] [INFO] [config.py:906:print]   json = {\n    "train_micro_batch_size_per_gpu": 1, \n'
         '    "zero_optimization": {\n        "stage": 1\n    }, \n    "bf16": {\n        "enabled": true\n    }\n}\n'
     )
-    without = refused(log(tmp_path, older.format(True)))
-    assert "--deepspeed-config is './ds_config.json', which is not here" in without
+    without = refusal(log(tmp_path, older.format(True)))
+    assert_refusal(without, "--deepspeed-config", problem="./ds_config.json", fix=("script", "DeepSpeed"))
     configuration = read(log(tmp_path, older.format(True) + file))
     assert configuration.software == "megatron-deepspeed" and configuration.zero == 1
     assert read(log(tmp_path, older.format(False))).zero == 0  # where DeepSpeed is off, its arguments say nothing
@@ -119,7 +121,8 @@ def test_arguments_of_gpt_neox_are_not_taken_for_megatrons(tmp_path: Path) -> No
   optimizer ....................... {'type': 'Adam', 'params': {'lr': 9.7e-05}}updated
 ---------------- end of arguments ----------------
 """
-    assert "train.log:1: is a log of GPT-NeoX, whose configuration is not read" in refused(log(tmp_path, text))
+    error = refusal(log(tmp_path, text))
+    assert_refusal(error, "", where=f"{tmp_path / 'train.log'}:1", problem="GPT-NeoX", fix=("Megatron-LM", "--command"))
 
 
 def printed(**values: object) -> str:
@@ -146,7 +149,7 @@ def test_arguments_of_2022_and_of_forks_are_read_by_todays_names(tmp_path: Path)
     fields = read(log(tmp_path, printed(**llama, hidden_dropout=0.0, attention_dropout=0.0))).config
     assert fields is not None and fields["model_type"] == "llama" and fields["rope_theta"] == 1e6
     assert fields["num_key_value_heads"] == 8 and fields["tie_word_embeddings"] is False
-    assert "--attention-head-type" in refused(log(tmp_path, printed(**older, attention_head_type="multiquery")))
+    assert_refusal(refusal(log(tmp_path, printed(**older, attention_head_type="multiquery"))), "--attention-head-type")
 
 
 def test_what_a_switched_off_part_has_is_left_out_and_what_is_on_is_read(tmp_path: Path) -> None:
@@ -158,8 +161,8 @@ def test_what_a_switched_off_part_has_is_left_out_and_what_is_on_is_read(tmp_pat
         "muon_tp_mode": "blockwise",
     }
     assert not read(log(tmp_path, printed(**off, optimizer="adam"))).unknown
-    assert "--attention-output-gate" in refused(log(tmp_path, printed(**{**off, "attention_output_gate": True})))
-    assert "--linear-attention-freq" in refused(log(tmp_path, printed(**{**off, "linear_attention_freq": 4})))
+    assert_refusal(refusal(log(tmp_path, printed(**{**off, "attention_output_gate": True}))), "--attention-output-gate")
+    assert_refusal(refusal(log(tmp_path, printed(**{**off, "linear_attention_freq": 4}))), "--linear-attention-freq", problem=4)
     muon = read(log(tmp_path, printed(**{**off, "muon_tp_mode": "distributed"}, optimizer="dist_muon")))
     assert muon.optimizer == "muon" and any("distributed matrices" in note for note in muon.notes)
 
@@ -167,34 +170,39 @@ def test_what_a_switched_off_part_has_is_left_out_and_what_is_on_is_read(tmp_pat
 def test_a_teachers_sizes_bear_on_nothing_where_nobody_teaches(tmp_path: Path) -> None:
     teacher = {"num_experts_teacher": [1], "num_experts": [1], "mos": False, "kd": False}
     assert read(log(tmp_path, printed(**teacher))).tp == 2
-    assert "learns from another one" in refused(log(tmp_path, printed(**{**teacher, "kd": True})))
+    assert_refusal(refusal(log(tmp_path, printed(**{**teacher, "kd": True}))), "--kd")
 
 
 @pytest.mark.parametrize(
-    ("more", "what"),
+    ("more", "field", "problem", "fix"),
     [
-        ("building BERT model ...\n", "is a run of BERT"),
-        ("[default0]:building T5 model ...\n", "is a run of T5"),
-        (printed(perform_rl_step=True), "trains by reinforcement"),
-        (printed(retro_add_retriever=True), "RETRO"),
-        (printed(is_hybrid_model=True), "a hybrid with Mamba"),
+        ("building BERT model ...\n", "", ("BERT", "decoders"), "log"),
+        ("[default0]:building T5 model ...\n", "", ("T5", "decoders"), "log"),
+        (printed(perform_rl_step=True), "--perform-rl-step", "reinforcement", ()),
+        (printed(retro_add_retriever=True), "--retro-add-retriever", "RETRO", "decoder"),
+        (printed(is_hybrid_model=True), "--is-hybrid-model", "Mamba", "decoder"),
     ],
 )
-def test_logs_of_models_that_are_no_decoders_of_text_are_refused(tmp_path: Path, more: str, what: str) -> None:
+def test_logs_of_models_that_are_no_decoders_of_text_are_refused(
+    tmp_path: Path, more: str, field: str, problem: Facts, fix: Facts
+) -> None:
     assert read(log(tmp_path, printed() + "building GPT2 model ...\n> building GPT2BPETokenizer tokenizer ...\n")).pp == 2
-    assert what in refused(log(tmp_path, printed() + more))
+    assert_refusal(refusal(log(tmp_path, printed() + more)), field, problem=problem, fix=fix)
 
 
 @pytest.mark.parametrize(
-    ("begin", "end", "problem"),
-    [(0, 120, "has arguments that do not end"), (120, None, "has the end of arguments without their beginning")],
+    ("begin", "end", "line", "line_of_second", "problem"),
+    [(0, 120, 1, 852, "end"), (120, None, 726, 1577, ("end", "beginning"))],
 )
-def test_arguments_that_are_cut_off_are_refused_by_line(tmp_path: Path, begin: int, end: int | None, problem: str) -> None:
+def test_arguments_that_are_cut_off_are_refused_by_line(
+    tmp_path: Path, begin: int, end: int | None, line: int, line_of_second: int, problem: Facts
+) -> None:
     half = "\n".join(ARGUMENTS.splitlines()[begin:end]) + "\n"
     for more in ("", steps([9.0] * 5)):
-        said = refused(log(tmp_path, half + more))
-        assert problem in said and "give the log from the start of the run" in said and "train.log:" in said
-    assert problem in refused(log(tmp_path, ARGUMENTS + steps([9.0] * 5) + half))  # whole runs before it do not count
+        error = refusal(log(tmp_path, half + more))
+        assert_refusal(error, "", where=f"{tmp_path / 'train.log'}:{line}", problem=problem, fix=("log", "start", "first step"))
+    error = refusal(log(tmp_path, ARGUMENTS + steps([9.0] * 5) + half))  # whole runs before it do not count
+    assert_refusal(error, "", where=f"{tmp_path / 'train.log'}:{line_of_second}", problem=problem)
 
 
 def test_a_last_run_without_a_step_is_not_compared_with_the_steps_before_it(tmp_path: Path) -> None:
@@ -205,7 +213,7 @@ def test_a_last_run_without_a_step_is_not_compared_with_the_steps_before_it(tmp_
     configuration = read(path)
     assert configuration.micro_samples == 2 and configuration.log is None
     assert any("made no step" in note for note in configuration.notes)
-    with pytest.raises(InputError, match="has no line of a training step of its last run"):
+    with refused("", where=path, problem=("step", "last run"), fix="run before"):
         read_log(path)
     measured = read(log(tmp_path, ARGUMENTS + ARGUMENTS + steps([20.0, 8.0, 8.0, 9.0, 9.0]))).log  # a start that made no step
     assert measured is not None and measured.step_s[-1] == 9.0
@@ -223,12 +231,16 @@ OLD = (
 
 
 @pytest.mark.parametrize("message", [NEW, OLD, NEW.replace("CUDA", "HIP")])
-def test_a_run_that_ended_without_memory_is_said_to(tmp_path: Path, message: str) -> None:
+def test_a_run_that_ended_without_memory_is_reported_to(tmp_path: Path, message: str) -> None:
     path = log(tmp_path, ARGUMENTS + steps([9.0] * 2) + message)
-    said = read(path).ran_out
+    stated = read(path).ran_out
     assert ran_out(message + steps([9.0])) is None  # the run went on
-    assert said is not None
-    assert (said.tried_bytes, said.allocated_bytes, said.capacity_bytes) == (2.5 * 2**30, 70.25 * 2**30, round(79.1 * 2**30))
+    assert stated is not None
+    assert (stated.tried_bytes, stated.allocated_bytes, stated.capacity_bytes) == (
+        2.5 * 2**30,
+        70.25 * 2**30,
+        round(79.1 * 2**30),
+    )
     if message != NEW:
         return
     done = call("import-run", path, "--cluster", "h100:8x2", "--no-search")
@@ -269,7 +281,7 @@ def arguments(front: str = "", fsdp: str = "[]", trained: int = LLAMA, n_gpu: in
 
 
 @pytest.mark.parametrize("front", ["", "[rank0]:", " 0: ", "[INFO|train.py:149] 2025-12-31 13:11:34,875 >> ", "    "])
-def test_training_arguments_are_read_behind_what_launchers_put_in_front(tmp_path: Path, front: str) -> None:
+def test_training_arguments_are_read_after_what_launchers_put_in_front(tmp_path: Path, front: str) -> None:
     configuration = read(log(tmp_path, arguments(front)), user=UserSettings(model="llama3-8b"))
     assert (configuration.micro_samples, configuration.accumulation, configuration.samples) == (4, 2, 64)
     assert (configuration.devices, configuration.dtype, configuration.zero) == (8, "bfloat16", 0)
@@ -286,15 +298,18 @@ def test_fsdp_of_a_log_is_read_by_its_words(tmp_path: Path) -> None:
         assert configuration.zero == zero and "FSDP" in configuration.software
 
 
-def test_what_a_program_was_launched_with_is_told_by_the_parameters_that_it_trains(tmp_path: Path) -> None:
-    said = UserSettings(model="llama3-8b")
-    assert "zero" in read(log(tmp_path, arguments().partition("  Number of trainable")[0]), user=said).undecided
-    shared = refused(log(tmp_path, arguments(trained=LLAMA // 8)), said)
-    assert "parameters are shared between the devices" in shared and "--set accelerate=FILE" in shared
-    assert "is 20,971,520 of llama3-8b's 8,030,261,248" in refused(log(tmp_path, arguments(trained=20_971_520)), said)
+def test_what_a_program_was_launched_with_is_reported_by_the_parameters_that_it_trains(tmp_path: Path) -> None:
+    settings = UserSettings(model="llama3-8b")
+    assert "zero" in read(log(tmp_path, arguments().partition("  Number of trainable")[0]), user=settings).undecided
+    shared = refusal(log(tmp_path, arguments(trained=LLAMA // 8)), settings)
+    assert_refusal(shared, "fsdp", problem="empty", fix="--set accelerate=FILE")
+    part = refusal(log(tmp_path, arguments(trained=20_971_520)), settings)
+    trained = ("20,971,520", "llama3-8b", "8,030,261,248")
+    assert_refusal(part, "Number of trainable parameters", problem=trained, fix=("adapters", "full fine-tuning"))
     adapters = "trainable params: 41,943,040 || all params: 8,072,204,288 || trainable%: 0.5196\n"
-    assert "is 41,943,040 of 8,072,204,288 parameters" in refused(log(tmp_path, adapters + arguments()), said)
-    assert "torch's DataParallel" in refused(log(tmp_path, arguments(n_gpu=4)), said)
+    part = refusal(log(tmp_path, adapters + arguments()), settings)
+    assert_refusal(part, "trainable params", problem=("41,943,040", "8,072,204,288"), fix=("adapters", "full fine-tuning"))
+    assert_refusal(refusal(log(tmp_path, arguments(n_gpu=4)), settings), "_n_gpu", problem=(4, "DataParallel"), fix="torchrun")
 
 
 def test_a_program_is_no_log_of_itself(tmp_path: Path) -> None:
@@ -302,14 +317,17 @@ def test_a_program_is_no_log_of_itself(tmp_path: Path) -> None:
         "from transformers import Trainer, TrainingArguments\nargs = TrainingArguments(\n    adam_beta1=0.9,\n"
         "    per_device_train_batch_size=2,\n    gradient_accumulation_steps=8,\n    bf16=True,\n)\n"
     )
-    assert "is a Python file of transformers" in refused(log(tmp_path, program, "train.py"))
+    fix = ("YAML", "--command", "--model")
+    assert_refusal(refusal(log(tmp_path, program, "train.py")), "", problem=("Python", "transformers"), fix=fix)
     shown = f"# iteration 10/ 100 | elapsed time per iteration (ms): 1234.5 |\npython -m llamafactory.launcher\n{ARGUMENTS}"
-    with pytest.raises(InputError) as error:
+    with refused("", where=f"{tmp_path / 'shown.sh'}:211", problem=("bash", "<"), fix="--command") as error:
         read(log(tmp_path, shown, "shown.sh"))
     assert "log" not in error.value.problem
     assert not is_log("python -m llamafactory.launcher | grep -E 'train_steps_per_second|SamplesPerSec='\n")
     script = f"cat > train.py <<'EOF'\n{program}EOF\ntorchrun --nproc_per_node 8 train.py\n"
-    assert "TrainingArguments" not in refused(log(tmp_path, script, "train.sh"))
+    error_of_script = refusal(log(tmp_path, script, "train.sh"))
+    assert_refusal(error_of_script, "", problem=("train.py", "train.sh:10"), fix="log")
+    assert "TrainingArguments" not in error_of_script.command_text
 
 
 def test_the_mean_of_a_trainers_run_is_its_time_over_its_steps(tmp_path: Path) -> None:
@@ -389,13 +407,11 @@ def test_a_log_is_read_as_windows_writes_it(tmp_path: Path) -> None:
 
 def test_files_that_are_no_text_are_refused_in_a_line_with_what_to_give(tmp_path: Path) -> None:
     (tmp_path / "train.log.gz").write_bytes(gzip.compress(ARGUMENTS.encode()))
-    assert "is compressed; unpack it (`gunzip -k train.log.gz`)" in refused(tmp_path / "train.log.gz")
+    assert_refusal(refusal(tmp_path / "train.log.gz"), "", problem="compressed", fix="`gunzip -k train.log.gz`")
     log(tmp_path, ARGUMENTS)
-    assert f"is a folder; give one file, the log of a run or what starts it, such as {tmp_path / 'train.log'}" in refused(
-        tmp_path
-    )
+    assert_refusal(refusal(tmp_path), "", where=tmp_path, problem="folder", fix=str(tmp_path / "train.log"))
     (tmp_path / "events.out.tfevents.1700000000.host.12.0").write_bytes(b"\x18\x00\x00\x00\x00\x00\x00\x00")
-    assert "is a record of TensorBoard" in refused(tmp_path / "events.out.tfevents.1700000000.host.12.0")
+    assert_refusal(refusal(tmp_path / "events.out.tfevents.1700000000.host.12.0"), "", problem="TensorBoard", fix="log")
 
 
 @pytest.mark.parametrize(
@@ -404,30 +420,29 @@ def test_files_that_are_no_text_are_refused_in_a_line_with_what_to_give(tmp_path
         ("Training epoch 0, iteration 120/149 | lr: 3e-05 | train_step_timing in s: 0.03", "NeMo 2", "--command"),
         ("10/17/2025 16:31:56 [INFO|DP=0|PP=0|TP=0]: iteration: 3 / 9 | consumed_tokens: 85.8G", "nanotron", "--command"),
         ("[INFO] samples/sec: 13.6 | iteration 20/9 | elapsed | approx flops per GPU: 93.1TFLOPS", "GPT-NeoX", "--command"),
-        ("09/04/2024 15:03:43 - INFO - llamafactory.data.loader - Loading dataset", "LLaMA-Factory", "its YAML"),
-        ("[2025-06-01 10:00:00,000] [INFO] [axolotl.cli.config.load_cfg:248] config:", "axolotl", "its YAML"),
+        ("09/04/2024 15:03:43 - INFO - llamafactory.data.loader - Loading dataset", "LLaMA-Factory", "YAML"),
+        ("[2025-06-01 10:00:00,000] [INFO] [axolotl.cli.config.load_cfg:248] config:", "axolotl", "YAML"),
         ("INFO:torchtune.utils._logging:Running FullFinetuneRecipeDistributed with resolved config:", "torchtune", "--command"),
         ("\t Train throughput/device/tokens_per_sec: 9876.5", "Composer", "--command"),
         ("completed step: 10, seconds: 2.345, TFLOP/s/device: 400.1", "MaxText", "--command"),
-        (" iteration       10/     100 | elapsed time per iteration (ms): 1234.5 |", "Megatron-LM", "that has its arguments"),
-        ("step: 10  loss:  8.12  memory: 40.12GiB(50.68%)  tps: 7,123", "torchtitan", "its TOML or config_registry.py"),
-        ("epoch=0/micro_step=10/global_step=10, CurrSamplesPerSec=12.5", "DeepSpeed", "DeepSpeed's JSON"),
-        ("***** Running training *****", "transformers", "TrainingArguments"),
-        ("[INFO] [config.py:748:print] DeepSpeedEngine configuration:", "DeepSpeed", "DeepSpeed's JSON"),
+        (" iteration       10/     100 | elapsed time per iteration (ms): 1234.5 |", "Megatron-LM", ("arguments", "script")),
+        ("step: 10  loss:  8.12  memory: 40.12GiB(50.68%)  tps: 7,123", "torchtitan", ("TOML", "--job.print_config")),
+        ("micro_step=10/global_step=10, CurrSamplesPerSec=12.5", "DeepSpeed", ("print_user_config", "JSON")),
+        ("***** Running training *****", "transformers", ("TrainingArguments", "YAML", "script")),
+        ("[INFO] [config.py:748:print] DeepSpeedEngine configuration:", "DeepSpeed", ("print_user_config", "JSON")),
     ],
 )  # fmt: skip
 def test_a_log_without_a_configuration_says_whose_it_is_and_what_to_give(
-    tmp_path: Path, line: str, tool: str, fix: str
+    tmp_path: Path, line: str, tool: str, fix: Facts
 ) -> None:
-    said = refused(log(tmp_path, f"some line\n{line}\n"))
-    assert "log of" in said or "a log without the tool's configuration" in said
-    assert f"of {tool}" in said and fix in said.partition("; ")[2], said
+    error = refusal(log(tmp_path, f"some line\n{line}\n"))
+    assert_refusal(error, "", where=tmp_path / "train.log", problem=("log", tool), fix=fix)
 
 
 @pytest.mark.parametrize("line", ["Traceback (most recent call last):", OLD.strip(), NEW.strip()])
 def test_a_log_that_has_an_error_alone_is_no_script(tmp_path: Path, line: str) -> None:
-    said = refused(log(tmp_path, f"W0304 17:01:26 torch/distributed/run.py:717]\n{line}\n  File 'train.py', line 1\n"))
-    assert "is a log without any tool's configuration; give one that has the lines from the start of the run" in said
+    error = refusal(log(tmp_path, f"W0304 17:01:26 torch/distributed/run.py:717]\n{line}\n  File 'train.py', line 1\n"))
+    assert_refusal(error, "", where=tmp_path / "train.log", problem=("log", "configuration"), fix="start")
 
 
 def test_what_forks_call_their_arguments_is_read_too(tmp_path: Path) -> None:
@@ -476,15 +491,15 @@ def test_a_table_of_deepspeed_among_training_arguments_is_its_file(tmp_path: Pat
 
 
 def test_a_record_of_weights_and_biases_says_what_its_log_does(tmp_path: Path) -> None:
-    """Of the same run: Megatron-LM hands over the arguments that it prints."""
+    """Both are of the same run: Megatron-LM hands over the arguments that it prints."""
     log(tmp_path, ARGUMENTS + " > padded vocab (size: 128256) with 256 dummy tokens (new size: 128512)\n")
     expected = read(tmp_path / "train.log")
     rows = [re.match(r"  (\w+) \.* ?(.*)$", line) for line in ARGUMENTS.splitlines()]
     values = {row[1]: {"desc": None, "value": value_of(row[2])} for row in rows if row} | {
         "padded_vocab_size": {"value": 128512}
     }
-    kept = {key: {"value": each["value"] if isinstance(each["value"], int | float | str | bool | None) else str(each["value"])}
-            for key, each in values.items() if each["value"] != []}  # fmt: skip
+    kept = {key: {"value": row["value"] if isinstance(row["value"], int | float | str | bool | None) else str(row["value"])}
+            for key, row in values.items() if row["value"] != []}  # fmt: skip
     (tmp_path / "config.yaml").write_text(
         yaml.safe_dump({"wandb_version": 1, "_wandb": {"value": {"cli_version": "0.16"}}, **kept})
     )
@@ -503,26 +518,27 @@ def test_a_record_of_weights_and_biases_says_what_its_log_does(tmp_path: Path) -
         "sequence",
     ):
         assert getattr(configuration, name) == getattr(expected, name), name
-    source = next(each.source for each in configuration.taken if each.key == "--num-layers")
+    source = next(setting.source for setting in configuration.taken if setting.key == "--num-layers")
     line = (tmp_path / "config.yaml").read_text().splitlines()[int(source.rpartition(":")[2]) - 1]
     assert line == "  value: 32"
 
 
 def test_a_record_of_another_tool_and_hydras_own_files_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("wandb_version: 1\nlr:\n  desc: null\n  value: 0.1\n")
-    assert "is a record of Weights & Biases, of a tool that is not read (lr)" in refused(tmp_path / "config.yaml")
+    assert_refusal(refusal(tmp_path / "config.yaml"), "", problem=("Weights & Biases", "lr"), fix="log")
     tables = {
         "training": {"local_batch_size": 2, "seq_len": 8192},
         "model": {"name": "llama3", "flavor": "8B"},
         "parallelism": {},
     }
     (tmp_path / "config.yaml").write_text(
-        yaml.safe_dump({"_wandb": {"value": {}}, **{key: {"value": each} for key, each in tables.items()}})
+        yaml.safe_dump({"_wandb": {"value": {}}, **{key: {"value": table} for key, table in tables.items()}})
     )
     assert read(tmp_path / "config.yaml").runtime == "torchtitan"
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text("- trainer.devices=8\n")
-    assert f"give {tmp_path / '.hydra' / 'config.yaml'}, the run's" in refused(tmp_path / ".hydra" / "overrides.yaml")
+    error = refusal(tmp_path / ".hydra" / "overrides.yaml")
+    assert_refusal(error, "", problem="Hydra", fix=str(tmp_path / ".hydra" / "config.yaml"))
 
 
 CONTAINER = """\
@@ -581,12 +597,13 @@ NEMO = """\
 
 @pytest.mark.parametrize("front", ["", "0: ", " 12: ", "[default0]:", "[rank0]: ", "2024-03-05T08:15:03.123Z "])
 @pytest.mark.parametrize("text", [CONTAINER, NEMO])
-def test_configurations_in_yaml_are_read_behind_prefixes_and_to_their_end(tmp_path: Path, text: str, front: str) -> None:
-    behind = "[NeMo I 2024-03-05 08:16:14 base:264] Padded vocab_size: 32256, original vocab_size: 32000\n"
-    whole = text + (behind if text is NEMO else "") + steps([9.0] * 5)
+def test_configurations_in_yaml_are_read_after_prefixes_and_to_their_end(tmp_path: Path, text: str, front: str) -> None:
+    after = "[NeMo I 2024-03-05 08:16:14 base:264] Padded vocab_size: 32256, original vocab_size: 32000\n"
+    whole = text + (after if text is NEMO else "") + steps([9.0] * 5)
     configuration = read(log(tmp_path, "".join(f"{front}{line}\n" for line in whole.splitlines())))
     assert (configuration.tp, configuration.samples, configuration.micro_samples) == (2, 128, 1)
     assert configuration.log is not None and configuration.log.step_s == (9.0,) * 5
     for end in (len(text), text.index("  seq_length") if text is CONTAINER else text.index("      num_layers")):
         half = "".join(f"{front}{line}\n" for line in text[:end].splitlines())
-        assert "has a configuration that does not end; give the whole log" in refused(log(tmp_path, half))
+        where = f"{tmp_path / 'train.log'}:{1 if text is CONTAINER else 5}"
+        assert_refusal(refusal(log(tmp_path, half)), "", where=where, problem="configuration", fix=("whole log", "file"))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-from trainplan.profiling.base.errors import InputError
-
 import trainplan as tp
+from tests.helpers.refusals import refused
 
 LONG = """[model]
 name = "llama3"
@@ -57,7 +55,5 @@ def test_a_script_with_a_named_model_takes_them(tmp_path: Path) -> None:
 def test_learned_positions_end_with_their_table_by_the_key_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "run.sh"
     file.write_text(SCRIPT.format(layers=12, hidden=768, heads=12))
-    with pytest.raises(InputError) as raised:
+    with refused("--seq-length", where=file, problem=32768, fix=(1, 1024, "n_positions", "gpt2")):
         tp.import_run(file, cluster="h100-8", model="gpt2", search=False)
-    assert (raised.value.where, raised.value.field) == (str(file), "--seq-length")
-    assert "give 1 to 1024" in raised.value.fix

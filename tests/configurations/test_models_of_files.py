@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
+from tests.helpers.refusals import refused
 from trainplan.imported_runs.to_plan import read
 
 SIZES = """--num-layers 4 --hidden-size 1024 --ffn-hidden-size 4096 --num-attention-heads 16 --seq-length 1024
@@ -53,28 +53,22 @@ def judged(folder: Path, name: str, text: str, **more: Any) -> Any:
     return tp.import_run(path, **{"cluster": "v100-32gb:8", "search": False, **more})
 
 
-def refusal(folder: Path, name: str, text: str, **more: Any) -> str:
-    with pytest.raises(InputError) as raised:
-        judged(folder, name, text, **more)
-    return raised.value.command_text
-
-
 @pytest.mark.parametrize("cluster", ["v100:8", "p100:8"])
 @pytest.mark.parametrize("dtype", [None, "float16"])
 @pytest.mark.parametrize(
     ("name", "text", "key", "fix"),
     [
-        ("run.sh", f"{MEGATRON} --vocab-size 32000 --bf16", "--bf16", "write --fp16 in its place"),
-        ("run.yml", f"{AXOLOTL}bf16: true\n", "bf16", "write fp16: true in its place"),
-        ("lf.yaml", f"{LLAMAFACTORY}pure_bf16: true\n", "pure_bf16", "write fp16: true in its place"),
-        ("ds.json", DEEPSPEED, "bfloat16.enabled", "write fp16.enabled: true in its place"),
-        ("nemo.yaml", NEMO, "trainer.precision", "write 16-mixed"),
-        ("titan.toml", TITAN, "training.mixed_precision_param", "write float32"),
+        ("run.sh", f"{MEGATRON} --vocab-size 32000 --bf16", "--bf16", "--fp16"),
+        ("run.yml", f"{AXOLOTL}bf16: true\n", "bf16", "fp16: true"),
+        ("lf.yaml", f"{LLAMAFACTORY}pure_bf16: true\n", "pure_bf16", "fp16: true"),
+        ("ds.json", DEEPSPEED, "bfloat16.enabled", "fp16.enabled: true"),
+        ("nemo.yaml", NEMO, "trainer.precision", "16-mixed"),
+        ("titan.toml", TITAN, "training.mixed_precision_param", "float32"),
         (
             "bridge.yaml",
             f"{BRIDGE}mixed_precision: bf16_mixed\ntokenizer: {{tokenizer_type: NullTokenizer, vocab_size: 31999}}\n",
             "mixed_precision",
-            "write fp16_mixed",
+            "fp16_mixed",
         ),
     ],
 )
@@ -84,9 +78,8 @@ def test_a_dtype_that_devices_lack_is_refused_by_the_files_key(
     """Whether or not another one is given on the command line, which the file denies."""
     more: dict[str, Any] = {"model": "llama2-7b"} if name in ("nemo.yaml", "ds.json") else {}
     more |= {"sequence": 1024, "recompute": "full"} if name == "ds.json" else {}
-    told = refusal(tmp_path, name, text, cluster=cluster, dtype=dtype, **more)
-    assert f"{name}: {key} asks for bfloat16, and Tesla {cluster[:4].upper()}" in told
-    assert told.endswith(f"{fix}, or give devices that have it")
+    with refused(key, where=tmp_path / name, problem=("bfloat16", f"Tesla {cluster[:4].upper()}"), fix=(fix, "devices")):
+        judged(tmp_path, name, text, cluster=cluster, dtype=dtype, **more)
 
 
 def test_what_is_advised_for_devices_without_bfloat16_runs(tmp_path: Path) -> None:
@@ -131,19 +124,19 @@ def test_deepspeeds_auto_is_the_half_precision_of_the_devices(tmp_path: Path) ->
         ("bridge.yaml", f"{BRIDGE}mixed_precision: bf16_mixed\n", ("model.vocab_size 32000",)),
     ],
 )
-def test_the_vocabulary_is_asked_for_by_a_key_that_the_file_may_have(
+def test_the_vocabulary_is_requested_by_a_key_that_the_file_may_have(
     tmp_path: Path, name: str, text: str, keys: tuple[str, ...]
 ) -> None:
-    told = refusal(tmp_path, name, text, cluster="h100:8")
-    assert "--model is missing" in told and "of the same sizes, or " in told
+    with refused("model", problem=(tmp_path / name).as_posix(), fix=("config.json", *(key.split(" ")[0] for key in keys))):
+        judged(tmp_path, name, text, cluster="h100:8")
     for key in keys:
-        assert key.split(" ")[0] in told
-        said = f"{text} {key}" if name == "run.sh" else text.replace("{num_layers", "{vocab_size: 32000, num_layers")
-        assert judged(tmp_path, name, said, cluster="h100:8").plan.planned_model().vocabulary == 32000
+        stated = f"{text} {key}" if name == "run.sh" else text.replace("{num_layers", "{vocab_size: 32000, num_layers")
+        assert judged(tmp_path, name, stated, cluster="h100:8").plan.planned_model().vocabulary == 32000
 
 
 def test_nemos_vocabulary_is_that_of_a_model(tmp_path: Path) -> None:
-    told = refusal(tmp_path, "nemo.yaml", NEMO, cluster="h100:8")
-    assert told.endswith("its tokenizer; give it, a name or a config.json of the same sizes")
+    with refused("model", problem=("nemo.yaml", "tokenizer"), fix="config.json") as error:
+        judged(tmp_path, "nemo.yaml", NEMO, cluster="h100:8")
+    assert "vocab" not in error.value.fix, "its file has no key of it"
     assert read(tmp_path / "nemo.yaml").tool == "NeMo"
     assert judged(tmp_path, "nemo.yaml", NEMO, cluster="h100:8", model="llama2-7b").plan.planned_model().name == "llama2-7b"

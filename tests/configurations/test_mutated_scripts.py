@@ -58,9 +58,9 @@ def read(path: Path) -> tuple[Command | None, RunConfiguration | None]:
 
 
 def bearing(words: list[str]) -> dict[str, object]:
-    """Of the words of a command, what bears on the run: all but the keys that change no plan."""
-    place = next((place for place, word in enumerate(words) if word.endswith(".py")), len(words))
-    return {key: value for key, value in values_of(words[place + 1 :]).items() if key not in KNOWN.names}
+    """The words of a command that bear on the run: all but the keys that change no plan."""
+    index = next((index for index, word in enumerate(words) if word.endswith(".py")), len(words))
+    return {key: value for key, value in values_of(words[index + 1 :]).items() if key not in KNOWN.names}
 
 
 def test_some_mutated_scripts_are_read_or_refused(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def alike(path: Path, programs: Path, command: Command, text: str, of: tuple[int
         if not theirs:
             continue
         made = [bearing(words) for words in theirs]
-        kept = [{key: each for key, each in run.items() if key not in opened} for run in made]
+        kept = [{key: entry for key, entry in run.items() if key not in opened} for run in made]
         assert {key: our for key, our in ours.items() if key not in opened} in kept, (of, ours, made, unset, value)
         count = 1
     return count

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 from trainplan.execution.launch_files.run_configuration import RunConfiguration, UserSettings
-from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
+from tests.helpers.refusals import Facts, refused
 from trainplan.imported_runs.to_plan import read
 
 MODEL = {
@@ -44,18 +44,26 @@ def test_a_vocabulary_and_biases_of_queries_are_the_files(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "said"),
+    ("name", "more", "field", "problem", "fix"),
     [
-        ("megatron_mamba", {}, "name is 'megatron_mamba', which is no dense decoder"),
-        ("megatron_gpt_hyena", {}, "which is no dense decoder"),
-        ("megatron_llama_distill", {}, "which is no dense decoder"),
-        ("megatron_gpt", {"mamba_ssm_ngroups": 8}, "model.mamba_ssm_ngroups is 8, of layers that are not planned"),
-        ("megatron_gpt", {"kd_teacher_restore_from_path": "x.nemo"}, "of layers that are not planned"),
-        ("megatron_gpt", {"normalization": "layernorm", "activation": "swiglu"}, "^[^:]*: model.normalization"),
+        ("megatron_mamba", {}, "name", "megatron_mamba", "megatron_gpt"),
+        ("megatron_gpt_hyena", {}, "name", "megatron_gpt_hyena", "megatron_gpt"),
+        ("megatron_llama_distill", {}, "name", "megatron_llama_distill", "megatron_gpt"),
+        ("megatron_gpt", {"mamba_ssm_ngroups": 8}, "model.mamba_ssm_ngroups", "8", "dense"),
+        ("megatron_gpt", {"kd_teacher_restore_from_path": "x.nemo"}, "model.kd_teacher_restore_from_path", "x.nemo", "dense"),
+        (
+            "megatron_gpt",
+            {"normalization": "layernorm", "activation": "swiglu"},
+            "model.normalization",
+            "LayerNorm",
+            ("RMSNorm", "model.activation", "--model"),
+        ),
     ],
 )
-def test_other_models_are_refused_by_the_files_own_fields(tmp_path: Path, name: str, more: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_other_models_are_refused_by_the_files_own_fields(
+    tmp_path: Path, name: str, more: dict[str, Any], field: str, problem: Facts, fix: Facts
+) -> None:
+    with refused(field, problem=problem, fix=fix):
         of(tmp_path, name, **more)
     assert of(tmp_path, "vitals_gpt_retrospective").pp == 1
 
@@ -74,7 +82,7 @@ def test_fine_tuning_is_of_the_model_that_is_named(tmp_path: Path) -> None:
     """Its file has the layout and the samples; the model's sizes are in the .nemo file that it starts from."""
     path = tmp_path / "a.yaml"
     path.write_text(yaml.safe_dump(TUNED))
-    with pytest.raises(InputError, match=r"restore_from_path is '/models/llama2-7b.nemo': fine-tuning.*by model NAME"):
+    with refused("model.restore_from_path", problem="/models/llama2-7b.nemo", fix="--model NAME"):
         read(path)
     judged = tp.import_run(path, model="llama2-7b", cluster="h100:8x2", search=False)
     assert (judged.plan.batch.global_samples, judged.plan.batch.micro_batches) == (128, 16)
@@ -84,14 +92,17 @@ def test_fine_tuning_is_of_the_model_that_is_named(tmp_path: Path) -> None:
     assert judged.configuration.unread == ()
     notes = " ".join(judged.configuration.notes)
     assert "padded to the longest of each batch" in notes and "--attention eager" in notes
-    assert not any(each.key == "model.normalization" for each in judged.configuration.taken)
+    assert not any(setting.key == "model.normalization" for setting in judged.configuration.taken)
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
-    [("peft.peft_scheme", "lora", "peft_scheme is 'lora'"), ("data.train_ds.packed_sequence", True, "packed_sequence is")],
+    ("path", "value", "field", "problem", "fix"),
+    [
+        ("peft.peft_scheme", "lora", "model.peft.peft_scheme", "lora", "none"),
+        ("data.train_ds.packed_sequence", True, "model.data.train_ds.packed_sequence", "true", "false"),
+    ],
 )
-def test_other_fine_tuning_is_refused(tmp_path: Path, path: str, value: Any, said: str) -> None:
+def test_other_fine_tuning_is_refused(tmp_path: Path, path: str, value: Any, field: str, problem: Facts, fix: Facts) -> None:
     data = yaml.safe_load(yaml.safe_dump(TUNED))
     *tables, name = path.split(".")
     inner = data["model"]
@@ -99,5 +110,5 @@ def test_other_fine_tuning_is_refused(tmp_path: Path, path: str, value: Any, sai
         inner = inner[table]
     inner[name] = value
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(data))
-    with pytest.raises(InputError, match=said):
+    with refused(field, problem=problem, fix=fix):
         read(tmp_path / "a.yaml", user=UserSettings(model="llama2-7b"))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.configurations.test_shell import RUN, refusal
+from tests.configurations.test_shell import RUN, of
 from tests.configurations.test_statuses import TP, command, size, undecided
+from tests.helpers.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,8 @@ def test_what_is_set_under_allexport_is_exported(on: str, off: str) -> None:
     ],
 )
 def test_a_script_ends_where_a_command_fails(text: str) -> None:
-    assert "leaves at run.sh:1" in refusal(f"{text}\n{RUN}")
+    with refused("", problem="run.sh:1", fix=("--set NAME=VALUE", "1=VALUE")):
+        of(f"{text}\n{RUN}")
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
+from tests.helpers.refusals import refused
 from trainplan.imported_runs.to_plan import read, read_text
 
 SIZES = (
@@ -22,34 +22,32 @@ SIZES = (
 RUN = f"torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES}"
 
 
-def refused(text: str) -> str:
-    with pytest.raises(InputError) as error:
-        read_text(text, "command line")
-    return error.value.command_text
-
-
 @pytest.mark.parametrize("dash", ["\u2013", "\u2014", "\u2013-", "\u2013\u2013", "\u2212\u2212", "\u2011\u2011", "-\u2013"])
 @pytest.mark.parametrize(
     "quoted", [RUN, RUN.replace(SIZES, "") + f'--data-path "a b" {SIZES}', f'ARGS="{SIZES}"\ntorchrun pretrain_gpt.py $ARGS']
 )
-def test_dashes_of_documents_are_said_with_what_to_write(dash: str, quoted: str) -> None:
-    said = refused(quoted.replace("--tensor", f"{dash}tensor"))
-    assert f"has '{dash}tensor-model-parallel-size', with a dash" in said and "write --tensor-model-parallel-size" in said
+def test_dashes_of_documents_are_reported_with_what_to_write(dash: str, quoted: str) -> None:
+    code = f"U+{ord(dash.strip('-')[0]):04X}"
+    with refused("", problem=(f"{dash}tensor-model-parallel-size", code), fix="--tensor-model-parallel-size"):
+        read_text(quoted.replace("--tensor", f"{dash}tensor"), "command line")
 
 
-def test_blanks_and_quotes_of_documents_are_said() -> None:
-    assert "has a blank that is none to a shell (U+00A0)" in refused(RUN.replace("--bf16 ", "--bf16\u00a0"))
-    assert "has a quote that is none to a shell (U+201C)" in refused(f"{RUN} --save \u201c/a\u201d")
+def test_blanks_and_quotes_of_documents_are_reported() -> None:
+    with refused("", where="command line:1", problem=("blank", "U+00A0"), fix="blank"):
+        read_text(RUN.replace("--bf16 ", "--bf16\u00a0"), "command line")
+    with refused("", where="command line:1", problem=("quote", "U+201C"), fix='"'):
+        read_text(f"{RUN} --save \u201c/a\u201d", "command line")
     harmless = f'# layers \u2013 and more\necho "a \u2013 b \u201cc\u201d d\u00a0e"  # f \u2014g\n{RUN}\n'
     assert read_text(harmless, "command line").tp == 4
 
 
 @pytest.mark.parametrize("after", [" ", "  ", "\t"])
-def test_a_blank_behind_a_backslash_ends_the_command_and_is_said(tmp_path: Path, after: str) -> None:
+def test_a_blank_after_a_backslash_ends_the_command_and_is_reported(tmp_path: Path, after: str) -> None:
     text = RUN.replace(" --", " \\\n    --").replace("\\\n    --hidden", f"\\{after}\n    --hidden")
-    assert "command line:3: ends in a backslash and a blank" in refused(text)
+    with refused("", where="command line:3", problem=("backslash", "blank"), fix="blank"):
+        read_text(text, "command line")
     (tmp_path / "run.sh").write_text(text)
-    with pytest.raises(InputError, match=r"run\.sh:3: ends in a backslash"):
+    with refused("", where=f"{tmp_path / 'run.sh'}:3", problem=("backslash", "blank")):
         read(tmp_path / "run.sh")
     assert read_text(RUN.replace(" --", " \\\r\n    --"), "command line").tp == 4
 

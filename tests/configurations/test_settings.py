@@ -1,14 +1,15 @@
-"""What `--set KEY=VALUE` changes of the file that is read, and what is refused since nothing takes it."""
+"""`--set KEY=VALUE` changes the file that is read, and is refused where nothing takes the key."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from trainplan.execution.launch_files.run_configuration import RunConfiguration, TakenValue, UserSettings
-from trainplan.profiling.base.errors import InputError
 
+from tests.helpers.refusals import Facts, refused
 from trainplan.imported_runs.to_plan import read
 
 LLAMA_FACTORY = """model_name_or_path: Qwen/Qwen2.5-7B-Instruct
@@ -92,12 +93,6 @@ def of(folder: Path, name: str, dtype: str | None = None, **variables: str) -> R
     )
 
 
-def refusal(folder: Path, name: str, **variables: str) -> str:
-    with pytest.raises(InputError) as error:
-        of(folder, name, **variables)
-    return error.value.command_text
-
-
 @pytest.mark.parametrize(
     ("name", "key", "value", "field"),
     [
@@ -116,7 +111,7 @@ def refusal(folder: Path, name: str, **variables: str) -> str:
         ("bridge.yaml", "train.micro_batch_size", "2", "micro_samples"),
     ],
 )
-def test_a_key_that_is_set_stands_in_place_of_the_files(folder: Path, name: str, key: str, value: str, field: str) -> None:
+def test_a_key_that_is_set_replaces_that_of_the_file(folder: Path, name: str, key: str, value: str, field: str) -> None:
     before = of(folder, name)
     made = of(folder, name, **{key: value})
     number = int(value.replace("_", ""))
@@ -132,7 +127,7 @@ def test_values_are_typed_as_yaml_reads_them(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "near"),
+    ("name", "key", "fix"),
     [
         ("llamafactory.yaml", "per_device_train_batchsize", "per_device_train_batch_size"),
         ("llamafactory.yaml", "run_nam", "run_name"),  # of a key that bears on nothing
@@ -141,32 +136,33 @@ def test_values_are_typed_as_yaml_reads_them(folder: Path) -> None:
         ("nemo.yaml", "micro_batch_size", "model.micro_batch_size"),
         ("nemo.yaml", "trainer.device", "trainer.devices"),
         ("accelerate.yaml", "num_proceses", "num_processes"),
-        ("accelerate.yaml", "config", "give a key of it"),
+        ("accelerate.yaml", "config", ("compute_environment", "distributed_type")),
         ("engine.json", "stage", "zero_optimization.stage"),
         ("titan.toml", "training.local_batchsize", "training.local_batch_size"),
         ("titan.toml", "local_batch_size", "training.local_batch_size"),
         ("bridge.yaml", "micro_batch_size", "train.micro_batch_size"),
         ("bridge.yaml", "train.micro_batchsize", "train.micro_batch_size"),
         ("run.sh", "MBSS", "MBS"),
-        ("run.sh", "micro_batch_size", "MBS"),
-        ("trainer.sh", "per_device_train_batch_size", "MBS"),
-        ("trainer.sh", "cutoff_len", "NUM_GPUS"),
-        ("arguments.txt", "MBS", "no variable"),
+        ("run.sh", "micro_batch_size", ("--micro-batch-size", "MBS")),
+        ("trainer.sh", "per_device_train_batch_size", ("--per-device-train-batch-size", "MBS", "NUM_GPUS")),
+        ("trainer.sh", "cutoff_len", ("MBS", "NUM_GPUS")),
+        ("arguments.txt", "MBS", "variable"),
     ],
 )
-def test_what_nothing_takes_is_refused_with_what_is_near(folder: Path, name: str, key: str, near: str) -> None:
-    text = refusal(folder, name, **{key: "3"})
-    assert text.startswith(f"command line: --set is {key},") and near in text.partition(";")[2]
+def test_what_nothing_takes_is_refused_with_what_is_near(folder: Path, name: str, key: str, fix: Facts) -> None:
+    with refused("--set", where="command line", problem=(key, name), fix=fix):
+        of(folder, name, **{key: "3"})
 
 
 def test_a_key_within_another_file_is_refused(folder: Path) -> None:
-    text = refusal(folder, "llamafactory.yaml", deepspeed__zero_optimization__stage="3")
-    assert "deepspeed.zero_optimization.stage" in text and "no table" in text
+    with refused("--set", problem=("deepspeed.zero_optimization.stage", "llamafactory.yaml", "table"), fix="deepspeed"):
+        of(folder, "llamafactory.yaml", deepspeed__zero_optimization__stage="3")
 
 
 def test_what_a_run_was_has_nothing_to_set(tmp_path: Path) -> None:
     (tmp_path / "run.log").write_text("training ...\n[default0]: iteration  1/ 10 | elapsed time per iteration (ms): 1.0 |\n")
-    assert "run.log is the log of a run" in refusal(tmp_path, "run.log", micro_batch_size="1")
+    with refused("--set", problem=("micro_batch_size", "run.log"), fix="starts"):
+        of(tmp_path, "run.log", micro_batch_size="1")
 
 
 def test_the_file_of_accelerate_is_no_key_of_a_trainers(folder: Path) -> None:
@@ -174,45 +170,47 @@ def test_the_file_of_accelerate_is_no_key_of_a_trainers(folder: Path) -> None:
     assert of(folder, "sft.yaml", accelerate=str(folder / "accelerate.yaml")).zero == 3
 
 
-def script(folder: Path, text: str, **variables: str) -> str:
+def script(folder: Path, text: str, **variables: str) -> RunConfiguration:
     (folder / "own.sh").write_text(text)
-    return refusal(folder, "own.sh", **variables)
+    return of(folder, "own.sh", **variables)
 
 
 def test_a_script_without_variables_names_none(folder: Path) -> None:
-    text = script(folder, "run() {\n local m=$1\n" + MEGATRON.replace("${MBS:-1}", "$m") + "}\nrun 2\n", NOSUCH="3")
-    assert "NOSUCH" in text and text.endswith("there is no variable in it that can be given")
+    with refused("--set", problem=("NOSUCH", "own.sh"), fix="variable") as error:
+        script(folder, "run() {\n local m=$1\n" + MEGATRON.replace("${MBS:-1}", "$m") + "}\nrun 2\n", NOSUCH="3")
+    assert not re.search(r"\$|[A-Z]{2}", error.value.fix), "none is named"
 
 
 def test_an_argument_whose_variable_is_empty_names_that(folder: Path) -> None:
     sizes = "if [[ $SIZE == small ]]; then LAYERS=32; elif [[ $SIZE == large ]]; then LAYERS=80; fi\n"
-    text = script(folder, sizes + MEGATRON.replace("--num-layers 32", "--num-layers $LAYERS"), SIZE="medium")
-    assert "$LAYERS is empty with SIZE=medium" in text and "--set LAYERS=32" in text
+    with refused("--num-layers", problem=("$LAYERS", "SIZE=medium", "own.sh:2"), fix="--set LAYERS=32"):
+        script(folder, sizes + MEGATRON.replace("--num-layers 32", "--num-layers $LAYERS"), SIZE="medium")
 
 
 @pytest.mark.parametrize(
     ("condition", "example"), [("$HOSTNAME =~ ^dgx", "dgx"), ("$HOSTNAME == *dgx*", "dgx"), ("$HOSTNAME =~ ^d[0-9]x", "VALUE")]
 )
 def test_a_variable_that_a_condition_compares_is_advised_as_it_is_compared(folder: Path, condition: str, example: str) -> None:
-    text = script(folder, f"if [[ {condition} ]]; then MBS=2; else MBS=1; fi\n" + MEGATRON.replace("${MBS:-1}", "$MBS"))
-    assert text.endswith(f"--set HOSTNAME={example}")
+    with refused(fix=f"--set HOSTNAME={example}"):
+        script(folder, f"if [[ {condition} ]]; then MBS=2; else MBS=1; fi\n" + MEGATRON.replace("${MBS:-1}", "$MBS"))
 
 
 @pytest.mark.parametrize(
-    ("key", "named"),
+    ("key", "fix"),
     [
         ("nodez", "nodes"),
-        ("recipe", "give a name"),
+        ("recipe", "section.key=VALUE"),
         ("train.global_batchsize", "train.global_batch_size"),
-        ("accelerate", "give a"),
+        ("accelerate", "section.key=VALUE"),
     ],
 )
-def test_what_no_recipe_in_python_takes_is_refused(tmp_path: Path, key: str, named: str) -> None:
+def test_what_no_recipe_in_python_takes_is_refused(tmp_path: Path, key: str, fix: str) -> None:
     text = "nodes = 2\ncfg = llama3_8b_pretrain_config()\ncfg.train.global_batch_size = 64 * nodes\npretrain(config=cfg)\n"
     source = "from megatron.bridge.recipes.llama import llama3_8b_pretrain_config\nfrom megatron.bridge import pretrain\n"
     (tmp_path / "own.py").write_text(source + text)
     assert of(tmp_path, "own.py", nodes="4").samples == 256
-    assert named in refusal(tmp_path, "own.py", **{key: "4"}).partition(";")[2]
+    with refused("--set", problem=(key, "own.py"), fix=fix):
+        of(tmp_path, "own.py", **{key: "4"})
 
 
 def test_tables_of_a_registry_that_cannot_be_changed_are_named(tmp_path: Path) -> None:
@@ -222,4 +220,5 @@ def mine():
     return Trainer.Config(model_spec=model_registry("8B"), training=TrainingConfig(local_batch_size=1, seq_len=4096))
 """)
     assert of(tmp_path, "config_registry.py", training__local_batch_size="2").micro_samples == 2
-    assert "give one of: training, parallelism" in refusal(tmp_path, "config_registry.py", model__flavor="4B")
+    with refused("--set", problem="model.flavor", fix=("training", "parallelism", "compile", "optimizer")):
+        of(tmp_path, "config_registry.py", model__flavor="4B")

@@ -137,7 +137,7 @@ def test_files_of_torchtitan_and_accelerate_are_read_as_the_script_writes_them(w
 
 
 def test_paths_of_scripts_are_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the script by `$0`, however it is given, and of a file that is sourced by BASH_SOURCE."""
+    """Paths follow from the script by `$0`, however it is given, and from a file that is sourced by BASH_SOURCE."""
     run = "python pretrain_gpt.py --num-layers $LAYERS --hidden-size 8\n"
     (tmp_path / "jobs" / "lib").mkdir(parents=True)
     (tmp_path / "jobs" / "lib" / "common.sh").write_text('source "$(dirname "${BASH_SOURCE[0]}")/sizes.sh"\n')

@@ -1,4 +1,4 @@
-"""What launchers, batch systems and containers give to what they start."""
+"""Launchers, batch systems and containers set variables and arguments of the programs that they start."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_variables_are_those_that_are_handed_on(start: str, expected: str) -> No
     assert command(text).values[TP] == expected
 
 
-def test_sbatch_hands_on_what_it_is_told(tmp_path: Path) -> None:
+def test_sbatch_hands_on_what_it_is_given(tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text(f"#!/bin/bash\n#SBATCH -N 2\npython pretrain_gpt.py {SIZES} {TP} $TP --x $SLURM_NNODES\n")
     (tmp_path / "run.sh").write_text("sbatch -N 4 --export=ALL,TP=2 job.sh\n")
     assert command_of(tmp_path / "run.sh", {}).values.items() >= {TP: "2", "--x": "4"}.items()
@@ -131,7 +131,7 @@ def test_a_script_that_submits_itself_goes_on_in_its_job() -> None:
     assert command(head + f"if [[ -n ${{SLURM_JOB_ID:-}} ]]; then {run} else sbatch $0; fi").devices == 16
 
 
-def test_a_script_that_is_not_here_starts_the_command_behind_it(tmp_path: Path) -> None:
+def test_a_script_that_is_not_here_starts_the_command_after_it(tmp_path: Path) -> None:
     run = f"./affinity.sh python -u pretrain_gpt.py {SIZES} {TP} 2\n"
     assert command(f"srun -N 2 --ntasks-per-node=8 {run}").values[TP] == "2"
     assert command(f"srun -N 2 --ntasks-per-node=8 {run}").devices == 16

@@ -11,7 +11,7 @@ from tests.helpers import bash
 
 
 def taken(text: str) -> dict[str, object]:
-    """The arguments behind `x.py --a ..` of a script, which hang on nothing."""
+    """The arguments after `x.py --a ..` of a script, which depend on nothing."""
     command = command_of_text(text + "\npython pretrain_gpt.py --num-layers 1 --hidden-size 1 $OUT\n", {}, "run.sh", Path("."))
     assert not command.open
     return {key: value for key, value in command.values.items() if key not in ("--num-layers", "--hidden-size")}
@@ -66,7 +66,7 @@ def test_lists_are_those_of_bash(text: str, expected: dict[str, object], tmp_pat
     ],
 )  # fmt: skip
 def test_nobody_knows_how_many_words_an_unknown_text_has(text: str) -> None:
-    """Neither one, as it is written, nor where it ends: what stands behind it in the list has no known place."""
+    """Neither one, as it is written, nor where it ends: what follows it in the list has no known position."""
     script = f"{text}\nL+=(7)\nN=${{#L[@]}}\npython pretrain_gpt.py --num-layers $N --hidden-size 8 --seq-length ${{L[1]}}\n"
     assert {"--num-layers", "--seq-length"} <= set(command_of_text(script, {}, "run.sh", Path(".")).open)
 

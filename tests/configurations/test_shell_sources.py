@@ -25,7 +25,7 @@ done <<< 64
 """
 
 
-def test_lines_of_arguments_and_of_their_variables_are_told() -> None:
+def test_lines_of_arguments_and_of_their_variables_are_reported() -> None:
     sources = command_of_text(SCRIPT, {"V": "50257", "PP": "4", "1": "2", "LR": "3"}, "run.sh", Path(".")).sources
     assert sources["--tensor-model-parallel-size"] == "run.sh:12, TP=8 of line 2"
     assert sources["--pipeline-model-parallel-size"] == "run.sh:13, --set PP=4"
@@ -36,7 +36,7 @@ def test_lines_of_arguments_and_of_their_variables_are_told() -> None:
     assert sources["--num-layers"] == sources["--hidden-size"] == "run.sh:7"
 
 
-def test_a_variable_of_another_file_is_told_with_that_file(tmp_path: Path) -> None:
+def test_a_variable_of_another_file_is_reported_with_that_file(tmp_path: Path) -> None:
     (tmp_path / "sizes.sh").write_text("\nLAYERS=4\n")
     script = tmp_path / "run.sh"
     script.write_text(

@@ -1,4 +1,4 @@
-"""What scripts do by the status of commands: known ones as bash has them, and undecided where nobody can know them."""
+"""Branches of scripts by the status of commands: known ones as bash has them, and undecided where nobody can know them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.configurations.test_shell import RUN
 TP = "--tensor-model-parallel-size"
 
 
-def command(text: str, folder: Path = Path("."), **said: str) -> Command:
-    return command_of_text(text, said, str(folder / "run.sh"), folder)
+def command(text: str, folder: Path = Path("."), **message: str) -> Command:
+    return command_of_text(text, message, str(folder / "run.sh"), folder)
 
 
 def size(text: str, folder: Path = Path(".")) -> object:
@@ -116,6 +116,6 @@ def test_what_only_prepares_or_leaves_decides_nothing(text: str) -> None:
         f"python check.py && {RUN} {TP} 2 || exit 1",
     ],
 )
-def test_what_trains_behind_a_command_that_may_fail_is_the_run(text: str) -> None:
+def test_training_after_a_command_that_may_fail_is_the_run(text: str) -> None:
     made = command(text)
     assert made.values[TP] == "2" and not made.open

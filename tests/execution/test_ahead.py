@@ -1,4 +1,4 @@
-"""Parameters gathered one unit ahead: beside the computation of the unit before, where lanes let that save time."""
+"""Parameters gathered one unit ahead: during the computation of the unit before, where lanes let that save time."""
 
 import random
 
@@ -65,7 +65,7 @@ def test_one_lane_takes_as_long_and_needs_more() -> None:
 
 
 def test_one_unit_ahead_and_no_more() -> None:
-    """A gather waits for the input of the unit before the one it is for. The head has the embedding's table beside its own."""
+    """A gather waits for the input of the unit before the one it is for. The head has the embedding's table next to its own."""
     program = compile_plan(sharded_plan(1), ahead=True)[0]
     assert most_gathered(program) == 3 == most_gathered(compile_plan(sharded_plan(1))[0]) + 1
     gathers = [i for i in program.instructions if i.op is Op.GATHER_PARAMETERS]
@@ -74,9 +74,9 @@ def test_one_unit_ahead_and_no_more() -> None:
 
 
 def test_no_backward_pass_waits_for_what_is_gathered_for_the_next_one() -> None:
-    """It waits for its own unit's parameters, which were gathered beside the backward pass before it."""
+    """It waits for its own unit's parameters, which were gathered during the backward pass before it."""
     program = compile_plan(sharded_plan(1), ahead=True)[0]
-    gathered = {place: i.unit for place, i in enumerate(program.instructions) if i.op is Op.GATHER_PARAMETERS}
+    gathered = {position: i.unit for position, i in enumerate(program.instructions) if i.op is Op.GATHER_PARAMETERS}
     backward = [i for i in program.instructions if i.op is Op.BACKWARD]
     waited = {i.unit: {gathered[index] for index in i.waits if index in gathered} for i in backward}
     last = len(GPT2.units) - 1
@@ -103,11 +103,11 @@ def test_classes_of_equal_ranks_gather_ahead_too() -> None:
     units = len(BERT.units)
     plan = plan_of(BERT, ["sdp4"] * units, 8, 4 * 20, 20, cuts=[units // 2])
     classes = classes_of(plan, "streams")
-    assert all(each.ahead and each.rounds.count for each in classes)
+    assert all(device_class.ahead and device_class.rounds.count for device_class in classes)
     assert check_classes(classes) == []
-    assert not any(each.ahead for each in (*compile_classes(plan), *classes_of(plan.changed(memory_bytes=1), "streams")))
-    ranks = [each.ranks[0] for each in classes]
-    assert [each.program for each in classes] == compile_plan(plan, ranks=ranks, ahead=True)
+    assert not any(entry.ahead for entry in (*compile_classes(plan), *classes_of(plan.changed(memory_bytes=1), "streams")))
+    ranks = [device_class.ranks[0] for device_class in classes]
+    assert [device_class.program for device_class in classes] == compile_plan(plan, ranks=ranks, ahead=True)
 
 
 @pytest.mark.long

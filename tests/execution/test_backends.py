@@ -1,4 +1,4 @@
-"""Back-ends of threads: lanes beside each other, held back by the program's waits alone; and what runs on which device."""
+"""Back-ends of threads: lanes in parallel, held back by the program's waits alone; and what runs on which device."""
 
 import random
 import threading
@@ -12,10 +12,10 @@ from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.program import Instruction, Program
 from trainplan.execution.run import threads
 from trainplan.execution.run.threads import Lanes, PausingLanes, fused_lanes
-from trainplan.profiling.base.errors import InputError
 
 from tests.helpers.laned_programs import all_waits, random_program, without_wait
 from tests.helpers.plans import DROPPING, GPT2, plan_of, random_plan, random_sliced_plan, random_uneven_plan
+from tests.helpers.refusals import refused
 from tests.helpers.switch_plans import random_switch_plan
 
 Run = Callable[[Instruction], None]
@@ -40,18 +40,18 @@ class Record:
             contents.update(dict.fromkeys(instruction.writes, index))
 
     def run(self, instruction: Instruction) -> None:
-        place = instruction.unit
-        assert place is not None
+        index = instruction.unit
+        assert index is not None
         with self._lock:
             self._now += 1
-            self.began[place], self.threads[place] = self._now, threading.get_ident()
+            self.began[index], self.threads[index] = self._now, threading.get_ident()
             found = {name: self._contents.get(name, -1) for name in instruction.reads}
-            if found != self._expected[place]:
+            if found != self._expected[index]:
                 self.wrong.append(f"{instruction} finds {found}")
-            self._contents.update(dict.fromkeys(instruction.writes, place))
+            self._contents.update(dict.fromkeys(instruction.writes, index))
         with self._lock:
             self._now += 1
-            self.ended[place] = self._now
+            self.ended[index] = self._now
 
 
 def _fused(program: Program, seed: int) -> Lanes:
@@ -63,7 +63,7 @@ def _threads(program: Program, seed: int) -> Lanes:
 
 
 def _step(lanes: Lanes, program: Program, run: Run) -> None:
-    lanes.step(lambda place: run(program.instructions[place]))
+    lanes.step(lambda index: run(program.instructions[index]))
 
 
 @pytest.mark.parametrize(("backend", "lanes"), [(_fused, 2), (_threads, 5)])
@@ -76,32 +76,34 @@ def test_lanes_keep_their_order_and_their_waits_and_nothing_else(backend: Callab
         _step(backend(program, seed), program, record.run)
         assert record.wrong == []
         assert sorted(record.ended) == list(range(len(program.instructions)))
-        for place, index in all_waits(program):
-            assert record.ended[index] < record.began[place]
-        ident = {place: record.threads[place] for place in record.threads}
+        for position, index in all_waits(program):
+            assert record.ended[index] < record.began[position]
+        ident = {position: record.threads[position] for position in record.threads}
         assert len(set(ident.values())) == lanes
-        compute = [place for place, i in enumerate(program.instructions) if i.stream == "compute"]
-        assert {ident[place] for place in compute} == {threading.get_ident()}, "torch's backward pass stays on this thread"
+        compute = [position for position, i in enumerate(program.instructions) if i.stream == "compute"]
+        assert {ident[position] for position in compute} == {threading.get_ident()}, (
+            "torch's backward pass stays on this thread"
+        )
         for thread in set(ident.values()):
-            own = [place for place in range(len(ident)) if ident[place] == thread]
+            own = [position for position in range(len(ident)) if ident[position] == thread]
             assert all(record.ended[one] < record.began[other] for one, other in pairwise(own)), "a lane in issue order"
         overtaken += sum(record.began[a] > record.began[b] for a, b in pairwise(range(len(ident))))
     assert overtaken > 20, "what no wait holds back goes ahead"
 
 
 def test_pauses_show_orders_that_no_wait_forces() -> None:
-    """Of the waits that the data need, most are missed within a few runs when they are left out."""
+    """Most of the waits that the data need are missed within a few runs when they are left out."""
     rng, seen, left_out = random.Random(2), 0, 0
     for _ in range(4):
         program = random_program(rng, 40)
-        for place, index in all_waits(program)[::3]:
-            changed = without_wait(program, place, index)
+        for position, index in all_waits(program)[::3]:
+            changed = without_wait(program, position, index)
             assert races(changed)
             left_out += 1
             for seed in range(8):
                 record = Record(changed)
                 _step(_threads(changed, seed), changed, record.run)
-                if record.wrong or record.ended[index] > record.began[place]:
+                if record.wrong or record.ended[index] > record.began[position]:
                     seen += 1
                     break
     assert left_out > 20
@@ -125,7 +127,7 @@ def test_pauses_follow_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("lane", STREAMS)
 def test_an_error_of_any_lane_stops_all_of_them_and_is_raised(backend: Callable[[Program, int], Lanes], lane: str) -> None:
     program = random_program(random.Random(4))
-    of_lane = [place for place, i in enumerate(program.instructions) if i.stream == lane]
+    of_lane = [index for index, i in enumerate(program.instructions) if i.stream == lane]
     lanes = backend(program, 0)
     for failing in (of_lane[0], of_lane[len(of_lane) // 2], of_lane[-1]):
         record, failed = Record(program), threading.Event()
@@ -138,10 +140,10 @@ def test_an_error_of_any_lane_stops_all_of_them_and_is_raised(backend: Callable[
 
         with pytest.raises(ArithmeticError, match=f"in .* unit {failing}$"):
             _step(lanes, program, run)
-        later = {place for place in range(len(program.instructions)) if failing in program.instructions[place].waits}
+        later = {index for index in range(len(program.instructions)) if failing in program.instructions[index].waits}
         assert failing not in record.began
         assert not later & set(record.began), "what waits for it never begins"
-        assert all(place < failing for place in record.began if program.instructions[place].stream == lane)
+        assert all(index < failing for index in record.began if program.instructions[index].stream == lane)
 
 
 @pytest.mark.parametrize(("backend", "threads"), [(_fused, 2), (_threads, 5)])
@@ -159,14 +161,14 @@ def test_threads_live_from_step_to_step_and_end_with_their_lanes(
         assert not thread.is_alive()
 
 
-def test_a_lane_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lane_that_hangs_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A collective whose other ranks have failed may never end."""
     monkeypatch.setattr(threads, "GRACE_S", 0.1)
     never = threading.Event()
     entered = threading.Event()
 
-    def run(place: int) -> None:
-        if place == 0:
+    def run(index: int) -> None:
+        if index == 0:
             entered.set()
             never.wait()
         else:
@@ -181,7 +183,7 @@ def test_a_lane_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_interrupt_is_an_error_too() -> None:
-    def run(place: int) -> None:
+    def run(index: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -194,9 +196,9 @@ def test_plans_on_threads_equal_one_process() -> None:
     dropout too: the same numbers are dropped whatever is split, sliced or recomputed, and with every step other ones."""
     rng = random.Random(6)
     kinds = [random_plan, random_sliced_plan, random_uneven_plan, random_switch_plan]
-    for world, each in ((4, 1), (1, 2)):
+    for world, entry in ((4, 1), (1, 2)):
         chosen = kinds if world > 1 else [random_plan, random_switch_plan]
-        plans = [kind(rng, world) for kind in chosen for _ in range(each)]
+        plans = [kind(rng, world) for kind in chosen for _ in range(entry)]
         plans += [kind(rng, world, model) for kind in chosen for model in DROPPING]
         for report in run_plans(plans, backend="threads"):
             assert report.backend == "threads"
@@ -208,13 +210,13 @@ def test_plans_on_threads_equal_one_process() -> None:
 
 def test_each_device_has_its_back_ends() -> None:
     plan = plan_of(GPT2, ["single"] * len(GPT2.units), 1)
-    for backend, device, told in (
-        ("streams", "cpu", "'streams' on the CPU; give backend serial or fused or threads, or device cuda"),
-        ("threads", "cuda", "'threads' on GPUs; give backend serial or streams, or device cpu"),
-        ("fused", "cuda", "'fused' on GPUs"),
-        ("magic", "cpu", "backend is 'magic'; give one of: serial, fused, threads, streams"),
+    for backend, device, refusal in (
+        ("streams", "cpu", ("backend", "streams", ("serial", "fused", "threads", "--device cuda"))),
+        ("threads", "cuda", ("backend", "threads", ("serial", "streams", "--device cpu"))),
+        ("fused", "cuda", ("backend", "fused", ("serial", "streams", "--device cpu"))),
+        ("magic", "cpu", ("backend", "magic", ("serial", "fused", "threads", "streams"))),
     ):
-        with pytest.raises(InputError, match=told):
+        with refused(*refusal):
             run_plans([plan], backend=backend, device=device)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="goes with 'threads'"):
+    with refused("measure_memory", problem="threads", fix="--backend serial"):
         run_plans([plan], backend="threads", measure_memory=True)

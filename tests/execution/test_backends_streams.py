@@ -84,7 +84,7 @@ def test_compiled_plans_run_in_order_and_memory_is_given_back_in_time(run: Calla
 
 
 def test_memory_that_is_given_back_at_once_is_overwritten(run: Callable[..., Machine]) -> None:
-    """The rule of frees.py is needed: without it, both what happens and what might is wrong."""
+    """The rule of `deferred_frees` is needed: without it, both what happens and what might is wrong."""
     rng, seen = random.Random(5), list[str]()
     for seed in range(20):
         program = random_program(rng) if seed % 2 else compile_plan(random_switch_plan(rng, 2))[0]
@@ -97,18 +97,19 @@ def test_memory_that_is_given_back_at_once_is_overwritten(run: Callable[..., Mac
 
 @pytest.mark.long
 def test_every_wait_is_kept(run: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One wait less, on the device, of it or of the host, is seen; but for those that only a free needs: frees.py moves it."""
+    """One wait less, on the device, of it or of the host, is seen, except for those that only a free needs, which
+    `deferred_frees` moves."""
     monkeypatch.setattr(frees, "LAG", 10**9)  # waits for memory's sake could stand in for one that is left out
     rng, seen, content = random.Random(7), 0, 0
     for seed in range(5):
         program = random_program(rng)
-        for place, index in all_waits(program):
-            changed = without_wait(program, place, index)
+        for position, index in all_waits(program):
+            changed = without_wait(program, position, index)
             kept = replace(changed, instructions=tuple(replace(i, frees=()) for i in changed.instructions))
             if not races(_as_issued(kept)):
                 continue
             machine = run(changed, seed)
-            assert _kinds(machine) & {"order", "free"}, (place, index)
+            assert _kinds(machine) & {"order", "free"}, (position, index)
             seen, content = seen + 1, content + ("content" in _kinds(machine))
     assert seen > 80
     assert content, "what the threads' own pace shows of it"
@@ -185,7 +186,7 @@ def test_an_error_while_issuing_is_raised(run: Callable[..., Machine], monkeypat
             run(program, 1)
 
 
-def test_the_walk_is_what_the_device_holds(run: Callable[..., Machine]) -> None:
+def test_the_memory_analysis_is_what_the_device_holds(run: Callable[..., Machine]) -> None:
     """Byte for byte: what is handed out and not given back while each instruction is issued."""
     rng = random.Random(11)
     for seed in range(30):
@@ -246,7 +247,8 @@ def test_a_name_is_written_anew_only_once_its_memory_is_back() -> None:
 
 
 def test_one_process_and_the_executor_on_streams_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real ranks, whose streams stand still: gradients, parameters, losses, and what torch allocates against the walk."""
+    """Real ranks, whose streams stand still: gradients, parameters, losses, and what torch allocates against the memory
+    analysis."""
     rng = random.Random(13)
     small = [kind(rng, 2) for kind in (*[random_switch_plan, random_residence_plan] * 3, random_plan, random_sliced_plan)]
     small.append(plan_of(GPT2, ["tp2-sp", "tp2-sp-ckpt:loss+norms"] * (len(GPT2.units) // 2), 2, 8, 2))
@@ -261,7 +263,7 @@ def test_one_process_and_the_executor_on_streams_agree(monkeypatch: pytest.Monke
         )
     ]
     job = {
-        "jobs": [{"programs": each} for each in programs],
+        "jobs": [{"programs": one_program} for one_program in programs],
         "steps": 3,
         "backend": "streams",
         "gpus": None,

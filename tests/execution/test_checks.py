@@ -20,9 +20,9 @@ from tests.helpers.plans import GPT2, SCHEDULES, pipeline, plan_of, random_plan,
 Mutation = Callable[[Program, int], Program | None]
 
 
-def _with(program: Program, place: int, instruction: Instruction | None) -> Program:
+def _with(program: Program, index: int, instruction: Instruction | None) -> Program:
     rest = list(program.instructions)
-    rest[place : place + 1] = [] if instruction is None else [instruction]
+    rest[index : index + 1] = [] if instruction is None else [instruction]
     return replace(program, instructions=tuple(rest))
 
 
@@ -140,18 +140,18 @@ def test_a_missing_operation_is_seen(op: Op) -> None:
 
 def test_permuted_targets_are_seen() -> None:
     programs = compile_plan(plan_of(GPT2, ["dp2-tp2"] * len(GPT2.units), 4))
-    place = next(n for n, i in enumerate(programs[0].instructions) if i.op is Op.TARGETS)
-    target = programs[0].instructions[place]
+    index = next(n for n, i in enumerate(programs[0].instructions) if i.op is Op.TARGETS)
+    target = programs[0].instructions[index]
     rows = target.args["rows"]
-    programs[0] = _with(programs[0], place, replace(target, args={"rows": (rows[1], rows[0], *rows[2:])}))
+    programs[0] = _with(programs[0], index, replace(target, args={"rows": (rows[1], rows[0], *rows[2:])}))
     assert "targets" in check(programs)[0]
 
 
 def test_a_changed_scale_is_seen() -> None:
     programs = compile_plan(plan_of(GPT2, ["dp4"] * len(GPT2.units), 4))
-    place = next(n for n, i in enumerate(programs[1].instructions) if i.op is Op.LOSS)
-    loss = programs[1].instructions[place]
-    programs[1] = _with(programs[1], place, replace(loss, args={"scale": loss.args["scale"] * 4}))
+    index = next(n for n, i in enumerate(programs[1].instructions) if i.op is Op.LOSS)
+    loss = programs[1].instructions[index]
+    programs[1] = _with(programs[1], index, replace(loss, args={"scale": loss.args["scale"] * 4}))
     assert "divided" in check(programs)[0]
 
 
@@ -223,17 +223,17 @@ def test_permuted_micro_batches_are_seen() -> None:
     swapped = _with(programs[0], inputs[0], replace(one, args=other.args))
     swapped = _with(swapped, inputs[1], replace(other, args=one.args))
     assert "of samples" in meanings([swapped, programs[1]])[0]
-    place = next(n for n, i in enumerate(programs[1].instructions) if i.op is Op.RECEIVE)
-    receive = programs[1].instructions[place]
+    index = next(n for n, i in enumerate(programs[1].instructions) if i.op is Op.RECEIVE)
+    receive = programs[1].instructions[index]
     permuted = replace(receive, args={"rows": receive.args["rows"][::-1]})
-    assert "of samples" in meanings([programs[0], _with(programs[1], place, permuted)])[0]
+    assert "of samples" in meanings([programs[0], _with(programs[1], index, permuted)])[0]
 
 
 def test_a_message_of_another_size_is_seen() -> None:
     programs = compile_plan(pipeline(GPT2, 2, 1))
-    place = next(n for n, i in enumerate(programs[1].instructions) if i.op is Op.RECEIVE)
-    shorter = replace(programs[1].instructions[place], message_bytes=8)
-    assert "8" in meanings([programs[0], _with(programs[1], place, shorter)])[0]
+    index = next(n for n, i in enumerate(programs[1].instructions) if i.op is Op.RECEIVE)
+    shorter = replace(programs[1].instructions[index], message_bytes=8)
+    assert "8" in meanings([programs[0], _with(programs[1], index, shorter)])[0]
 
 
 def test_partial_sums_are_not_passed_on() -> None:
@@ -246,8 +246,8 @@ def test_partial_sums_are_not_passed_on() -> None:
     assert "passes on a partial sum" in meanings(programs)[0]
 
 
-def test_the_walk_sees_what_is_kept_for_longer() -> None:
-    """Recomputation and sharding lower the walked peak; the fused back-end never has less than the serial one."""
+def test_the_memory_analysis_sees_what_is_kept_for_longer() -> None:
+    """Recomputation and sharding lower the analysed peak; the fused back-end never has less than the serial one."""
     units = len(GPT2.units)
     model = GPT2.with_fields(sequence=16)
     peaks = {
@@ -265,9 +265,9 @@ def _changed(programs: list[Program], op: Op, /, **fields: object) -> list[Progr
     """The first instruction of that operation with other fields, on every rank that has one."""
     result = []
     for program in programs:
-        place = next((n for n, i in enumerate(program.instructions) if i.op is op), None)
-        changed = None if place is None else program.instructions[place].changed(**fields)
-        result.append(program if place is None else _with(program, place, changed))
+        index = next((n for n, i in enumerate(program.instructions) if i.op is op), None)
+        changed = None if index is None else program.instructions[index].changed(**fields)
+        result.append(program if index is None else _with(program, index, changed))
     return result
 
 
@@ -361,17 +361,17 @@ def test_what_is_no_program_gets_a_sentence() -> None:
     rng = random.Random(3)
     for name in (field.name for field in dataclass_fields(Instruction)):
         for value in wrong:
-            place = rng.randrange(len(programs[1].instructions))
-            changed = programs[1].instructions[place].changed(**{name: value})
-            faults = check([programs[0], _with(programs[1], place, changed), *programs[2:]])
+            index = rng.randrange(len(programs[1].instructions))
+            changed = programs[1].instructions[index].changed(**{name: value})
+            faults = check([programs[0], _with(programs[1], index, changed), *programs[2:]])
             large = value == 10**6 and name in ("message_bytes", "workspace_bytes")
-            assert faults[0].startswith("rank 1: " if large else f"rank 1: instruction {place}: "), (name, value, faults)
+            assert faults[0].startswith("rank 1: " if large else f"rank 1: instruction {index}: "), (name, value, faults)
     for op in {i.op for i in programs[1].instructions}:
-        place = next(n for n, i in enumerate(programs[1].instructions) if i.op is op)
+        index = next(n for n, i in enumerate(programs[1].instructions) if i.op is op)
         for fields in ({"reads": ()}, {"writes": ()}, {"unit": 99}, {"micro_batch": 99}):
-            changed = programs[1].instructions[place].changed(**fields)
-            if changed != programs[1].instructions[place]:
-                assert check([programs[0], _with(programs[1], place, changed), *programs[2:]])[0].startswith("rank 1: ")
+            changed = programs[1].instructions[index].changed(**fields)
+            if changed != programs[1].instructions[index]:
+                assert check([programs[0], _with(programs[1], index, changed), *programs[2:]])[0].startswith("rank 1: ")
 
 
 def test_150_mutations_that_must_be_seen() -> None:

@@ -86,20 +86,22 @@ def test_a_program_of_many_micro_batches_is_that_of_a_few_with_rounds_put_in() -
         plan = rng.choice(ROUNDED)(rng, rng.choice([2, 4, 8]))
         plan = _longer(rng, plan if plan.uses_host else with_zero(rng, plan))
         whole = compile_plan(plan)
-        for each in compile_classes(plan):
-            assert each.program == whole[each.ranks[0]]
-            prolonged += each.walked is not each.program
+        for device_class in compile_classes(plan):
+            assert device_class.program == whole[device_class.ranks[0]]
+            prolonged += device_class.walked is not device_class.program
     assert prolonged > 40
 
 
-def test_the_walk_of_a_class_is_that_of_all_its_ranks() -> None:
+def test_the_memory_analysis_of_a_class_is_that_of_all_its_ranks() -> None:
     rng = random.Random(2)
     for _ in range(15):
         plan = rng.choice([random_plan, random_uneven_plan, _interleaved, _resident, _in_sixes])(rng, rng.choice([2, 4, 8]))
         plan = _longer(rng, plan if plan.uses_host else with_zero(rng, plan))
         classes, whole = compile_classes(plan), compile_plan(plan)
         for backend in ("serial", "fused", "threads"):
-            by_class = {rank: memory_walk(each.walked, backend) for each in classes for rank in each.ranks}
+            by_class = {
+                rank: memory_walk(device_class.walked, backend) for device_class in classes for rank in device_class.ranks
+            }
             for program in whole:
                 walk, other = memory_walk(program, backend), by_class[program.rank]
                 assert (walk.peak_bytes, walk.host_bytes) == (other.peak_bytes, other.host_bytes)
@@ -112,19 +114,22 @@ def _cost(program: Program, instruction: Instruction) -> int:
 
 
 @pytest.mark.parametrize("backend", ["serial", "fused", "threads"])
-def test_the_time_walk_in_rounds_is_that_of_whole_programs(backend: Backend) -> None:
+def test_the_simulation_in_rounds_is_that_of_whole_programs(backend: Backend) -> None:
     rng, shorter = random.Random(4), 0
     for _ in range(25):
         plan = _longer(rng, rng.choice(ROUNDED)(rng, rng.choice([2, 4, 8])))
         classes = compile_classes(plan)
-        stands_for = {rank: each.ranks[0] for each in classes for rank in each.ranks[1:]}
+        stands_for = {rank: device_class.ranks[0] for device_class in classes for rank in device_class.ranks[1:]}
         walks = [
             time_walk(programs, _cost, backend, stands_for)
-            for programs in ([each.rounds for each in classes], [each.program for each in classes])
+            for programs in (
+                [device_class.rounds for device_class in classes],
+                [device_class.program for device_class in classes],
+            )
         ]
         assert walks[0].start_ns == walks[1].start_ns and walks[0].end_ns == walks[1].end_ns
         assert list(walks[0].operations()) == list(walks[1].operations())
-        shorter += any(each.rounds.count > 0 for each in classes)
+        shorter += any(device_class.rounds.count > 0 for device_class in classes)
     assert shorter > 15
 
 
@@ -196,32 +201,32 @@ def _faults(program: Program, rng: random.Random) -> list[Program]:
     """Programs with one fault each: without a wait, a free, an operation; two operations swapped; another group or name."""
     instructions = program.instructions
 
-    def changed(place: int, *new: Instruction) -> Program:
-        return replace(program, instructions=(*instructions[:place], *new, *instructions[place + 1 :]))
+    def changed(index: int, *new: Instruction) -> Program:
+        return replace(program, instructions=(*instructions[:index], *new, *instructions[index + 1 :]))
 
     made = []
-    for place, i in enumerate(instructions):
+    for index, i in enumerate(instructions):
         if i.waits:
-            made.append(changed(place, replace(i, waits=())))
+            made.append(changed(index, replace(i, waits=())))
         if i.frees:
-            made.append(changed(place, replace(i, frees=i.frees[1:])))
+            made.append(changed(index, replace(i, frees=i.frees[1:])))
         if i.op.spec.kind == "collective" and len(i.group) > 1:
-            made += [changed(place, replace(i, group=i.group[: len(i.group) // 2])), changed(place)]
+            made += [changed(index, replace(i, group=i.group[: len(i.group) // 2])), changed(index)]
             others = tuple(sorted({*i.group[:-1], (i.group[-1] + 1) % program.world}))
             if others != i.group and i.op is not Op.REDUCE_LOSS:
-                made.append(changed(place, replace(i, group=others)))
+                made.append(changed(index, replace(i, group=others)))
         if i.op is Op.FORWARD:
-            made.append(changed(place, replace(i, reads=i.reads[::-1])))
+            made.append(changed(index, replace(i, reads=i.reads[::-1])))
     return rng.sample(made, min(12, len(made)))
 
 
 @pytest.mark.parametrize("strategies", MIXES)
 def test_faults_in_the_program_of_any_class_are_seen(strategies: list[str]) -> None:
     rng, classes = random.Random(3), compile_classes(_large(strategies))
-    for number, each in enumerate(classes):
-        for faulty in _faults(each.few, rng)[:6]:
+    for number, device_class in enumerate(classes):
+        for faulty in _faults(device_class.few, rng)[:6]:
             changed = [*classes]
-            changed[number] = replace(each, few=faulty)
+            changed[number] = replace(device_class, few=faulty)
             assert check_classes(changed)
 
 
@@ -237,8 +242,8 @@ def test_faults_in_the_program_of_any_rank_are_seen_by_the_checks_of_all(world: 
 
 def test_equal_ranks_are_one_class() -> None:
     plan = pipeline(GPT2, 4, 8)
-    assert [each.ranks for each in compile_classes(plan)] == [(0,), (1,), (2,), (3,)]
+    assert [device_class.ranks for device_class in compile_classes(plan)] == [(0,), (1,), (2,), (3,)]
     even = plan_of(GPT2.with_fields(vocab_size=64), ["dp2-tp2"] * len(GPT2.units), 4)
-    assert [each.ranks for each in compile_classes(even)] == [(0, 1, 2, 3)]
+    assert [device_class.ranks for device_class in compile_classes(even)] == [(0, 1, 2, 3)]
     uneven = plan_of(GPT2, ["dp2-tp2"] * len(GPT2.units), 4)
-    assert [each.ranks for each in compile_classes(uneven)] == [(0, 2), (1, 3)]
+    assert [device_class.ranks for device_class in compile_classes(uneven)] == [(0, 2), (1, 3)]

@@ -1,9 +1,11 @@
-"""Context parallelism: programs of plans that cut samples, checked, and run on processes beside one that cuts nothing."""
+"""Context parallelism: programs of plans that cut samples, checked, and run on processes next to one that cuts nothing."""
 
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from trainplan.execution.analysis.memory.peak import memory_walk
@@ -16,13 +18,13 @@ from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.program import Program
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import parse_strategy
-from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.models.sublayers import Attention, HeadShare, halves
 
 import trainplan as tp
 from tests.helpers.mutations import KINDS, OF_ORDER, cut_programs, mutants
 from tests.helpers.plans import DROPPING, LLAMA, UNTIED, plan_of
+from tests.helpers.refusals import refused
 from tests.helpers.residence_plans import ON_HOST, resident
 from tests.helpers.sizes import first_and_others
 from trainplan.verification import CheckedPlan
@@ -57,8 +59,8 @@ def cut(model: Model, strategy: str, world: int, stages: int = 1) -> Plan:
 def test_pieces_are_two_parts_from_both_ends_of_a_sample() -> None:
     for pieces, tokens in ((2, 6), (3, 4), (4, 2)):
         parts = [halves(piece, pieces, tokens) for piece in range(pieces)]
-        assert sorted(place for part in parts for half in part for place in half) == list(range(pieces * tokens))
-        earlier = {sum(place + 1 for half in part for place in half) for part in parts}
+        assert sorted(index for part in parts for half in part for index in half) == list(range(pieces * tokens))
+        earlier = {sum(index + 1 for half in part for index in half) for part in parts}
         assert max(earlier) - min(earlier) == 0, "all pieces meet equally many earlier keys"
 
 
@@ -94,7 +96,7 @@ def test_inputs_and_states_may_be_on_the_host(model: Model, name: str, world: in
 
 
 @pytest.mark.long
-def test_peaks_are_those_of_the_walk() -> None:
+def test_peaks_are_those_of_the_memory_analysis() -> None:
     wide = UNTIED.with_fields(n_embd=128, n_inner=512, n_positions=128).with_fields(sequence=96)
     plans = [cut(wide, name, 2) for name in ("cp2", "cp2-ckpt", "cp2h", "cp2h-ckpt")]
     # Where attention is most of a layer: heads of keys, their copies, norms of them, and cores that are computed again.
@@ -117,15 +119,15 @@ def test_programs_are_checked(name: str) -> None:
     programs = compile_plan(cut(GROUPED, name, strategy.group))
     assert check(programs) == []
     for op in (Op.EXCHANGE_HEADS, Op.EXCHANGE_TOKENS) if strategy.exchanges_heads else (Op.GATHER_KEYS, Op.SCATTER_KEYS):
-        place, one = next((at, i) for at, i in enumerate(programs[0].instructions) if i.op is op)
+        index, one = next((at, i) for at, i in enumerate(programs[0].instructions) if i.op is op)
         assert len(one.group) == 2
         for wrong in ({"group": (0,)}, {"message_bytes": one.message_bytes // 2}, {"reads": ()}):
-            assert check([_with(programs[0], place, wrong), *programs[1:]]), (op, wrong)
+            assert check([_with(programs[0], index, wrong), *programs[1:]]), (op, wrong)
 
 
-def _with(program: Program, place: int, fields: dict[str, object]) -> Program:
+def _with(program: Program, index: int, fields: dict[str, object]) -> Program:
     instructions = list(program.instructions)
-    instructions[place] = instructions[place].changed(**fields)
+    instructions[index] = instructions[index].changed(**fields)
     return replace(program, instructions=tuple(instructions))
 
 
@@ -136,7 +138,8 @@ def test_longer_samples_take_less_memory_on_more_ranks() -> None:
 
 @pytest.mark.parametrize(("model", "name"), [(GROUPED, "dp2-cp2h"), (LONGER, "cp4h"), (GROUPED, "cp2h-tp2-ckpt")])
 def test_programs_move_the_bytes_that_the_cost_model_counts(model: Model, name: str) -> None:
-    """Of one micro-batch and unit: queries, keys with copies and values to heads, results back; gradients the other way."""
+    """The exchanges of one micro-batch and unit are queries, keys with copies and values to heads, results back; gradients the
+    other way."""
     strategy = parse_strategy(name)
     part = next(unit.sublayer for unit in model.units if isinstance(unit.sublayer, Attention))
     share = HeadShare(part, strategy.degree("tp"), strategy.degree("cp"))
@@ -152,7 +155,7 @@ def test_programs_move_the_bytes_that_the_cost_model_counts(model: Model, name: 
 
 
 def test_wrong_exchanges_are_found() -> None:
-    """What is exchanged twice, with others, or in the place of another; a core on what is not all tokens."""
+    """Found are exchanges made twice, with others, or instead of another, and a core that has not all tokens."""
     programs = compile_plan(cut(GROUPED, "dp2-cp2h", 4))
     for rank, program in enumerate(programs):
         for index, one in enumerate(program.instructions):
@@ -191,26 +194,26 @@ def test_plans_are_folded_to_ranks_that_share_heads(name: str, heads: int) -> No
 
 def test_heads_and_keys_do_not_mix() -> None:
     names = [f"cp2{'h' * (index % 2)}" for index in range(len(GROUPED.units))]
-    with pytest.raises(InputError, match=r"is 'cp2h'; give levels cp2: with cp all sub-layers have the same ones"):
+    with refused("units[1].strategy", problem="cp2h", fix="cp2"):
         compile_plan(plan_of(GROUPED, names, 2, 8, 2, []))
 
 
 @pytest.mark.parametrize(
-    ("name", "model", "said"),
+    ("name", "model", "refusal"),
     [
-        ("cp5", UNTIED, "10 does not divide its 12 tokens"),
-        ("tp2-cp2", UNTIED, "in the order dp, sdp, cp, tp"),
+        ("cp5", UNTIED, ("units[0].strategy", ("cp5", 10, 12))),
+        ("tp2-cp2", UNTIED, ("units[0].strategy", "tp2-cp2", ("dp", "sdp", "cp", "tp"))),
     ],
 )
-def test_what_cannot_be_cut_is_refused(name: str, model: Model, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_cannot_be_cut_is_refused(name: str, model: Model, refusal: tuple[Any, ...]) -> None:
+    with refused(*refusal):
         compile_plan(cut(model, name, 5 if name == "cp5" else 4))
 
 
 @pytest.mark.parametrize("exchange", ["keys", "heads"])
-def test_a_plan_with_context_parallelism_is_checked_and_walked(exchange: str) -> None:
+def test_a_plan_with_context_parallelism_is_checked_and_analysed(exchange: str) -> None:
     request = {"model": "llama3.2-1b", "cluster": "h100:8", "batch": 8, "sequence": 32768, "dtype": "bfloat16"}
-    answer = tp.plan(**request, cp="4", cp_exchange=exchange, gap=0.05, beside=False)
+    answer = tp.plan(**request, cp="4", cp_exchange=exchange, gap=0.05, comparisons=False)
     assert answer.plan is not None and answer.plan.strategies()[0].degree("cp") == 4
     checked = tp.check(answer.plan)
     assert isinstance(checked, CheckedPlan) and answer.plan.predicted is not None
@@ -219,19 +222,21 @@ def test_a_plan_with_context_parallelism_is_checked_and_walked(exchange: str) ->
 
 
 @pytest.mark.parametrize(
-    ("model", "more", "said"),
+    ("model", "more", "refusal"),
     [
         ("llama3.2-1b", {"precision": "fp8"}, ("matrix multiplications in fp8",)),
         ("gpt-neox-20b", {"cp": "2"}, ("context parallelism of layers whose samples programs cannot cut",)),
     ],
 )
-def test_programs_that_stand_for_a_plan_are_checked_and_named(model: str, more: dict[str, str], said: tuple[str, ...]) -> None:
+def test_programs_that_stand_for_a_plan_are_checked_and_named(
+    model: str, more: dict[str, str], refusal: tuple[str, ...]
+) -> None:
     request = {"model": model, "cluster": "h100:8", "batch": 16, "sequence": 2048, "dtype": "bfloat16"}
-    answer = tp.certify(tp.plan(**request, **more, gap=0.05, beside=False))
+    answer = tp.certify(tp.plan(**request, **more, gap=0.05, comparisons=False))
     assert answer.plan is not None and answer.plan.predicted is not None
     checked = tp.check(answer.plan)
     assert isinstance(checked, CheckedPlan) and checked.claim is not None and checked.claim.evidence
-    assert checked.stood_in_for == said and checked.violations == ()
+    assert checked.stood_in_for == refusal and checked.violations == ()
     assert checked.peak_bytes is not None and checked.peak_bytes <= answer.plan.predicted.most_bytes
-    with pytest.raises(InputError, match=r"the compiler cannot do|cannot work on a part"):
+    with refused(re.compile(r"units\[1\]\.(layout|precision)"), re.compile("sdp2-cp2-tp2|fp8")):
         compile_plan(answer.plan)

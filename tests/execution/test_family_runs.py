@@ -9,7 +9,6 @@ import pytest
 from trainplan.execution.executable_models import EXECUTED_FAMILIES
 from trainplan.execution.launch.processes import run_plans
 from trainplan.formulations.plan.plan import Plan
-from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model, model_from_config
 
 from tests.helpers.plans import plan_of, random_plan
@@ -18,6 +17,7 @@ from tests.helpers.sizes import some_and_all
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from tests.helpers.refusals import refused
 from tests.profiling.test_huggingface import DECODERS
 
 DROPPING: dict[str, dict[str, Any]] = {
@@ -55,9 +55,7 @@ def test_gradients_of_every_family_on_4_processes(rounds: int) -> None:
             assert difference is not None and difference < 1e-12, (plan.planned_model().name, difference)
 
 
-def test_tensor_parallelism_of_norms_behind_matrices_is_refused() -> None:
+def test_tensor_parallelism_of_norms_after_matrices_is_refused() -> None:
     model = MODELS["gemma2"]
-    with pytest.raises(
-        InputError, match=r"block0\.attention has a norm after its matrices, which is planned, but does not run"
-    ):
+    with refused("units.block0.attention.strategy", where="plan", problem=("tp2", "block0.attention", "norm")):
         run_plans([plan_of(model, ["tp2"] * len(model.units), 2)])

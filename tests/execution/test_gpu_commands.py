@@ -70,7 +70,7 @@ def test_without_a_gpu_nothing_is_run(
     assert not path.exists()
 
 
-def test_what_fails_or_has_no_time_left_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_fails_or_has_no_time_left_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     def fails(settings: Settings) -> Iterator[Result]:
         yield {"number": 1}
         raise ArithmeticError("on purpose")

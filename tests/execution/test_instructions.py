@@ -1,4 +1,5 @@
-"""The table of instructions: complete, without contradictions, and all that a new instruction needs besides its own code."""
+"""The table of instructions: complete, without contradictions, and all that a new instruction needs in addition to its own
+code."""
 
 from __future__ import annotations
 
@@ -83,7 +84,7 @@ def _with_staged_input(program: Program, op: Op, unit: int) -> Program:
 
 
 def test_a_new_instruction_is_an_entry_its_code_and_its_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With these three it is checked, walked for memory and time, carried, drawn and run, and programs without it are not."""
+    """With these three it is checked, analysed for memory and time, carried, drawn and run, and programs without it are not."""
     op = _stage_input()
     sound = compile_plan(plan_of(GPT2, ["single"] * len(GPT2.units), 1, micro_batches=2))[0]
     program = _with_staged_input(sound, op, 2)
@@ -115,7 +116,7 @@ def test_a_new_instruction_is_an_entry_its_code_and_its_meaning(monkeypatch: pyt
     def price(_: Program, i: Instruction) -> int:
         return 1000 + i.message_bytes
 
-    steps = [time_walk([each], price).step_ns for each in (program, sound)]
+    steps = [time_walk([entry], price).step_ns for entry in (program, sound)]
     assert steps[0] - steps[1] == sum(1000 + i.message_bytes for i in staged)
     table = carried([program], lambda _, i: 0 if i.op.spec.is_free else 5)
     assert all(CarriedCosts(table)(program, i) == 0 for i in staged)
@@ -123,5 +124,5 @@ def test_a_new_instruction_is_an_entry_its_code_and_its_meaning(monkeypatch: pyt
     assert during[index] - during[index - 1] == staged[0].message_bytes - program.instructions[index - 1].workspace_bytes
     assert kind_of(op) == "other"
 
-    losses = [make_executor(each, {}, 3, torch.device("cpu")).step() for each in (program, sound)]
+    losses = [make_executor(entry, {}, 3, torch.device("cpu")).step() for entry in (program, sound)]
     assert losses[0] == losses[1] > 0

@@ -14,12 +14,12 @@ from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.prediction.evaluate_plan import judge
 from trainplan.execution.program import Instruction, Program
 from trainplan.formulations.plan.plan import Plan
-from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.profiles import Profile
 
 from tests.helpers.plans import GPT2, UNTIED, plan_of, random_plan
+from tests.helpers.refusals import refused
 
 FACTORS = {Op.FORWARD: 2.0, Op.RECOMPUTE: 2.0, Op.FORWARD_WITHOUT_GRAPH: 3.0, Op.BACKWARD: 4.0, Op.OPTIMIZER_STEP: 5.0}
 COLLECTIVE, MESSAGE = 6.0, 7.0
@@ -37,7 +37,7 @@ def times_as_long(program: Program, instruction: Instruction, predicted: Profile
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_walk_by_the_profile_with_measured_times_is_the_measured_one(seed: int) -> None:
+def test_the_simulation_by_the_profile_with_measured_times_is_the_measured_one(seed: int) -> None:
     """Whatever each kind of instruction took, the profile then says it, through its own format."""
     plan = random_plan(random.Random(seed), 4)
     profile, programs = profile_of(plan), compile_plan(plan)
@@ -62,13 +62,13 @@ def test_what_did_not_run_follows_what_did() -> None:
     predicted = ProfiledCosts(plan, profile)
     measured = with_measured_times(profile, plan, programs, lambda p, i: times_as_long(p, i, predicted))
     name = profile.units[1].sublayer
-    before, after = (complete(each, [(1, 8)]).cost(name, 1, 8) for each in (profile, measured))
+    before, after = (complete(entry, [(1, 8)]).cost(name, 1, 8) for entry in (profile, measured))
     assert after.forward_ns.value == pytest.approx(2 * before.forward_ns.value, rel=1e-3)
     assert after.forward_without_graph_ns.value == pytest.approx(2 * before.forward_without_graph_ns.value, rel=1e-3)
     assert after.backward_ns.value == pytest.approx(4 * before.backward_ns.value, rel=1e-3)
     assert after.kept_bytes.value == before.kept_bytes.value
     for operation, factor in (("all-reduce", COLLECTIVE), ("all-gather", 1.0), ("p2p", 1.0)):
-        old, new = (each.network.link((0, 1), operation) for each in (profile, measured))  # type: ignore[arg-type]
+        old, new = (entry.network.link((0, 1), operation) for entry in (profile, measured))  # type: ignore[arg-type]
         assert old.bandwidth_bytes_per_s / new.bandwidth_bytes_per_s == pytest.approx(factor)
 
 
@@ -76,7 +76,7 @@ def test_several_kinds_of_device_are_refused() -> None:
     plan = plan_of(UNTIED, ["dp2"] * len(UNTIED.units), 2, 4)
     profile = profile_of(plan)
     mixed = profile.changed(costs=[*profile.costs, *(entry.changed(device="other") for entry in profile.costs)])
-    with pytest.raises(InputError, match="several kinds of device"):
+    with refused("costs", "CPU process, other"):
         with_measured_times(mixed, plan, compile_plan(plan), lambda program, instruction: 1)
 
 
@@ -95,7 +95,7 @@ def test_a_collective_takes_all_its_members_what_the_last_to_come_takes() -> Non
 def test_a_run_is_measured_by_kind_and_into_a_profile() -> None:
     plan = plan_of(GPT2, ["dp2"] * len(GPT2.units), 2, 4)
     profile = profile_of(plan)
-    plain, measured = (run_plans([plan], measure=True, profile=each, compare=False)[0] for each in (None, profile))
+    plain, measured = (run_plans([plan], measure=True, profile=entry, compare=False)[0] for entry in (None, profile))
     programs = compile_plan(plan)
     for report in (plain, measured):
         assert report.instructions is not None and report.walked_seconds is not None

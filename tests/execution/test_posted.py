@@ -61,18 +61,18 @@ def test_programs_post_one_pass_ahead_and_are_sound(make: Generator) -> None:
         programs = compile_plan(make(rng, 4), ahead=True)
         assert check(programs) == []
         for program in programs:
-            places = {i.writes[0]: n for n, i in enumerate(program.instructions) if i.op is Op.POST_RECEIVE}
+            indices = {i.writes[0]: n for n, i in enumerate(program.instructions) if i.op is Op.POST_RECEIVE}
             for n, i in enumerate(program.instructions):
                 for message in i.messages:
                     if message.op is Op.RECEIVE and message.reads:
-                        assert passes_between(program, places.pop(message.writes[0]), n) == 1
+                        assert passes_between(program, indices.pop(message.writes[0]), n) == 1
                         posted += 1
-            assert not places
+            assert not indices
     assert posted
 
 
 def faults(programs: list[Program], change: Callable[[list[Instruction]], None]) -> str:
-    """What the checks say once the second rank's instructions are changed."""
+    """The faults that the checks find once the second rank's instructions are changed."""
     instructions = list(programs[1].instructions)
     change(instructions)
     return "; ".join(check([programs[0], replace(programs[1], instructions=with_waits(instructions))]))
@@ -81,9 +81,9 @@ def faults(programs: list[Program], change: Callable[[list[Instruction]], None])
 def test_what_is_posted_in_another_way_is_refused() -> None:
     programs = compile_plan(pipeline(GPT2, 2, 4), ahead=True)
     instructions = programs[1].instructions
-    place = next(n for n, i in enumerate(instructions) if i.op is Op.POST_RECEIVE)
-    post, name = instructions[place], "hidden.4.1"
-    received = next(n for n, i in enumerate(instructions) if name in (*i.reads, *i.writes) and n > place)
+    index = next(n for n, i in enumerate(instructions) if i.op is Op.POST_RECEIVE)
+    post, name = instructions[index], "hidden.4.1"
+    received = next(n for n, i in enumerate(instructions) if name in (*i.reads, *i.writes) and n > index)
 
     def unposted(instructions: list[Instruction]) -> None:
         send, receive = instructions[received].grouped
@@ -95,13 +95,13 @@ def test_what_is_posted_in_another_way_is_refused() -> None:
         instructions.insert(received, instructions.pop(uses))
 
     assert post.writes == (name,)
-    assert f"reads {name}, which is not there" in faults(programs, lambda i: i.__delitem__(place))
+    assert f"reads {name}, which is not there" in faults(programs, lambda i: i.__delitem__(index))
     assert f"writes {name}, which is still held" in faults(programs, lambda i: i.insert(received, post))
     assert f"{name} is posted, and never received" in faults(programs, lambda i: i.append(post))
     assert f"comes where {name} is posted" in faults(programs, unposted)
     assert "hidden.5.1 has" in faults(programs, used), "of no samples yet"
     send = post.changed(op=Op.SEND, reads=post.writes, writes=(), group=(0, 1), message_bytes=programs[1].buffers[name])
-    assert "is of unit 4" in faults(programs, lambda i: i.insert(place + 1, send))
+    assert "is of unit 4" in faults(programs, lambda i: i.insert(index + 1, send))
 
 
 def test_receives_of_one_sender_come_in_the_order_in_which_they_are_posted() -> None:
@@ -156,8 +156,8 @@ def test_long_pipelines_repeat_in_rounds_with_posts_too() -> None:
         {"ranks": [stage % 2], "first_unit": bounds[stage], "last_unit": bounds[stage + 1] - 1} for stage in range(4)
     ]
     for plan in [*plans, load_plan(content)]:
-        for each, program in zip(compile_classes(plan, ahead=True), compile_plan(plan, ahead=True), strict=True):
-            assert each.rounds.count > 0
-            assert posts_of(each.program)
-            assert each.program == program
-            assert memory_walk(each.walked, "streams").peak_bytes == memory_walk(program, "streams").peak_bytes
+        for device_class, program in zip(compile_classes(plan, ahead=True), compile_plan(plan, ahead=True), strict=True):
+            assert device_class.rounds.count > 0
+            assert posts_of(device_class.program)
+            assert device_class.program == program
+            assert memory_walk(device_class.walked, "streams").peak_bytes == memory_walk(program, "streams").peak_bytes

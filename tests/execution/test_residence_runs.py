@@ -72,7 +72,7 @@ def test_what_is_recomputed_from_the_host_drops_the_same_numbers() -> None:
 
 
 @pytest.mark.parametrize(("world", "count"), first_and_others([(2, 4), (1, 12), (2, 20), (4, 8)]))
-def test_measured_memory_follows_the_walk(world: int, count: int) -> None:
+def test_measured_memory_follows_the_memory_analysis(world: int, count: int) -> None:
     """Against torch's own allocations."""
     rng = random.Random(5)
     plans = [random_residence_plan(rng, world, lambda r, w: random_plan(r, w, r.choice(LARGER))) for _ in range(count)]

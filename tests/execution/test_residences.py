@@ -30,7 +30,7 @@ def _count(program: Program, op: Op, unit: int | None = None) -> int:
     return sum(i.op is op and (unit is None or i.unit == unit) for i in program.instructions)
 
 
-def _places(program: Program, op: Op, unit: int) -> list[int]:
+def _indices(program: Program, op: Op, unit: int) -> list[int]:
     return [index for index, i in enumerate(program.instructions) if (i.op, i.unit) == (op, unit)]
 
 
@@ -46,7 +46,7 @@ def test_random_residences_are_sound(world: int, plans: int) -> None:
 
 
 def test_nothing_changes_where_nothing_is_on_the_host() -> None:
-    """Units beside those that have something there do what they do without."""
+    """Units next to those that have something there do what they do without."""
     plain = plan_of(UNTIED, ["sdp2"] * UNITS, 2, 12, 3)
     mixed = resident(plain, {2: EVERYTHING})
     for before, after in zip(compile_plan(plain), compile_plan(mixed), strict=True):
@@ -64,7 +64,7 @@ def test_states_of_one_unit_are_on_the_host(strategy: str) -> None:
     for parameters, kept in (("device", 1), ("host", 0)):
         plan = resident(plain, {2: {"states": {**ON_HOST, "parameters": parameters}}})
         program = compile_plan(plan)[0]
-        copied, fetched = _count(program, Op.OFFLOAD_GRADIENT), _places(program, Op.PREFETCH_SHARD, 2)
+        copied, fetched = _count(program, Op.OFFLOAD_GRADIENT), _indices(program, Op.PREFETCH_SHARD, 2)
         assert copied == _count(program, Op.HOST_OPTIMIZER_STEP) == 1
         assert _count(program, Op.OPTIMIZER_STEP) == UNITS - 1
         assert len(fetched) == (1 if kept else 6), "behind the step; or before every pass"
@@ -99,8 +99,8 @@ def test_parameters_on_the_device_are_kept_whole_too() -> None:
     assert not any(i.op.spec.is_copy for i in program.instructions)
 
 
-def test_passes_of_such_plans_are_not_said_to_be_alike() -> None:
-    """What the passes of a stage take is told where it is the same for each micro-batch. The walk tells of these plans."""
+def test_passes_of_such_plans_are_not_reported_to_be_alike() -> None:
+    """Times of a stage's passes are reported where they are the same for each micro-batch; here the simulation shows them."""
     plain = plan_of(UNTIED, ["sdp2"] * UNITS, 2, 12, 3)
     profile = profile_of(plain)
     assert stage_times(plain, profile) is not None
@@ -138,7 +138,7 @@ def test_a_tied_matrix_is_summed_on_the_device_before_it_is_copied(world: int) -
             (tied,) = [i for i in program.instructions if i.op is Op.REDUCE_TIED]
             assert not tied.by_processor
             index = program.instructions.index(tied)
-            offloaded = [n for unit in {*ends} & {*program.units} for n in _places(program, Op.OFFLOAD_GRADIENT, unit)]
+            offloaded = [n for unit in {*ends} & {*program.units} for n in _indices(program, Op.OFFLOAD_GRADIENT, unit)]
             assert all(n > index for n in offloaded)
 
 
@@ -197,15 +197,15 @@ def test_copies_have_a_lane_each_way_or_share_that_of_communication() -> None:
 
 
 def test_what_is_brought_in_ahead_is_there_before_its_unit_computes() -> None:
-    """Beside the computation of the unit before it in the pass, and not before that one's input is there."""
+    """During the computation of the unit before it in the pass, and not before that one's input is there."""
     plan = resident(plan_of(UNTIED, ["sdp2"] * UNITS, 2, micro_batches=2), dict.fromkeys(range(UNITS), EVERYTHING))
     later, early = (compile_plan(plan, ahead=ahead)[0] for ahead in (False, True))
     forward, unit = Op.FORWARD_WITHOUT_GRAPH, 3
-    assert _places(later, Op.PREFETCH_SHARD, unit)[0] > _places(later, forward, unit - 1)[0]
-    assert _places(early, Op.PREFETCH_SHARD, unit)[0] < _places(early, forward, unit - 1)[0]
+    assert _indices(later, Op.PREFETCH_SHARD, unit)[0] > _indices(later, forward, unit - 1)[0]
+    assert _indices(early, Op.PREFETCH_SHARD, unit)[0] < _indices(early, forward, unit - 1)[0]
     for op in (Op.PREFETCH_HIDDEN, Op.PREFETCH_SHARD, Op.GATHER_PARAMETERS):
-        assert _places(later, op, unit)[-1] > _places(later, Op.BACKWARD, unit + 1)[-1]
-        assert _places(early, op, unit)[-1] < _places(early, Op.BACKWARD, unit + 1)[-1]
+        assert _indices(later, op, unit)[-1] > _indices(later, Op.BACKWARD, unit + 1)[-1]
+        assert _indices(early, op, unit)[-1] < _indices(early, Op.BACKWARD, unit + 1)[-1]
     assert sorted(map(str, later.instructions)) == sorted(map(str, early.instructions))
 
 
@@ -215,21 +215,21 @@ def test_nothing_but_what_is_copied_back_waits_for_the_host() -> None:
     rng, early = random.Random(6), 0
     for _ in range(30):
         for program in compile_plan(random_residence_plan(rng, 2)):
-            behind = set[int]()
+            later = set[int]()
             issued = program.instructions
-            for place, i in enumerate(issued):
-                if i.op is Op.HOST_OPTIMIZER_STEP or behind & {*i.waits}:
-                    behind.add(place)
-            others = [place for place in behind if issued[place].op is not Op.HOST_OPTIMIZER_STEP]
-            assert all(issued[place].op is Op.PREFETCH_SHARD for place in others)
+            for index, i in enumerate(issued):
+                if i.op is Op.HOST_OPTIMIZER_STEP or later & {*i.waits}:
+                    later.add(index)
+            others = [index for index in later if issued[index].op is not Op.HOST_OPTIMIZER_STEP]
+            assert all(issued[index].op is Op.PREFETCH_SHARD for index in others)
             assert others == [] or sorted(others)[0] == len(issued) - len(others) - 1
             assert issued[-1].op is Op.REDUCE_LOSS
-            steps = [place for place, i in enumerate(issued) if i.op is Op.HOST_OPTIMIZER_STEP]
+            steps = [index for index, i in enumerate(issued) if i.op is Op.HOST_OPTIMIZER_STEP]
             early += any(i.op is Op.BACKWARD for i in issued[steps[0] :]) if steps else 0
     assert early > 10
 
 
-def test_back_ends_beside_each_other_never_hold_less() -> None:
+def test_back_ends_with_overlap_never_hold_less() -> None:
     rng = random.Random(9)
     for _ in range(40):
         for program in compile_plan(random_residence_plan(rng, 2)):
@@ -282,11 +282,11 @@ def test_every_deleted_wait_is_a_race() -> None:
     rng, deleted = random.Random(0), 0
     for _ in range(8):
         program = compile_plan(random_residence_plan(rng, 2), ahead=rng.choice([True, False]))[0]
-        for place, instruction in enumerate(program.instructions):
+        for position, instruction in enumerate(program.instructions):
             for index in instruction.waits:
                 deleted += 1
                 rest = list(program.instructions)
-                rest[place] = replace(instruction, waits=tuple(other for other in instruction.waits if other != index))
+                rest[position] = replace(instruction, waits=tuple(other for other in instruction.waits if other != index))
                 assert races(replace(program, instructions=tuple(rest))), instruction
     assert deleted > 200
 

@@ -2,63 +2,61 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from trainplan.execution.analysis.memory.peak import Walk, memory_walk
 from trainplan.execution.launch import memory_check
 from trainplan.execution.launch.processes import sound_programs
 from trainplan.formulations.plan.plan import Plan, Predicted
-from trainplan.profiling.base.errors import InputError, InputWarning
+from trainplan.profiling.base.errors import InputWarning
 from trainplan.profiling.base.quantities import format_bytes, parse_bytes
 from trainplan.profiling.base.torchrun_worker import Launched
 
 import trainplan as tp
 from tests.helpers.plans import GPT2, plan_of
+from tests.helpers.refusals import assert_refusal, cautioned, refused
 from trainplan.api import run_verbs
 
 
-def walked(memory_bytes: int | None = None) -> tuple[Plan, list[Walk]]:
+def plan_and_memory(memory_bytes: int | None = None) -> tuple[Plan, list[Walk]]:
     plan = plan_of(GPT2, ["dp2"] * len(GPT2.units), 4, 8, 2, cuts=(3,))
-    walks = [memory_walk(program) for program in sound_programs(plan, None, "serial")]
-    return plan.changed(memory_bytes=memory_bytes or max(walk.peak_bytes for walk in walks)), walks
+    analyses = [memory_walk(program) for program in sound_programs(plan, None, "serial")]
+    return plan.changed(memory_bytes=memory_bytes or max(analysis.peak_bytes for analysis in analyses)), analyses
 
 
 def test_enough_memory_is_no_word_worth(recwarn: pytest.WarningsRecorder) -> None:
-    memory_check.check_memory("plan.json", *walked(), None)
+    memory_check.check_memory("plan.json", *plan_and_memory(), None)
     assert not recwarn.list
 
 
 def test_a_byte_too_few_is_warned_of_in_one_line() -> None:
-    plan, walks = walked()
+    plan, analyses = plan_and_memory()
     less = plan.changed(memory_bytes=plan.memory_bytes - 1)
     with pytest.warns(InputWarning) as warned:
-        memory_check.check_memory("plan.json", less, walks, None)
-    [text] = [str(each.message) for each in warned]
-    assert (
-        text.startswith(f"plan.json: memory_bytes is {less.memory_bytes} bytes,") and f"needs {plan.memory_bytes} bytes" in text
-    )
-    assert "\n" not in text and text.endswith(f"or plan again with memory {less.memory_bytes}B")
-    assert parse_bytes(text.rpartition(" ")[2]) == less.memory_bytes
+        memory_check.check_memory("plan.json", less, analyses, None)
+    [warning] = [entry.message for entry in warned]
+    assert isinstance(warning, InputWarning) and "\n" not in str(warning)
+    bytes_of = [f"{entry.memory_bytes} bytes" for entry in (less, plan)]
+    assert_refusal(warning.error, "memory_bytes", bytes_of, f"--memory {less.memory_bytes}B", where="plan.json")
+    assert parse_bytes(str(warning).rpartition(" ")[2]) == less.memory_bytes
 
 
 def test_a_smaller_run_warns_of_the_plan_as_it_is_predicted() -> None:
-    plan, walks = walked()
+    plan, analyses = plan_and_memory()
     predicted = Predicted(
         step_ns=1, peak_bytes=[8, 10**12], cost_model="executed", backend="serial", profile_origin="estimated"
     )
-    with pytest.warns(InputWarning, match=r"rank 1 needs 931\.3 GiB as it is planned"):
-        memory_check.check_memory("plan.json", plan.changed(predicted=predicted), walks, None)
+    with cautioned("memory_bytes", problem=("rank 1", "931.3 GiB")):
+        memory_check.check_memory("plan.json", plan.changed(predicted=predicted), analyses, None)
 
 
 def test_a_machine_with_less_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, walks = walked()
-    needed = sum(walk.peak_bytes for walk in walks)
+    plan, analyses = plan_and_memory()
+    needed = sum(analysis.peak_bytes for analysis in analyses)
     monkeypatch.setattr(memory_check, "available_bytes", lambda read: needed)
-    memory_check.check_memory("plan.json", plan, walks, None)
+    memory_check.check_memory("plan.json", plan, analyses, None)
     monkeypatch.setattr(memory_check, "available_bytes", lambda read: needed - 1)
-    with pytest.raises(InputError, match=rf"plan.json: needs {re.escape(format_bytes(needed))} for 4 ranks; this machine has"):
-        memory_check.check_memory("plan.json", plan, walks, None)
+    with refused("", where="plan.json", problem=(format_bytes(needed), 4), fix=("--scale-down", "--force")):
+        memory_check.check_memory("plan.json", plan, analyses, None)
 
 
 def test_a_plan_that_this_machine_cannot_hold_is_refused_before_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,8 +72,7 @@ def test_a_plan_that_this_machine_cannot_hold_is_refused_before_it_is_compiled(m
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run_verbs, "run_plans", stop)
-    said = r"plan: needs 1\.5 TiB for 2 ranks; .*scale_down, such as 4, or force"
-    with pytest.raises(InputError, match=said):
+    with refused("", where="plan", problem=("1.5 TiB", 2), fix=("1.5 TiB", "--scale-down", 4, "--force")):
         tp.run(plan)
     assert not compiled
     for more in ({"scale_down": 4}, {"force": True}):
@@ -93,7 +90,7 @@ def test_ranks_of_other_machines_are_not_counted(monkeypatch: pytest.MonkeyPatch
     plan = plan_of(GPT2, ["single"] * len(GPT2.units), 2, 8, 2, cuts=(3,)).changed(predicted=predicted)
     monkeypatch.setattr(memory_check, "available_bytes", lambda read: 2**39)
     memory_check.check_predicted("plan", plan, None, Launched(1, 2, 0, 1))
-    with pytest.raises(InputError, match="for 1 rank;"):
+    with refused("", problem=("1 TiB", "1 rank"), fix="512 GiB"):
         memory_check.check_predicted("plan", plan, None, Launched(0, 2, 0, 1))
 
 
@@ -103,7 +100,7 @@ def test_a_gpu_with_less_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Properties:
         total_memory = 1000
 
-    plan, walks = walked()
+    plan, analyses = plan_and_memory()
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: Properties())
-    with pytest.raises(InputError, match=r"plan.json: needs .* on rank 0; GPU 3 has 1000 B: plan again with memory 1000B"):
-        memory_check.check_memory("plan.json", plan, walks, (3, 2, 1, 0))
+    with refused("", where="plan.json", problem="rank 0", fix=("GPU 3", "1000 B", "--memory 1000B")):
+        memory_check.check_memory("plan.json", plan, analyses, (3, 2, 1, 0))

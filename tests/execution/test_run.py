@@ -10,7 +10,6 @@ from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.instructions import Op
 from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.launch.report import RunReport
-from trainplan.profiling.base.errors import InputError
 
 from tests.helpers.measured import memory_follows_the_walk
 from tests.helpers.plans import (
@@ -22,6 +21,7 @@ from tests.helpers.plans import (
     plan_of,
     random_plan,
 )
+from tests.helpers.refusals import refused
 from tests.helpers.sizes import first_and_others, some_and_all
 
 PLANS = 24
@@ -62,9 +62,9 @@ def test_samples_that_dropout_follows_from_are_checked() -> None:
     assert check(programs) == []
     for op in (Op.FORWARD, Op.FORWARD_WITHOUT_GRAPH, Op.RECOMPUTE):
         programs = compile_plan(plan_of(DROPPING[0], ["dp2-ckpt" if op is not Op.FORWARD else "dp2"] * len(GPT2.units), 2))
-        place = next(n for n, i in enumerate(programs[0].instructions) if i.op is op and i.args)
+        index = next(n for n, i in enumerate(programs[0].instructions) if i.op is op and i.args)
         instructions = list(programs[0].instructions)
-        instructions[place] = replace(instructions[place], args={"rows": instructions[place].args["rows"][::-1]})
+        instructions[index] = replace(instructions[index], args={"rows": instructions[index].args["rows"][::-1]})
         programs[0] = replace(programs[0], instructions=tuple(instructions))
         assert "drops numbers as of samples" in check(programs)[0]
 
@@ -106,7 +106,7 @@ def test_the_comparison_can_fail() -> None:
 
 
 @pytest.mark.parametrize("count", some_and_all(1, 6))
-def test_measured_memory_follows_the_walk(count: int) -> None:
+def test_measured_memory_follows_the_memory_analysis(count: int) -> None:
     """Against torch's own allocations, on plans of a size at which tensors outweigh bookkeeping."""
     rng = random.Random(3)
     sizes = {"n_embd": 128, "n_inner": 512, "vocab_size": 2000, "n_positions": 128}
@@ -141,11 +141,11 @@ def test_models_agree_with_transformers(model: object) -> None:
     assert torch.allclose(other.get_submodule(name).weight.grad, reference.parameters[0][mine].grad, rtol=0, atol=1e-12)
 
 
-def test_bad_arguments_are_told() -> None:
+def test_bad_arguments_are_reported() -> None:
     plan = plan_of(GPT2, ["dp4"] * len(GPT2.units), 4)
-    with pytest.raises(InputError, match="steps is 0"):
+    with refused("steps", problem=0, fix=1):
         run_plans([plan], steps=0)
-    with pytest.raises(InputError, match="serial, fused"):
+    with refused("backend", problem="magic", fix=("serial", "fused", "threads", "streams")):
         run_plans([plan], backend="magic")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="serial"):
+    with refused("measure_memory", problem="fused", fix="--backend serial"):
         run_plans([plan], backend="fused", measure_memory=True)

@@ -74,7 +74,7 @@ def test_programs_hold_the_micro_batches_of_the_definition(stages: int, schedule
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_walk_grows_by_one_micro_batch(schedule: PassOrder) -> None:
+def test_the_simulation_grows_by_one_micro_batch(schedule: PassOrder) -> None:
     """One more micro-batch in flight is exactly its units' inputs and graphs more; at the last stage also its logits."""
     stages, rows = 4, 2
     by_count = [compile_plan(pipeline(GPT2, stages, m, schedule, rows)) for m in range(1, 9)]

@@ -1,4 +1,4 @@
-"""Recomputation of modules: nothing of them is kept, gradients are exact, and time and memory are what the walks say."""
+"""Recomputation of modules: nothing of them is kept, gradients are exact, and time and memory are what the analyses say."""
 
 import random
 
@@ -23,7 +23,7 @@ from trainplan.profiling.measure.tasks import input_of
 from trainplan.profiling.models import torch_units
 from trainplan.profiling.models.dropout import Draw
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.models.sublayers import Selective, Sublayer, modules_of
+from trainplan.profiling.models.sublayers import SelectiveRecomputation, Sublayer, modules_of
 
 from tests.execution.test_sequence_parallelism import any_plan, large
 from tests.execution.test_time_walk import profile_of
@@ -60,7 +60,7 @@ def test_gradients_of_a_sub_layer_are_those_without(model: Model) -> None:
 def test_a_module_is_not_kept_where_a_sub_layer_has_it() -> None:
     for part in [part for model in (GPT2, BERT, LLAMA) for part in model.sublayers.values()]:
         for modules in ((), *((module,) for module in INSIDE), INSIDE):
-            selective = Selective(part, modules)
+            selective = SelectiveRecomputation(part, modules)
             assert selective.effective == any(module in modules_of(part) for module in modules)
             assert (selective.kept_bytes(4, 1) < part.kept_bytes(4, 1)) == selective.effective
             assert bool(selective.operators(4, 1)) == selective.effective
@@ -92,7 +92,7 @@ def test_random_plans_agree_with_one_process(world: int, backend: str, count: in
 
 
 @pytest.mark.long
-def test_measured_memory_follows_the_walk() -> None:
+def test_measured_memory_follows_the_memory_analysis() -> None:
     plans = []
     for model in map(large, (GPT2, LLAMA, DROPPING[2])):
         for text in ("single", "single-ckpt:norms", "single-ckpt:activation+attention+loss+norms", "single-ckpt"):
@@ -167,7 +167,7 @@ def test_recomputed_modules_take_time_and_keep_less() -> None:
             )
             assert whole.time_ns < part.time_ns < full.time_ns and whole.forward_ns == part.forward_ns
             assert whole.forward_bytes > part.forward_bytes > full.forward_bytes
-        other = next(each for each in INSIDE if each not in modules_of(GPT2.sublayers[kind]))
+        other = next(entry for entry in INSIDE if entry not in modules_of(GPT2.sublayers[kind]))
         assert unit_costs(profile, executed, kind, parse_strategy(f"tp2-ckpt:{other}"), 8) == unit_costs(
             profile, executed, kind, parse_strategy("tp2"), 8
         )

@@ -1,4 +1,4 @@
-"""What sequence parallelism costs: the cost model `executed` against the walks, in time and memory."""
+"""The costs of sequence parallelism: the cost model `executed` against the simulations, in time and memory."""
 
 import random
 
@@ -18,7 +18,6 @@ from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.formulations.schedule.stage_memory import stage_peak
-from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.derived_costs import cost_of_pieces, shared_operators
 from trainplan.profiling.models.sublayers import TokenShare
 
@@ -26,6 +25,7 @@ from tests.execution.test_classes import WIDE
 from tests.execution.test_time_walk import layered_plan, passes_of, profile_of, simulated
 from tests.helpers.mutations import KINDS, OF_ORDER, mutants, sharing_programs
 from tests.helpers.plans import BERT, DROPPING, GPT2, LLAMA, UNTIED, plan_of, random_plan, random_sliced_plan, sharing_tokens
+from tests.helpers.refusals import refused
 from tests.helpers.sizes import some_and_all
 
 
@@ -107,7 +107,7 @@ def test_shared_tokens_take_less_time_and_memory_and_move_as_much() -> None:
     gathered = collective(profile, "all-gather", 8 * size, (0, 1))
     assert transition_ns(profile, executed, shared, whole, 8, size) == gathered
     assert transition_ns(profile, executed, whole, shared, 8, size) == gathered
-    with pytest.raises(InputError, match="describes no model"):
+    with refused("model"):
         cost_of_pieces(profile.changed(model=None), "ffn", 2, 8, shared=True)
 
 
@@ -133,7 +133,7 @@ def test_classes_of_equal_ranks_are_sound_and_stand_for_all(world: int) -> None:
         assert check_classes(classes) == []
         if world == 8:
             whole = compile_plan(plan)
-            assert all(each.program == whole[each.ranks[0]] for each in classes)
+            assert all(device_class.program == whole[device_class.ranks[0]] for device_class in classes)
             assert whole == [compile_plan(plan, ranks=[rank])[0] for rank in range(world)]
 
 

@@ -1,4 +1,4 @@
-"""Sequence parallelism: plans that mix units with and without it, checked, walked, and run against one process."""
+"""Sequence parallelism: plans that mix units with and without it, checked, analysed, and run against one process."""
 
 import random
 from collections import Counter
@@ -12,7 +12,6 @@ from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.launch.report import RunReport
 from trainplan.execution.program import Program
 from trainplan.formulations.plan.plan import Plan, load_plan
-from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model, load_model
 
 from tests.helpers.plans import (
@@ -29,6 +28,7 @@ from tests.helpers.plans import (
     random_unlike_plan,
     sharing_tokens,
 )
+from tests.helpers.refusals import refused
 from tests.helpers.sizes import first_and_others, some_and_all
 
 MAKES = (random_plan, random_sliced_plan, random_uneven_plan, random_unlike_plan, random_interleaved_plan)
@@ -39,7 +39,7 @@ PIECES = (
 
 
 def any_plan(rng: random.Random, world: int, number: int) -> Plan:
-    """Of any kind, every other one of a model with dropout."""
+    """A random plan of any kind, every other one of a model with dropout."""
     plan = MAKES[number % len(MAKES)](rng, world)
     if number // len(MAKES) % 2:
         model = dict(zip((GPT2.digest, UNTIED.digest, BERT.digest, LLAMA.digest), DROPPING, strict=True))[plan.model_digest]
@@ -93,7 +93,7 @@ def test_every_unit_of_a_model_shares_its_tokens(model: Model) -> None:
 
 
 def large(model: Model) -> Model:
-    """Of a size at which tensors outweigh bookkeeping, and activations the head's matrix."""
+    """The model at a size at which tensors outweigh bookkeeping, and activations the head's matrix."""
     if model.family == "gpt2":
         fields = {"n_embd": 128, "n_inner": 512, "n_positions": 128}
     else:
@@ -103,7 +103,7 @@ def large(model: Model) -> Model:
 
 
 @pytest.mark.long
-def test_measured_memory_follows_the_walk() -> None:
+def test_measured_memory_follows_the_memory_analysis() -> None:
     """Against torch's own allocations; and a rank that shares its tokens needs less than one that does not."""
     models = [large(model) for model in (GPT2, BERT, LLAMA, DROPPING[0])]
     plans = [plan_of(m, [s] * len(m.units), 2, 16, 2) for m in models for s in ("tp2", "tp2-sp", "tp2-sp-ckpt")]
@@ -137,15 +137,18 @@ def test_a_rank_holds_and_sends_its_tokens_alone() -> None:
 def test_tokens_that_cannot_be_shared_are_refused_in_words() -> None:
     units = len(GPT2.units)
     uneven = GPT2.with_fields(sequence=11)
-    with pytest.raises(InputError, match=r"units\[0\].strategy is 'tp2-sp'; leave sp out: 2 does not divide its 11 tokens"):
+    with refused("units[0].strategy", problem="tp2-sp", fix=(2, 11)):
         plan_of(uneven, ["tp2-sp"] * units, 2)
     plan = plan_of(uneven, ["tp2"] * units, 2).model_dump()
     plan["units"][3]["layout"]["sequence_parallel"] = True
-    with pytest.raises(InputError, match=r"units\[3\].layout.sequence_parallel is true; give false: 2 does not divide"):
+    with refused("units[3].layout.sequence_parallel", problem="true", fix=("false", 2)):
         load_plan(plan)
     swin = load_model("swin-huge-32")
     strategies = ["single"] * len(swin.units)
-    for kind, told in (("attention", "windows, position biases or a second sequence"), ("merge", "of this merge kind")):
-        place = next(n for n, unit in enumerate(swin.units) if unit.kind == kind)
-        with pytest.raises(InputError, match=told):
-            plan_of(swin, [*["tp2"] * place, "tp2-sp", *["tp2"] * (len(strategies) - place - 1)], 2)
+    for kind, refusal in (
+        ("attention", ("units[1].strategy", "tp2-sp", "attention")),
+        ("merge", ("units[5].strategy", "tp2-sp", "merge")),
+    ):
+        index = next(n for n, unit in enumerate(swin.units) if unit.kind == kind)
+        with refused(*refusal):
+            plan_of(swin, [*["tp2"] * index, "tp2-sp", *["tp2"] * (len(strategies) - index - 1)], 2)

@@ -1,6 +1,7 @@
 """Replicas with different numbers of micro-batches: their samples, their checks, their gradients, and how plans say it."""
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,10 +14,10 @@ from trainplan.execution.instructions import Op
 from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.program import Instruction, Program
 from trainplan.formulations.plan.plan import load_plan
-from trainplan.profiling.base.errors import InputError
 
 from tests.helpers.measured import memory_follows_the_walk
 from tests.helpers.plans import GPT2, SCHEDULES, UNTIED, plan_of, random_uneven_plan, uneven_plan
+from tests.helpers.refusals import refused
 from tests.helpers.sizes import first_and_others, some_and_all
 
 UNITS = len(GPT2.units)
@@ -72,7 +73,7 @@ def test_each_replica_works_on_its_own_block_of_samples() -> None:
         assert reduced == list(reversed(program.units)), "once each, in the order of the backward pass"
         first = next(n for n, i in enumerate(order) if i.op is Op.ALL_REDUCE_GRADIENTS)
         count = len(program.units)
-        before = (shares[replica] - 1) * count + (1 if program.units[0] == 0 else count)  # behind a stage's last message
+        before = (shares[replica] - 1) * count + (1 if program.units[0] == 0 else count)  # after a stage's last message
         assert sum(i.op is Op.BACKWARD for i in order[:first]) == before
 
 
@@ -116,8 +117,8 @@ def test_gradients_that_are_not_summed_or_summed_too_early_are_seen() -> None:
     early = []
     for program in compile_plan(uneven_plan(UNTIED, [2, 3])):
         rest = list(program.instructions)
-        place = next(n for n, i in enumerate(rest) if i.op is Op.ALL_REDUCE_GRADIENTS)
-        reduction = rest.pop(place)
+        index = next(n for n, i in enumerate(rest) if i.op is Op.ALL_REDUCE_GRADIENTS)
+        reduction = rest.pop(index)
         first = next(n for n, i in enumerate(rest) if i.op is Op.BACKWARD and i.unit == reduction.unit)
         rest.insert(first + 1, reduction)
         early.append(replace(program, instructions=tuple(rest)))
@@ -165,7 +166,7 @@ def _hold(plans: list[Any], backend: Any) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("count", some_and_all(1, 4))
-def test_memory_of_uneven_replicas_follows_the_walk(count: int) -> None:
+def test_memory_of_uneven_replicas_follows_the_memory_analysis(count: int) -> None:
     rng = random.Random(13)
     sizes = {"n_embd": 128, "n_inner": 512, "vocab_size": 2000, "n_positions": 128}
     model = GPT2.with_fields(sequence=128, **sizes).in_dtype("float32")
@@ -193,25 +194,25 @@ def test_a_plan_with_shares_comes_back_from_its_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "told"),
+    ("batch", "refusal"),
     [
-        ({"shares": [3, 1, 1]}, r"batch.shares has 3 items; give 2, or another divisor of the 2 ranks of a stage"),
-        ({"shares": [3]}, r"batch.shares"),
-        ({"shares": [4, 0]}, r"batch.shares\[1\]"),
-        ({"shares": [2, 2]}, r"batch.micro_batches is 3; give 2, the largest of batch.shares"),
-        ({"global_samples": 10}, r"batch.global_samples is 10; give a multiple of the 4 .*, such as 8"),
+        ({"shares": [3, 1, 1]}, ("batch.shares", 3, 2)),
+        ({"shares": [3]}, ("batch.shares", "[3]", 2)),
+        ({"shares": [4, 0]}, ("batch.shares[1]", 0, 1)),
+        ({"shares": [2, 2]}, ("batch.micro_batches", 3, (2, "batch.shares"))),
+        ({"global_samples": 10}, ("batch.global_samples", 10, (4, 8))),
     ],
 )
-def test_bad_shares_get_one_line(batch: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_bad_shares_get_one_line(batch: dict[str, Any], refusal: tuple[Any, ...]) -> None:
+    with refused(*refusal):
         load_plan(_content(batch=batch))
 
 
 def test_shares_go_with_replicas_of_the_whole_model_alone() -> None:
     for strategies in (["sdp2"] * UNITS, ["dp2"] * (UNITS - 1) + ["tp2"]):
-        with pytest.raises(InputError, match=r"strategy is '(sdp2|tp2)'; give dp2 or dp2-ckpt"):
+        with refused(re.compile(r"units\[[07]\]\.strategy"), re.compile("sdp2|tp2"), ("dp2", "dp2-ckpt")):
             plan_of(GPT2, strategies, 2, 4, 3, shares=[3, 1])
-    with pytest.raises(InputError, match=r"units\[0\].strategy is 'tp2-dp2'; give dp2-tp2 or dp2-tp2-ckpt"):
+    with refused("units[0].strategy", problem="tp2-dp2", fix=("dp2-tp2", "dp2-tp2-ckpt")):
         plan_of(GPT2, ["tp2-dp2"] * UNITS, 4, 4, 3, shares=[3, 1])
-    with pytest.raises(InputError, match=r"batch.shares has 2 items; leave it out"):
+    with refused("batch.shares", problem=2, fix=1):
         plan_of(GPT2, ["single"] * UNITS, 2, 4, 3, [3], shares=[3, 1])

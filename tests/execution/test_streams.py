@@ -1,7 +1,8 @@
-"""The cost model `streams`: its step without programs is that of the time walk over programs, and its parts are right."""
+"""The cost model `streams`: its step without programs is that of the time simulation over programs, and its parts are right."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -25,13 +26,13 @@ from trainplan.formulations.costs.overlapped.layout import Framework, RecomputeP
 from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.formulations.costs.overlapped.sublayer_time import _on_share, unit_times
 from trainplan.formulations.plan.plan import Plan, load_plan
-from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import DeviceKind, load_cluster
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
 from trainplan.profiling.clusters.recipes import RECIPES
 from trainplan.profiling.clusters.sheets import sheet
 from trainplan.profiling.models.model import Model, load_model
 
+from tests.helpers.refusals import refused
 from trainplan.prediction.simulate import simulate
 
 KIND: DeviceKind = load_cluster("h100:8").kinds[0]
@@ -80,40 +81,42 @@ def plan_of(layout: RunLayout) -> Plan:
 @pytest.mark.parametrize("recompute", [RecomputePolicy(), RecomputePolicy(layers=1.0), RecomputePolicy(first=1)])
 @pytest.mark.parametrize(("tp", "shared"), [(1, False), (2, False), (4, False), (2, True), (4, True)])
 @pytest.mark.parametrize("pp", [1, 2, 4])
-def test_the_step_is_that_of_the_time_walk(tp: int, shared: bool, pp: int, recompute: RecomputePolicy) -> None:
-    """Of pipelines of tensor-parallel ranks, plain, with shared tokens, and with all layers or the first ones recomputed."""
+def test_the_step_is_that_of_the_simulation(tp: int, shared: bool, pp: int, recompute: RecomputePolicy) -> None:
+    """The cases are pipelines of tensor-parallel ranks, plain, with shared tokens, and with all layers or the first ones
+    recomputed."""
     layout = layout_of(tp=tp, pp=pp, sequence_parallel=shared, recompute=recompute)
     step = streams_step(MODEL, layout, KIND, LINKS)
-    assert walked_ns(layout) == pytest.approx(step.passes_ns * step.jitter, rel=1e-6)
+    assert simulated_ns(layout) == pytest.approx(step.passes_ns * step.jitter, rel=1e-6)
 
 
 @pytest.mark.parametrize("layers", [(1, 7), (3, 2, 2, 1), (0, 4, 4, 0)])
-def test_stages_of_named_sizes_have_the_step_of_the_time_walk(layers: tuple[int, ...]) -> None:
+def test_stages_of_named_sizes_have_the_step_of_the_simulation(layers: tuple[int, ...]) -> None:
     layout = layout_of(pp=len(layers), stage_layers=layers)
     assert [chunk.layers for chunk in chunks_of(MODEL, layout)] == list(layers)
     step = streams_step(MODEL, layout, KIND, LINKS)
-    assert walked_ns(layout) == pytest.approx(step.passes_ns * step.jitter, rel=1e-6)
+    assert simulated_ns(layout) == pytest.approx(step.passes_ns * step.jitter, rel=1e-6)
 
 
 @pytest.mark.parametrize(
     ("pp", "chunks", "micro_batches", "first"),
     [(2, 2, 2, 0), (2, 2, 8, 0), (2, 4, 6, 0), (4, 2, 8, 0), (2, 2, 2, 1), (2, 2, 8, 1)],
 )
-def test_interleaved_steps_are_those_of_the_time_walk(pp: int, chunks: int, micro_batches: int, first: int) -> None:
+def test_interleaved_steps_are_those_of_the_simulation(pp: int, chunks: int, micro_batches: int, first: int) -> None:
     """On lanes, whose messages take no time: with it, they wait for each other in an order that programs alone have. first: of
-    the two layers of each stage so many are recomputed; of the last one, programs begin that before its gradient is there."""
+    the two layers of each stage that number is recomputed; of the last one, programs begin that before its gradient is
+    there."""
     layout = layout_of(pp=pp, chunks=chunks, batch=2 * micro_batches, recompute=RecomputePolicy(first=first))
     expected = max(pipeline_ns(*passes_of(layout), 0, micro_batches, chunks))
-    assert walked_ns(layout, "streams", messages=False) == pytest.approx(expected, rel=1e-6)
+    assert simulated_ns(layout, "streams", messages=False) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("slower", [1, 10])
 @pytest.mark.parametrize("batch", [16, 64])
 @pytest.mark.parametrize(("word", "zero"), [("sdp8", 3), ("sdp8-zero1", 1), ("dp8", 0)])
 def test_overlap_is_that_of_the_lanes(word: str, zero: Any, batch: int, slower: int) -> None:
-    """Gathering ahead, and gradients reduced behind the backward pass, by blocks in place of programs' units: within 5 % of the
-    walk over their programs on lanes, with quick links and with slow ones. Updated parameters are gathered ahead of the next
-    step, where programs gather them at the end: they are left out."""
+    """Gathering ahead, and gradients reduced after the backward pass, by blocks in place of programs' units: within 5 % of the
+    simulation of their programs on lanes, with quick links and with slow ones. Updated parameters are gathered ahead of the
+    next step, where programs gather them at the end: they are left out."""
     overlaps = Framework("both", ends_ns=0, overlaps_gradients=True, overlaps_parameters=True, gradient_bytes=2)
     layout = layout_of(dp=8, zero=zero, shard=8 if zero else 1, batch=batch, framework=overlaps)
     links = Links(8, 360e9 / slower, 50e9 / slower)
@@ -132,7 +135,7 @@ def test_overlap_is_that_of_the_lanes(word: str, zero: Any, batch: int, slower: 
     assert walk.step_ns > step.computing_ns
 
 
-def walked_ns(layout: RunLayout, backend: Any = "serial", messages: bool = True) -> int:
+def simulated_ns(layout: RunLayout, backend: Any = "serial", messages: bool = True) -> int:
     """The step of the layout's programs, without the optimizer."""
     costs = StreamsCosts(MODEL, layout, KIND, LINKS)
 
@@ -149,19 +152,19 @@ def passes_of(layout: RunLayout) -> tuple[list[int], list[int]]:
     forward, backward = [], []
     for chunk in chunks_of(MODEL, layout):
         times = [(unit, costs._prices.times(MODEL.key_of(unit))) for unit in chunk.units]
-        forward.append(round(sum(each.forward_with_collectives_ns for _, each in times)))
-        inner = [(unit.layer - chunk.first_layer, each) for unit, each in times if unit.kind not in ("embedding", "head")]
-        again = sum(layout.recompute.share(place) * each.forward_with_collectives_ns for place, each in inner)
-        backward.append(round(sum(each.backward_ns + each.backward_collectives_ns for _, each in times) + again))
+        forward.append(round(sum(time.forward_with_collectives_ns for _, time in times)))
+        inner = [(unit.layer - chunk.first_layer, time) for unit, time in times if unit.kind not in ("embedding", "head")]
+        again = sum(layout.recompute.share(index) * entry.forward_with_collectives_ns for index, entry in inner)
+        backward.append(round(sum(time.backward_ns + time.backward_collectives_ns for _, time in times) + again))
     return forward, backward
 
 
-def test_messages_beside_passes_shorten_the_step_by_what_they_hide() -> None:
-    """Where messages travel beside passes they cost at the start and the end alone."""
+def test_messages_next_to_passes_shorten_the_step_by_what_they_hide() -> None:
+    """Where messages travel during passes they cost at the start and the end alone."""
     forward, backward, transfer, micro = [10] * 4, [20] * 4, 3, 8
-    waiting, beside = (pipeline_ns(forward, backward, transfer, micro, 2, hidden) for hidden in (False, True))
+    waiting, overlapped = (pipeline_ns(forward, backward, transfer, micro, 2, hidden) for hidden in (False, True))
     free = pipeline_ns(forward, backward, 0, micro, 2)
-    assert max(free) < max(beside) < max(waiting)
+    assert max(free) < max(overlapped) < max(waiting)
     assert max(free) == micro * 60 + 30, "the bubble of the first and the last forward and backward pass: 1F1B's, halved"
     assert max(waiting) >= max(free) + micro * 2 * transfer
 
@@ -210,8 +213,8 @@ def test_options_make_steps_longer_or_shorter(change: dict[str, Any], longer: bo
 def test_overlap_hides_reductions_and_gathering() -> None:
     """Distributed optimizer on 64 ranks of 8 nodes; what is hidden leaves a bucket at the end."""
     apart = layout_of(dp=64, zero=1, shard=64, batch=512)
-    beside = replace(apart, framework=Framework("both", ends_ns=0, overlaps_gradients=True, overlaps_parameters=True))
-    first, second = (streams_step(MODEL, layout, KIND, LINKS) for layout in (apart, beside))
+    together = replace(apart, framework=Framework("both", ends_ns=0, overlaps_gradients=True, overlaps_parameters=True))
+    first, second = (streams_step(MODEL, layout, KIND, LINKS) for layout in (apart, together))
     assert first.reduce_ns > 8 * second.reduce_ns * 0.99 > 0 and first.gather_ns > second.gather_ns > 0
     assert first.passes_ns == second.passes_ns and first.optimizer_ns == second.optimizer_ns
 
@@ -236,10 +239,10 @@ def test_an_all_to_all_takes_what_its_slowest_rank_sends(links: Links) -> None:
             for rank in members:
                 near = [other for other in members if other // links.node == rank // links.node and other != rank]
                 far = ranks - 1 - len(near)
-                each = links.within_bytes_per_s / (links.meshed - 1) * len(near) if links.meshed else links.within_bytes_per_s
+                speed = links.within_bytes_per_s / (links.meshed - 1) * len(near) if links.meshed else links.within_bytes_per_s
                 if (ranks - 1) * stride < links.bridged:
-                    each = links.bridge_bytes_per_s
-                within = len(near) * 1e8 / each * 1e9 + links.within_ns if near else 0
+                    speed = links.bridge_bytes_per_s
+                within = len(near) * 1e8 / speed * 1e9 + links.within_ns if near else 0
                 across = far * 1e8 / links.across_bytes_per_s * 1e9 + links.across_ns if far else 0
                 times.append(max(within, across))
             took = links.all_to_all_ns(ranks * 1e8, ranks, stride)
@@ -248,15 +251,15 @@ def test_an_all_to_all_takes_what_its_slowest_rank_sends(links: Links) -> None:
 
 
 def test_heads_are_exchanged_by_their_bytes() -> None:
-    """What an exchange adds to a step on links of no latency, against bytes counted by head: of 32 heads of queries with 8, 32
-    and 2 of keys over 4 ranks, each of which has at least one. Twice as slow links take twice as long."""
+    """The time that an exchange adds to a step on links of no latency, against bytes counted by head: of 32 heads of queries
+    with 8, 32 and 2 of keys over 4 ranks, each of which has at least one. Twice as slow links take twice as long."""
     for keys, of_a_rank in ((8, 2), (32, 8), (2, 1)):
         model = MODEL.with_fields(num_key_value_heads=keys)
         part = next(unit.sublayer for unit in model.units if unit.kind == "attention")
         layout = layout_of(cp=4, exchange="heads", micro=1)
         times = [
             unit_times(part, layout, KIND, Links(8, rate, rate, within_ns=0)) for rate in (1e9, 2e9)
-        ]  # so slow that kernels are nothing beside
+        ]  # so slow that kernels take nothing in comparison
         heads, numbers = 32 // 4, 2048 * 128 * 2  # bytes of a head of all tokens
         sent = (heads + 2 * of_a_rank + heads) * numbers * 3 / 4
         for slower, faster in ((times[0].forward_ns, times[1].forward_ns), (times[0].backward_ns, times[1].backward_ns)):
@@ -269,8 +272,8 @@ def test_heads_are_exchanged_by_their_bytes() -> None:
 
 @pytest.mark.parametrize(("keys", "copies"), [(8, 0), (2, 2), (32, 0)])
 def test_an_attention_keeps_its_heads_and_the_results_of_its_tokens(keys: int, copies: int) -> None:
-    """Of 4 ranks: beside what ranks that exchange keys keep, results once more and the copies of keys and values; nothing where
-    the core is computed again. An all-to-all holds what it sends twice for a while."""
+    """Each of 4 ranks keeps, in addition to what ranks that exchange keys keep, results once more and the copies of keys and
+    values; nothing where the core is computed again. An all-to-all holds what it sends twice for a while."""
     model = MODEL.with_fields(num_key_value_heads=keys)
     layouts = [layout_of(cp=4, exchange=exchange, micro=1, batch=1) for exchange in ("keys", "heads")]
     head = 2048 // 4 * 128 * 2  # bytes of one, of a rank's tokens
@@ -283,11 +286,11 @@ def test_an_attention_keeps_its_heads_and_the_results_of_its_tokens(keys: int, c
 
 
 def test_a_core_by_heads_is_a_whole_core_of_fewer_heads() -> None:
-    """Beside links of no time, an attention on a rank's heads takes a part of the whole attention's time."""
+    """With links that take no time, an attention on a rank's heads takes a part of the whole attention's time."""
     part = next(unit.sublayer for unit in MODEL.units if unit.kind == "attention")
     whole, cores = layout_of(micro=1), part.core_operators(1, 1)  # type: ignore[union-attr]
     share = [_on_share(core, replace(whole, cp=4, exchange="heads")) for core in cores]
-    assert [(each.m, each.n, each.k, 4 * each.count) for each in share] == [(e.m, e.n, e.k, e.count) for e in cores]
+    assert [(entry.m, entry.n, entry.k, 4 * entry.count) for entry in share] == [(e.m, e.n, e.k, e.count) for e in cores]
 
 
 def test_layers_are_cut_evenly_and_embedding_and_head_may_take_places() -> None:
@@ -326,22 +329,22 @@ def test_plans_are_simulated_under_streams(word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "cluster", "said"),
+    ("plan", "cluster", "refusal"),
     [
-        (uniform("sdp8", head="dp8"), "h100:8", "units[5]"),
-        (uniform("tp2-dp4"), "h100:8", "tp as the last level"),
-        (uniform("sdp8"), "h100:4", "has 4 devices"),
-        (uniform("sdp8"), "v100:8", "bfloat16"),
-        (uniform("sdp8"), "amp-heterogeneous-16", "give devices of one kind"),
+        (uniform("sdp8", head="dp8"), "h100:8", (re.compile(r"units\[5\].*"),)),
+        (uniform("tp2-dp4"), "h100:8", ("units[0].strategy", "tp2-dp4", "tp")),
+        (uniform("sdp8"), "h100:4", ("cluster", 4, 8)),
+        (uniform("sdp8"), "v100:8", ("Tesla V100-SXM2 16 GB.flops_per_s", "bfloat16", ("float32", "float64", "float16"))),
+        (uniform("sdp8"), "amp-heterogeneous-16", ("kinds", 2, "--cost-model")),
     ],
 )
-def test_what_streams_does_not_take_is_refused_in_words(plan: Plan, cluster: str, said: str) -> None:
-    with pytest.raises(InputError) as caught:
+def test_what_streams_does_not_take_is_refused_in_words(plan: Plan, cluster: str, refusal: tuple[Any, ...]) -> None:
+    with refused(*refusal) as caught:
         simulate(plan, cluster=cluster, cost_model="streams")
-    assert said in str(caught.value) and len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value).splitlines()) == 1
 
 
-def test_what_is_gathered_for_a_unit_takes_its_part_of_the_layer_by_what_runs_beside() -> None:
+def test_what_is_gathered_for_a_unit_takes_its_part_of_the_layer_by_what_runs_next_to() -> None:
     """The parts of a layer's units are its whole time, by the computations of the unit before each: as much is hidden as where
     whole layers are gathered one ahead."""
     prices = InstructionCosts(SublayerTimes(MODEL, KIND, LINKS), layout_of(dp=8, zero=3, shard=8))
@@ -357,7 +360,7 @@ def test_what_is_gathered_for_a_unit_takes_its_part_of_the_layer_by_what_runs_be
 
 @pytest.mark.parametrize("word", ["sdp4-tp2-zero1-sp", "sdp4-tp2-sp-ckpt", "sdp4-tp2", "dp4-tp2-sp-ckpt:attention+norms"])
 def test_a_plan_carries_what_instructions_take(word: str) -> None:
-    """Sums of a backward pass hide more than those of a forward pass: a plan's own table walks to the same step."""
+    """Sums of a backward pass hide more than those of a forward pass: a plan's own table gives the same step."""
     judged = predict_overlapped(uniform(word), load_cluster("h100:8x1"))
     assert predict_from_saved_costs(judged.plan, judged.carried()).step_ns == judged.step_ns
 

@@ -18,7 +18,7 @@ FREED = replace(ALL_ON, segment_sync=False)
 
 
 def _changed(program: Program, instructions: Sequence[Instruction]) -> Program:
-    """A program of these instructions, whose waits follow from them; nothing asks for a mark that is not set before it."""
+    """A program of these instructions, whose waits follow from them; nothing waits for a mark that is not set before it."""
     marks, kept = set[str](), []
     for instruction in instructions:
         kept.append(replace(instruction, after=tuple(name for name in instruction.after if name in marks)))
@@ -27,7 +27,7 @@ def _changed(program: Program, instructions: Sequence[Instruction]) -> Program:
 
 
 def _wrong(programs: Sequence[Program]) -> str:
-    """What is wrong with what they compute, whatever the order that they promise."""
+    """Faults of what the programs compute, whatever the order that they promise."""
     found = [fault for program in programs for fault in lifetimes(program)] or meanings(programs)
     return next(iter(found), "")
 
@@ -45,16 +45,16 @@ def _all_on(world: int = 2, switches: Switches = FREED) -> list[Program]:
 
 
 def test_every_deleted_wait_is_a_race() -> None:
-    """Those that a mark or a synchronisation asks for too."""
+    """Waits that a mark or a synchronisation needs are deleted, too."""
     rng = random.Random(0)
     deleted = 0
     for _ in range(12):
         program = compile_plan(random_switch_plan(rng, 2))[1]
-        for place, instruction in enumerate(program.instructions):
+        for position, instruction in enumerate(program.instructions):
             for index in instruction.waits:
                 deleted += 1
                 rest = list(program.instructions)
-                rest[place] = replace(instruction, waits=tuple(other for other in instruction.waits if other != index))
+                rest[position] = replace(instruction, waits=tuple(other for other in instruction.waits if other != index))
                 assert races(replace(program, instructions=tuple(rest))), instruction
     assert deleted > 200
 
@@ -91,7 +91,7 @@ def test_every_deleted_free_is_a_leak() -> None:
     ],
 )
 def test_a_missing_operation_is_seen(op: Op) -> None:
-    """Each one in turn, left out on all ranks alike; nobody asks for its mark."""
+    """Each one in turn, left out on all ranks alike; nothing waits for its mark."""
     rng = random.Random(2)
     removed = 0
     for _ in range(12):
@@ -99,8 +99,8 @@ def test_a_missing_operation_is_seen(op: Op) -> None:
         for number in range(sum(i.op is op for i in programs[0].instructions)):
 
             def without(rest: list[Instruction], number: int = number) -> list[Instruction]:
-                place = [n for n, i in enumerate(rest) if i.op is op][number]
-                return rest[:place] + rest[place + 1 :]
+                index = [n for n, i in enumerate(rest) if i.op is op][number]
+                return rest[:index] + rest[index + 1 :]
 
             assert _wrong(_everywhere(programs, without)), f"{op} can be left out"
             removed += 1
@@ -124,8 +124,8 @@ def test_a_lane_that_does_not_synchronise_is_seen() -> None:
     program, seen = programs[0], 0
     for index, instruction in enumerate(program.instructions):
         synchronising = instruction.op is Op.SYNCHRONISE
-        asked = {m for i in program.instructions if i.op is Op.SYNCHRONISE for m in i.marks} & {*instruction.after}
-        if synchronising or asked:
+        requested = {m for i in program.instructions if i.op is Op.SYNCHRONISE for m in i.marks} & {*instruction.after}
+        if synchronising or requested:
             rest = list(program.instructions)
             rest[index] = replace(instruction, after=())
             faults = races(_changed(program, rest))
@@ -143,7 +143,7 @@ def _swapped(rest: list[Instruction], one: Op, other: Op, unit: int) -> list[Ins
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "told"),
+    ("one", "other", "message"),
     [
         (Op.OFFLOAD_HIDDEN, Op.PREFETCH_HIDDEN, "reads host-hidden.3.0, which is not there"),
         (Op.OFFLOAD_HIDDEN, Op.DROP_HIDDEN, "reads host-hidden.3.0, which is not there"),
@@ -153,8 +153,8 @@ def _swapped(rest: list[Instruction], one: Op, other: Op, unit: int) -> list[Ins
         (Op.REDUCE_SCATTER_GRADIENTS, Op.OFFLOAD_GRADIENT, "reads gradient.3, which is not there"),
     ],
 )
-def test_swapped_operations_are_seen(one: Op, other: Op, told: str) -> None:
-    assert told in _wrong(_everywhere(_all_on(), lambda rest: _swapped(rest, one, other, 3)))
+def test_swapped_operations_are_seen(one: Op, other: Op, message: str) -> None:
+    assert message in _wrong(_everywhere(_all_on(), lambda rest: _swapped(rest, one, other, 3)))
 
 
 def test_an_optimizer_step_before_its_gradient_is_seen() -> None:
@@ -184,14 +184,14 @@ def test_a_stale_shard_is_seen() -> None:
 
 def test_a_step_without_a_copy_back_is_seen() -> None:
     for unit in (0, 3):
-        place = -1 if unit else 0
+        index = -1 if unit else 0
 
-        def without(rest: list[Instruction], unit: int = unit, place: int = place) -> list[Instruction]:
+        def without(rest: list[Instruction], unit: int = unit, index: int = index) -> list[Instruction]:
             copies = [n for n, i in enumerate(rest) if _of(Op.PREFETCH_SHARD, unit)(i)]
-            return [i for n, i in enumerate(rest) if n != copies[place]]
+            return [i for n, i in enumerate(rest) if n != copies[index]]
 
-        told = _wrong(_everywhere(_all_on(switches=Switches()), without))
-        assert told == f"rank 0: parameter.{unit} ends without the optimizer's step"
+        reported = _wrong(_everywhere(_all_on(switches=Switches()), without))
+        assert reported == f"rank 0: parameter.{unit} ends without the optimizer's step"
 
 
 def test_copies_of_another_unit_are_seen() -> None:

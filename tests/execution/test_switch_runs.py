@@ -85,11 +85,11 @@ def test_the_comparison_can_fail() -> None:
 
 
 @pytest.mark.parametrize(("world", "count"), first_and_others([(2, 2), (1, 14), (2, 20), (4, 8)]))
-def test_measured_memory_follows_the_walk(world: int, count: int) -> None:
+def test_measured_memory_follows_the_memory_analysis(world: int, count: int) -> None:
     """Against torch's own allocations, on random plans and the two that switch nothing and everything on."""
     rng = random.Random(3)
     plans = [random_switch_plan(rng, world, rng.choice(LARGER), 8) for _ in range(count)]
-    plans += [switch_plan(LARGER[0], world, [each] * len(LARGER[0].units), True, 8) for each in (Switches(), ALL_ON)]
+    plans += [switch_plan(LARGER[0], world, [entry] * len(LARGER[0].units), True, 8) for entry in (Switches(), ALL_ON)]
     reports = run_plans(plans, steps=1, compare=False, measure_memory=True)
     memory_follows_the_walk(reports)
     most, least = (report.peak_bytes[0] for report in reports[-2:] if report.peak_bytes)

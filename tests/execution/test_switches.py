@@ -83,10 +83,10 @@ def test_programs_are_issued_and_wait_as_the_step_is_simulated() -> None:
 
 
 def test_memory_is_that_of_the_simulated_step() -> None:
-    """To the byte, beside the loss, where other lanes take no time. Left out is what an economical backward pass issues late,
-    which a walk in the order of issue counts later than the step does."""
+    """To the byte, except for the loss, where other lanes take no time. Left out is what an economical backward pass issues
+    late, which an analysis in the order of issue counts later than the step does."""
     rng = random.Random(2)
-    options = [each for each in FREE if not each.eco_backward]
+    options = [entry for entry in FREE if not entry.eco_backward]
     for _ in range(40):
         model, nvlink = rng.choice(LARGER), rng.choice([True, False])
         switches = [rng.choice(options) for _ in model.units]
@@ -128,13 +128,13 @@ def test_computations_wait_for_their_data_alone() -> None:
     assert len(seen) == 2
 
 
-def _places(program: Program, op: Op, unit: int) -> list[int]:
+def _indices(program: Program, op: Op, unit: int) -> list[int]:
     return [index for index, i in enumerate(program.instructions) if (i.op, i.unit) == (op, unit)]
 
 
 def _turn(program: Program) -> int:
     """The end of the forward pass, before anything comes in for the backward pass."""
-    return _places(program, Op.LOSS, UNITS - 1)[0]
+    return _indices(program, Op.LOSS, UNITS - 1)[0]
 
 
 def _alone(unit: int, base: Switches, name: SwitchName, nvlink: bool = True) -> tuple[Program, Program]:
@@ -144,14 +144,14 @@ def _alone(unit: int, base: Switches, name: SwitchName, nvlink: bool = True) -> 
     return _program(one, nvlink), _program(other, nvlink)
 
 
-def _ends(program: Program, place: int) -> int:
+def _ends(program: Program, index: int) -> int:
     """Bytes held once that instruction is done: those while the next runs, less what it makes and works with."""
-    following = program.instructions[place + 1]
+    following = program.instructions[index + 1]
     known = set(program.persistent)
-    for instruction in program.instructions[: place + 1]:
+    for instruction in program.instructions[: index + 1]:
         known = (known | {*instruction.writes}) - {*instruction.frees}
     made = sum(program.buffers[name] for name in following.writes if name not in known and not name.startswith("host-"))
-    return memory_walk(program).during_bytes[place + 1] - following.workspace_bytes - made
+    return memory_walk(program).during_bytes[index + 1] - following.workspace_bytes - made
 
 
 @pytest.mark.parametrize("unit", range(1, UNITS - 1))
@@ -174,10 +174,10 @@ def test_each_memory_switch_alone_holds_less_between_the_passes(unit: int) -> No
 
 def _order(program: Program, *wanted: tuple[Op, int]) -> list[int]:
     """Where each first comes after the ones before it."""
-    places: list[int] = []
+    indices: list[int] = []
     for op, unit in wanted:
-        places.append(next(index for index in _places(program, op, unit) if not places or index > places[-1]))
-    return places
+        indices.append(next(index for index in _indices(program, op, unit) if not indices or index > indices[-1]))
+    return indices
 
 
 @pytest.mark.parametrize("nvlink", [True, False])
@@ -187,7 +187,7 @@ def test_economical_forward_offloads_before_it_fetches(nvlink: bool) -> None:
     fetch = [(Op.PREFETCH_SHARD, 3), (Op.GATHER_PARAMETERS, 3)]
     late, early = _order(off, *fetch, (Op.OFFLOAD_HIDDEN, 2)), _order(on, (Op.OFFLOAD_HIDDEN, 2), *fetch)
     assert late[2] - late[0] == early[2] - early[0] == 2
-    # The next unit's whole parameters come in behind the offload, but before the computation in both.
+    # The next unit's whole parameters come in after the offload, but before the computation in both.
     assert all(_order(p, (Op.GATHER_PARAMETERS, 3), (Op.FORWARD_WITHOUT_GRAPH, 2)) for p in (off, on))
     differing = [a != b for a, b in zip(_bare(off), _bare(on), strict=True)]
     assert sum(differing) == 3, "nothing else changes"
@@ -198,34 +198,35 @@ def _bare(program: Program) -> list[tuple[Op, int | None]]:
 
 
 @pytest.mark.parametrize("nvlink", [True, False])
-def test_economical_backward_fetches_behind_the_computation(nvlink: bool) -> None:
-    """So what the next segment needs is not there yet while it begins: the walk holds that much less at its computation."""
+def test_economical_backward_fetches_after_the_computation(nvlink: bool) -> None:
+    """So what the next segment needs is not there yet while it begins: the memory analysis holds that much less at its
+    computation."""
     base = Switches(ckpt=True, offload_hidden=True, partition=True, lazy_prefetch=True)
     off, on = _alone(2, base, "eco_backward", nvlink)
     for program, economical in ((off, False), (on, True)):
-        (computed,) = _places(program, Op.BACKWARD, 2)
-        fetched = _places(program, Op.GATHER_PARAMETERS, 1)[-1], *_places(program, Op.PREFETCH_HIDDEN, 1)
-        assert all((place > computed) is economical for place in fetched)
+        (computed,) = _indices(program, Op.BACKWARD, 2)
+        fetched = _indices(program, Op.GATHER_PARAMETERS, 1)[-1], *_indices(program, Op.PREFETCH_HIDDEN, 1)
+        assert all((index > computed) is economical for index in fetched)
         if economical:
-            (mark,) = _places(program, Op.MARK, 2)
+            (mark,) = _indices(program, Op.MARK, 2)
             assert mark == computed - 1
-            assert all(mark in _before(program, place) and computed not in _before(program, place) for place in fetched)
-        prefetched = _places(program, Op.PREFETCH_SHARD, 1)[1]
+            assert all(mark in _before(program, index) and computed not in _before(program, index) for index in fetched)
+        prefetched = _indices(program, Op.PREFETCH_SHARD, 1)[1]
         assert (prefetched > computed) is (economical and not nvlink)
     less = [p.buffers["gathered.1"] + p.buffers["prefetched.1.0"] for p in (off, on)]
     # With NVLink the gradient of the unit after is offloaded later too, and the next shard waits for its all-gather.
     more = off.buffers["gradient.3"] + off.buffers["parameter.1"] if nvlink else 0
-    held = [memory_walk(p).during_bytes[_places(p, Op.RECOMPUTE, 2)[0]] for p in (off, on)]
+    held = [memory_walk(p).during_bytes[_indices(p, Op.RECOMPUTE, 2)[0]] for p in (off, on)]
     assert less[0] == less[1]
     assert held[0] - held[1] == less[0] - more
 
 
-def _before(program: Program, place: int) -> set[int]:
+def _before(program: Program, position: int) -> set[int]:
     """Instructions surely done before one begins."""
     found: set[int] = set()
     last: dict[str, int] = {}
     before: list[set[int]] = []
-    for index, instruction in enumerate(program.instructions[: place + 1]):
+    for index, instruction in enumerate(program.instructions[: position + 1]):
         found = set(instruction.waits) | ({last[instruction.stream]} if instruction.stream in last else set())
         found = found.union(*(before[earlier] for earlier in found))
         before.append(found)
@@ -237,8 +238,8 @@ def _before(program: Program, place: int) -> set[int]:
 def test_synchronised_segments_begin_once_all_lanes_are_done(nvlink: bool) -> None:
     base = replace(ALL_ON, segment_sync=False)
     off, on = _alone(2, base, "segment_sync", nvlink)
-    assert len(_places(off, Op.SYNCHRONISE, 2)) == 0
-    indices = _places(on, Op.SYNCHRONISE, 2)
+    assert len(_indices(off, Op.SYNCHRONISE, 2)) == 0
+    indices = _indices(on, Op.SYNCHRONISE, 2)
     assert len(indices) == 3, "forward, backward, optimizer"
     for index in indices:
         assert _before(on, index) == set(range(index))
@@ -248,7 +249,7 @@ def test_synchronised_segments_begin_once_all_lanes_are_done(nvlink: bool) -> No
 
 def test_the_optimizer_begins_once_all_lanes_are_done() -> None:
     program = _program([NONE] * UNITS)
-    (first,) = _places(program, Op.HOST_OPTIMIZER_STEP, 0)
+    (first,) = _indices(program, Op.HOST_OPTIMIZER_STEP, 0)
     assert _before(program, first) == set(range(first))
 
 
@@ -261,7 +262,8 @@ def test_without_nvlink_copies_run_on_the_lane_of_communication() -> None:
 
 
 def test_the_device_holds_nothing_of_the_host() -> None:
-    """The walk counts what lies on the device alone; the host's share is the states, what is offloaded, and a tied matrix."""
+    """The memory analysis counts what lies on the device alone; the host's share is the states, what is offloaded, and a tied
+    matrix."""
     program = compile_plan(switch_plan(GPT2, 2, [ALL_ON] * len(GPT2.units)))[0]
     walk = memory_walk(program)
     assert program.persistent_bytes == 8, "the loss: every shard is prefetched lazily"
@@ -283,7 +285,7 @@ def test_the_processor_itself_steps_and_sums_a_tied_matrix() -> None:
     assert memory_walk(plain).host_bytes == 0
 
 
-def test_back_ends_beside_each_other_never_hold_less() -> None:
+def test_back_ends_with_overlap_never_hold_less() -> None:
     rng = random.Random(9)
     for _ in range(60):
         program = compile_plan(random_switch_plan(rng, 2))[0]
@@ -292,9 +294,10 @@ def test_back_ends_beside_each_other_never_hold_less() -> None:
 
 
 def test_all_switches_together_hold_the_least() -> None:
-    """Of all ways to set all units alike, at the turn between the passes; what says when to copy changes nothing there."""
-    held = {each: _ends(p, _turn(p)) for each in FREE for p in [_program([each] * UNITS)]}
-    least = {each for each in FREE if held[each] == min(held.values())}
-    assert least == {each for each in FREE if {"ckpt", "offload_hidden", "partition", "lazy_prefetch"} <= set(each.names)}
-    most = {each for each in FREE if held[each] == max(held.values())}
-    assert most == {each for each in FREE if set(each.names) <= {"eco_forward", "eco_backward", "segment_sync"}}
+    """For every setting that is the same for all units, at the turn between the passes; what says when to copy changes nothing
+    there."""
+    held = {entry: _ends(p, _turn(p)) for entry in FREE for p in [_program([entry] * UNITS)]}
+    least = {entry for entry in FREE if held[entry] == min(held.values())}
+    assert least == {entry for entry in FREE if {"ckpt", "offload_hidden", "partition", "lazy_prefetch"} <= set(entry.names)}
+    most = {entry for entry in FREE if held[entry] == max(held.values())}
+    assert most == {entry for entry in FREE if set(entry.names) <= {"eco_forward", "eco_backward", "segment_sync"}}

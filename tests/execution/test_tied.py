@@ -75,29 +75,30 @@ def test_its_gradients_are_those_of_one_process(backend: Backend) -> None:
         assert all(difference is not None and difference < 1e-12 for difference in differences), plan
 
 
-def changed(program: Program, place: int, instruction: Instruction) -> Program:
-    return replace(program, instructions=(*program.instructions[:place], instruction, *program.instructions[place + 1 :]))
+def changed(program: Program, index: int, instruction: Instruction) -> Program:
+    return replace(program, instructions=(*program.instructions[:index], instruction, *program.instructions[index + 1 :]))
 
 
 @pytest.mark.parametrize("strategy", ["dp4", "sdp4", "dp2-tp2"])
 def test_a_use_that_is_left_out_is_seen(strategy: str) -> None:
-    """Of the first micro-batch, where the head's part is written, and of the second, where it is added."""
+    """The gradient is checked of the first micro-batch, where the head's part is written, and of the second, where it is
+    added."""
     programs = compile_plan(even_plan(GPT2, strategy))
     last = len(GPT2.units) - 1
     for micro_batch in (0, 1):
         wrong = []
         for program in programs:
-            place = next(
+            index = next(
                 n
                 for n, i in enumerate(program.instructions)
                 if (i.op, i.unit, i.micro_batch) == (Op.BACKWARD, last, micro_batch)
             )
-            backward = program.instructions[place]
+            backward = program.instructions[index]
             rest = [n for n, i in enumerate(program.instructions) if i.unit == 0 and i.op is Op.BACKWARD][micro_batch]
             embedding = program.instructions[rest]
             fresh = embedding.changed(reads=tuple(name for name in embedding.reads if name != "gradient.0"))
             stale = backward.changed(writes=(*backward.writes[:-2], "elsewhere", backward.writes[-1]))
-            wrong.append((changed(program, rest, fresh), changed(program, place, stale)))
+            wrong.append((changed(program, rest, fresh), changed(program, index, stale)))
         without_head, elsewhere = zip(*wrong, strict=True)
         assert meanings(list(elsewhere))
         assert strategy == "sdp4" or meanings(list(without_head))

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 LIMIT_S = 1800.0
 
 
-def test_a_run_that_is_asked_to_end_leaves_a_checkpoint_and_can_go_on(tmp_path: Path) -> None:
+def test_a_run_that_is_requested_to_end_leaves_a_checkpoint_and_can_go_on(tmp_path: Path) -> None:
     plan, metrics, kept = on_one(small_gpt("float64")), tmp_path / "metrics", tmp_path / "kept"
     words = ["--data", write_tokens(tmp_path)[0], "--metrics", metrics, "--checkpoint", kept, "--no-compare"]
     process = begin(plan, tmp_path, "plan", *words, "--steps", 100000, "--checkpoint-every", 1000, stdout=-3)
@@ -95,10 +95,10 @@ def test_torchrun_starts_the_ranks_of_a_plan(tmp_path: Path) -> None:
             for rank in range(2)
         ]
 
-    told = [process.communicate(timeout=LIMIT_S) for process in nodes()]
-    assert told[1][0] == "", told
+    reported = [process.communicate(timeout=LIMIT_S) for process in nodes()]
+    assert reported[1][0] == "", reported
     alone = subprocess.run([sys.executable, *run], env=environment, text=True, capture_output=True, check=True)
-    assert json.loads(told[0][0])["losses"] == pytest.approx(json.loads(alone.stdout)["losses"], rel=1e-12)
+    assert json.loads(reported[0][0])["losses"] == pytest.approx(json.loads(alone.stdout)["losses"], rel=1e-12)
 
 
 @pytest.mark.long

@@ -10,9 +10,9 @@ pytest.importorskip("torch")
 from trainplan.execution.analysis.memory.peak import Backend
 from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.run.settings import gpus
-from trainplan.profiling.base.errors import InputError
 
 from tests.helpers.plans import GPT2, plan_of, random_interleaved_plan, random_plan, random_unlike_plan
+from tests.helpers.refusals import refused
 from tests.helpers.sizes import first_and_others
 
 
@@ -32,11 +32,11 @@ def test_staged_ranks_share_the_gpus_that_there_are(monkeypatch: pytest.MonkeyPa
     plan = plan_of(GPT2, ["dp4"] * len(GPT2.units), 4)
     assert gpus(plan, "cuda", "staged") == (0, 1, 0, 1)
     assert gpus(plan, "cuda") == (0, 1, 2, 3)
-    with pytest.raises(InputError, match=r"torch finds 2 GPUs for 4 processes; give cpu, .* with transport staged"):
+    with refused("device", problem=("cuda", 2, 4), fix=("cpu", "--transport staged")):
         run_plans([plan], device="cuda")
 
 
 def test_an_unknown_transport_is_named() -> None:
     plan = plan_of(GPT2, ["single"] * len(GPT2.units), 1)
-    with pytest.raises(InputError, match=r"transport is 'stage'; .*staged"):
+    with refused("transport", problem="stage", fix="staged"):
         run_plans([plan], transport="stage")  # type: ignore[arg-type]

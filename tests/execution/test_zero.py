@@ -72,7 +72,7 @@ def test_a_tied_table_is_one_parameter_where_its_states_lie_alike(backend: Backe
 
 
 def test_states_are_shared_as_the_stage_says() -> None:
-    """Of parameters P in fp64, padded: P + G + M / 4, P + (G + M) / 4 and (P + G + M) / 4, with moments M = 2 P; and the
+    """Bytes for parameters P in fp64, padded: P + G + M / 4, P + (G + M) / 4 and (P + G + M) / 4, with moments M = 2 P; and the
     loss."""
     sharded = compile_plan(even_plan("sdp4"))[0]
     elements = sum(sharded.buffers[f"parameter.{unit}"] for unit in sharded.units) // 8
@@ -84,7 +84,7 @@ def test_states_are_shared_as_the_stage_says() -> None:
 
 @pytest.mark.parametrize("strategy", ["sdp4-zero1", "sdp4-zero2", "sdp4", "dp2-sdp2-zero1", "sdp2-tp2-zero1", "sdp2-tp2-zero2"])
 def test_what_moves_in_a_step(strategy: str) -> None:
-    """Gradients are scattered once a step (stage 1) or in every micro-batch, parameters gathered once a step, behind the
+    """Gradients are scattered once a step (stage 1) or in every micro-batch, parameters gathered once a step, after the
     optimizer, or for every pass (stage 3); replicas sum their shards."""
     laid = parse_strategy(strategy)
     program = compile_plan(even_plan(strategy))[0]
@@ -114,11 +114,11 @@ def test_a_pipeline_needs_less_with_every_stage() -> None:
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])
-def test_the_cost_model_never_needs_less_than_the_walk(world: int) -> None:
+def test_the_cost_model_never_needs_less_than_the_simulation(world: int) -> None:
     """O_f, O_b and O_ms of the units of each stage, by Eq. 2, against the peak of each of its ranks."""
     rng, ratios = random.Random(world), []
     for _ in range(40):
-        model = rng.choice([each.with_fields(vocab_size=64) for each in (GPT2, UNTIED, BERT, LLAMA)])
+        model = rng.choice([entry.with_fields(vocab_size=64) for entry in (GPT2, UNTIED, BERT, LLAMA)])
         plan = with_zero(rng, random_plan(rng, world, model))
         profile, strategies, stages = profile_of(plan), plan.strategies(), len(plan.stages)
         once = stages == 1 and shares_table(strategies, range(len(plan.units)))
@@ -138,7 +138,7 @@ def test_the_cost_model_never_needs_less_than_the_walk(world: int) -> None:
 
 
 @pytest.mark.long
-def test_measured_memory_follows_the_walk() -> None:
+def test_measured_memory_follows_the_memory_analysis() -> None:
     """Against torch's own allocations, on plans of a size at which tensors outweigh bookkeeping."""
     sizes = {"n_embd": 128, "n_inner": 512, "vocab_size": 2000, "n_positions": 128}
     model = GPT2.with_fields(sequence=128, **sizes).in_dtype("float32")
@@ -159,8 +159,8 @@ def rewritten(programs: list[Program], op: Op, rewrite: Rewrite) -> list[Program
     changed = []
     for program in programs:
         instructions = list(program.instructions)
-        place = next(n for n, i in enumerate(instructions) if i.op is op and i.unit == 1)
-        instructions[place : place + 1] = rewrite(instructions[place])
+        index = next(n for n, i in enumerate(instructions) if i.op is op and i.unit == 1)
+        instructions[index : index + 1] = rewrite(instructions[index])
         changed.append(replace(program, instructions=with_waits(instructions)))
     return changed
 
@@ -186,12 +186,12 @@ def test_faults_of_the_new_instructions_are_seen(strategy: str) -> None:
         (Op.REDUCE_SCATTER_GRADIENTS, lambda i: [i.changed(writes=("gradient.2",))], "not what its operation does"),
         (Op.OPTIMIZER_STEP, lambda i: [i.changed(reads=("whole-gradient.1",))], "not what its operation does"),
     ]
-    for op, rewrite, told in faults:
+    for op, rewrite, reported in faults:
         found = check(rewritten(programs, op, rewrite))
-        assert found and told in found[0], (op, told, found[:1])
+        assert found and reported in found[0], (op, reported, found[:1])
 
 
-def test_parameters_are_gathered_behind_the_optimizer_and_gradients_scattered_before_it() -> None:
+def test_parameters_are_gathered_after_the_optimizer_and_gradients_scattered_before_it() -> None:
     for strategy in ("sdp4-zero1", "sdp4-zero2"):
         programs = compile_plan(even_plan(strategy))
         for one, other in ((Op.OPTIMIZER_STEP, Op.GATHER_UPDATED), (Op.REDUCE_SCATTER_GRADIENTS, Op.OPTIMIZER_STEP)):

@@ -4,15 +4,15 @@ import pytest
 from trainplan.formulations.schedule.even_chunks import even_chunks
 
 
-def layers(blocks: int, each: int = 2) -> list[int]:
-    """The layers of an embedding, blocks of so many units, and a head."""
-    return [0, *(1 + block for block in range(blocks) for _ in range(each)), blocks + 1]
+def layers(blocks: int, size: int = 2) -> list[int]:
+    """The layers of an embedding, blocks of a given number of units, and a head."""
+    return [0, *(1 + block for block in range(blocks) for _ in range(size)), blocks + 1]
 
 
 @pytest.mark.parametrize(
     "blocks, stages, cuts",
     [
-        (4, 2, (5,)),  # embedding and head beside two blocks each
+        (4, 2, (5,)),  # embedding and head next to two blocks each
         (4, 4, (3, 5, 7)),
         (6, 4, (3, 7, 11)),  # counted as layers: E+1, 2, 2, 1+H
         (2, 4, (1, 3, 5)),  # each one's own stage

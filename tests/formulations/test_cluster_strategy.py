@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import combinations, pairwise, product
 from typing import Any
 
-import pytest
 from trainplan.execution.analysis.memory.peak import memory_walk
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.formulations.cluster_strategy.compositions import compositions
@@ -17,13 +16,13 @@ from trainplan.formulations.cluster_strategy.problem import Solution, evaluate, 
 from trainplan.formulations.parameters import chosen
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.stage_assignment.definition import PROBLEM as ASSIGNMENT
-from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.solvers.cluster.amp import best_candidates
 from trainplan.solvers.core.solve import solve
 
 from tests.helpers.cluster_instances import random_cluster
+from tests.helpers.refusals import refused
 
 GPT2 = {"n_embd": 64, "n_head": 4, "n_inner": 256, "n_positions": 64, "vocab_size": 301}
 OTHERS = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 301}
@@ -59,17 +58,17 @@ def drawn(instance: Instance, rng: random.Random) -> Solution:
     return Solution(degrees, tuple(rng.sample(range(instance.devices), instance.devices)), cuts, tuple(shares))
 
 
-def test_the_peak_is_never_below_the_memory_walk() -> None:
+def test_the_peak_is_never_below_the_memory_analysis() -> None:
     """30 random requests with small models, a random strategy each, rank by rank."""
     rng, exact, seen = random.Random(11), 0, set()
     for _ in range(30):
         name = rng.choice(list(MODELS))
         options = {option: rng.random() < 0.5 for option in ("uneven_shares", "recompute", "by_unit")}
-        asked = request(small(name, rng.randint(2, 4)), rng.choice([4, 8, 12]), **options)
-        [instance] = PROBLEM.instances(asked)
+        requested = request(small(name, rng.randint(2, 4)), rng.choice([4, 8, 12]), **options)
+        [instance] = PROBLEM.instances(requested)
         solution = drawn(instance, rng)
         peaks = instance.placed(solution.degrees, solution.placement).peak_bytes(solution.cuts, shares_of(instance, solution))
-        walks = [memory_walk(program).peak_bytes for program in compile_plan(PROBLEM.plan(instance, solution, asked))]
+        walks = [memory_walk(program).peak_bytes for program in compile_plan(PROBLEM.plan(instance, solution, requested))]
         for rank, walk in enumerate(walks):
             stage, pipeline = divmod(rank // solution.degrees.tmp, solution.degrees.dp)
             peak = int(peaks[stage, pipeline])
@@ -80,28 +79,28 @@ def test_the_peak_is_never_below_the_memory_walk() -> None:
 
 
 def test_a_limit_that_the_strategy_meets_exactly_is_one_that_its_program_meets() -> None:
-    """The loss, 8 bytes of every stage, was missing: the plan of a tight limit walked 8 bytes past it."""
-    asked = request(load_model("gpt2", 64, "float32").fused(), 8)
-    [instance] = PROBLEM.instances(asked)
+    """The loss, 8 bytes of every stage, was missing: the programs of a plan at a tight limit needed 8 bytes more."""
+    requested = request(load_model("gpt2", 64, "float32").fused(), 8)
+    [instance] = PROBLEM.instances(requested)
     assert solve(instance.with_memory(785_428_224)).status == "infeasible"
     result = solve(instance.with_memory(785_428_232))
     assert result.solution is not None
-    programs = compile_plan(PROBLEM.plan(instance, PROBLEM.load_solution(result.solution), asked))
+    programs = compile_plan(PROBLEM.plan(instance, PROBLEM.load_solution(result.solution), requested))
     assert max(memory_walk(program).peak_bytes for program in programs) == 785_428_232
 
 
 def test_building_takes_any_dp_and_planning_powers_of_two() -> None:
-    asked = request(small(), 12)
-    assert not PROBLEM.instance(asked).powers_of_two
-    assert [instance.powers_of_two for instance in PROBLEM.instances(asked)] == [True]
+    requested = request(small(), 12)
+    assert not PROBLEM.instance(requested).powers_of_two
+    assert [instance.powers_of_two for instance in PROBLEM.instances(requested)] == [True]
 
 
 def test_a_margin_is_taken_from_every_device_and_not_from_the_plan() -> None:
-    asked = request(small(), 8)
-    [whole], [less] = PROBLEM.instances(asked), PROBLEM.instances(asked.with_margin(1000))
+    requested = request(small(), 8)
+    [whole], [less] = PROBLEM.instances(requested), PROBLEM.instances(requested.with_margin(1000))
     assert [kind.memory_bytes - 1000 for kind in whole.kinds] == [kind.memory_bytes for kind in less.kinds]
     solution = drawn(less, random.Random(0))
-    assert layout(less, solution, asked.with_margin(1000)).memory_bytes == CLUSTER.memory_bytes
+    assert layout(less, solution, requested.with_margin(1000)).memory_bytes == CLUSTER.memory_bytes
 
 
 def test_enumeration_has_the_optimum_and_its_count() -> None:
@@ -124,12 +123,12 @@ def test_candidates_of_results_are_ranked() -> None:
 
 
 def test_a_layer_assignment_is_a_plan_too() -> None:
-    asked = request(small(), 8, ASSIGNMENT, pipeline=2, micro_batches=2)
-    instance = ASSIGNMENT.instance(asked)
+    requested = request(small(), 8, ASSIGNMENT, pipeline=2, micro_batches=2)
+    instance = ASSIGNMENT.instance(requested)
     result = solve(instance)
     assert result.solution is not None and ASSIGNMENT.size(instance) == {"layers": 5, "stages": 2, "memory_bytes": 2**32}
     solution = ASSIGNMENT.load_solution(result.solution)
-    plan = ASSIGNMENT.plan(instance, solution, asked)
+    plan = ASSIGNMENT.plan(instance, solution, requested)
     assert (len(plan.stages), plan.batch.micro_batches, str(plan.units[0].strategy)) == (2, 2, "dp2")
     [table] = ASSIGNMENT.tables(instance, solution)
     assert len(table.rows) == 2
@@ -137,8 +136,8 @@ def test_a_layer_assignment_is_a_plan_too() -> None:
     assert len(times) == ASSIGNMENT.enumeration.count(instance) == 4 and min(times) == result.objective
 
 
-def test_requests_without_a_cluster_are_told() -> None:
-    with pytest.raises(InputError, match="cluster is missing"):
+def test_requests_without_a_cluster_are_reported() -> None:
+    with refused("cluster", fix="nodes"):
         PROBLEM.instance(replace(request(small(), 8), cluster=None))
 
 

@@ -33,17 +33,17 @@ def test_groups_of_a_moved_rank_are_the_moved_groups(seed: int) -> None:
         return
     assert digits.size == size and all(degree > 1 for degree in digits.degrees)
     origin, target = rng.randrange(size), rng.randrange(size)
-    moved = [digits.moved(place, origin, target) for place in range(size)]
+    moved = [digits.moved(index, origin, target) for index in range(size)]
     assert sorted(moved) == list(range(size)) and moved[origin] == target
     for strategy in strategies:
         for paradigm in ("dp", "sdp", "tp"):
             group = strategy.peers(origin, paradigm)
-            assert tuple(sorted(moved[place] for place in group)) == strategy.peers(target, paradigm)
+            assert tuple(sorted(moved[index] for index in group)) == strategy.peers(target, paradigm)
             reached = digits.reach(group)
             assert reached is not None and prod(digits.degrees[number] for number in reached) == len(group)
     for before, after in pairwise(strategies):
         group = gather_ranks(before, after, origin)
-        assert tuple(sorted(moved[place] for place in group)) == gather_ranks(before, after, target)
+        assert tuple(sorted(moved[index] for index in group)) == gather_ranks(before, after, target)
         assert digits.reach(group) is not None
 
 

@@ -1,4 +1,4 @@
-"""The joint problem: what its solutions cost is what the walks say of their plans' programs."""
+"""The joint problem: the cost of its solutions is that of the simulations of their plans' programs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ THREES = Network(
 
 @pytest.fixture(autouse=True)
 def every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All ranks are walked: where one stands for others, messages between shards of unequal sizes come too early in a walk."""
+    """All ranks are simulated: where one stands for others, messages between shards of unequal sizes come too early."""
     monkeypatch.setattr(compiled_plan, "FEW_RANKS", 64)
 
 
@@ -63,14 +63,14 @@ def degrees_of(model: Model, world: int) -> list[int]:
 
 
 def profile_of(model: Model, world: int, batch: int, network: Network) -> Profile:
-    """Estimated for all shapes of a model on so many devices with these links."""
+    """Estimated for all shapes of a model on a given number of devices with these links."""
     sizes = [batch // m for m in divisors(batch)]
     made = obtain_profile(model, CPU, sizes, divisors(world), devices=4, degrees=degrees_of(model, world))
     return made.changed(devices=world, network=network)
 
 
 def instance_of(rng: random.Random, world: int, space: Space, network: Network) -> tuple[Instance, Profile, Request]:
-    """Of any model and batch."""
+    """A random instance of any model and batch."""
     model = rng.choice(MODELS)
     batch = world * rng.choice([1, 2, 4]) * rng.choice([1, 1, 3])
     profile = profile_of(model, world, batch, network)
@@ -78,36 +78,36 @@ def instance_of(rng: random.Random, world: int, space: Space, network: Network) 
     return instance, profile, Request(model, None, batch, profile=profile)
 
 
-def random_solution(rng: random.Random, instance: Instance, places: Sequence[int] | None = None) -> Solution:
+def random_solution(rng: random.Random, instance: Instance, indices: Sequence[int] | None = None) -> Solution:
     """Any configuration, cuts and options that may stand next to each other."""
-    place = rng.choice(places or range(len(instance.configurations)))
-    configuration = instance.configurations[place]
+    index = rng.choice(indices or range(len(instance.configurations)))
+    configuration = instance.configurations[index]
     cuts = rng.choice(list(cuts_of(instance, configuration)))
     tables = configuration.tables[0]
     while True:
         choice = tuple(rng.randrange(len(tables.units[unit.kind].options)) for unit in instance.units)
-        if not (faults := malformed(instance, solution := Solution(place, cuts, choice))):
+        if not (faults := malformed(instance, solution := Solution(index, cuts, choice))):
             return solution
         assert all("may not follow" in fault for fault in faults)
 
 
 def compare(rng: random.Random, world: int, space: Space, network: Network, solutions: int) -> None:
-    """A few solutions of one instance against the walks over their plans' programs."""
+    """A few solutions of one instance against the analyses of their plans' programs."""
     instance, profile, request = instance_of(rng, world, space, network)
     for _ in range(solutions):
         solution = random_solution(rng, instance)
         evaluation, plan = evaluate(instance, solution), PROBLEM.plan(instance, solution, request)
         judged = judge(plan, profile, backend="serial")
         assert judged.step_ns == evaluation.time_ns
-        site_of = {rank: x for x, stage in enumerate(plan.stages[: plan.depth]) for rank in stage.ranks}
+        group_of = {rank: x for x, stage in enumerate(plan.stages[: plan.depth]) for rank in stage.ranks}
         for rank, peak in enumerate(judged.peak_bytes):
-            chunks = range(site_of[rank], len(plan.stages), plan.depth)
+            chunks = range(group_of[rank], len(plan.stages), plan.depth)
             assert peak <= max(evaluation.stages[x].peak_bytes for x in chunks)
             assert judged.host_bytes[rank] <= sum(evaluation.stages[x].host_bytes for x in chunks)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_objectives_are_steps_of_the_time_walk(seed: int) -> None:
+def test_objectives_are_steps_of_the_simulation(seed: int) -> None:
     """To the nanosecond on one lane a rank: any strategies, ZeRO stages, shared tokens and recomputed modules, cuts, depths and
     micro-batches, tables tied across stages, kinds of link. No rank's programs need more than the memory of its stage."""
     rng = random.Random(seed)
@@ -129,8 +129,8 @@ ON_HOST: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("space", ON_HOST, ids=str)
-def test_steps_with_states_on_the_host_are_those_of_the_time_walk(space: dict[str, Any], seed: int) -> None:
-    """Copies and the host's optimizer, one after the other; and no host needs more than is said."""
+def test_steps_with_states_on_the_host_are_those_of_the_simulation(space: dict[str, Any], seed: int) -> None:
+    """Copies and the host's optimizer, one after the other; and no host needs more than is stated."""
     rng = random.Random(seed)
     worlds = [2, 4] if "interleaved" in space.get("schedules", ()) else [1, 2, 4]
     compare(rng, rng.choice(worlds), Space(**space), rng.choice(NETWORKS), 3)
@@ -138,7 +138,7 @@ def test_steps_with_states_on_the_host_are_those_of_the_time_walk(space: dict[st
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(1000, 1100))
-def test_all_options_are_those_of_the_walks(seed: int) -> None:
+def test_all_options_are_those_of_the_analyses(seed: int) -> None:
     rng = random.Random(seed)
     any_space: dict[str, Any] = {**EVERY, **rng.choice([*ON_HOST, {"most_sliced": 2}, CHUNKED, {}])}
     threes = rng.random() < 0.2 and "interleaved" not in any_space.get("schedules", ())
@@ -147,13 +147,13 @@ def test_all_options_are_those_of_the_walks(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_sliced_steps_are_those_of_the_time_walk(seed: int) -> None:
+def test_sliced_steps_are_those_of_the_simulation(seed: int) -> None:
     rng = random.Random(seed)
     compare(rng, rng.choice([2, 4, 8]), Space(schedules=("1f1b",), most_sliced=3, **EVERY), rng.choice(NETWORKS), 4)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_interleaved_steps_are_those_of_the_time_walk(seed: int) -> None:
+def test_interleaved_steps_are_those_of_the_simulation(seed: int) -> None:
     rng = random.Random(seed)
     compare(
         rng,
@@ -165,7 +165,7 @@ def test_interleaved_steps_are_those_of_the_time_walk(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_steps_on_any_number_of_devices_are_those_of_the_time_walk(seed: int) -> None:
+def test_steps_on_any_number_of_devices_are_those_of_the_simulation(seed: int) -> None:
     rng = random.Random(seed)
     compare(rng, rng.choice([3, 6, 12]), Space(schedules=("1f1b", "gpipe"), **EVERY), rng.choice([NETWORKS[0], THREES]), 3)
 
@@ -178,14 +178,14 @@ def test_units_of_whole_layers_are_their_sub_layers_together(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_ends_in_arrays_are_those_pass_by_pass(seed: int) -> None:
-    """Of 1F1B and GPipe, with any times, also where the last micro-batch's backward pass takes longer."""
+    """Ends are those of 1F1B and GPipe, with any times, also where the last micro-batch's backward pass takes longer."""
     rng = random.Random(seed)
     count, scale = rng.randint(1, 6), rng.choice([3, 1000])
-    sites = (DeviceGroup((1,)),) * count
+    groups = (DeviceGroup((1,)),) * count
     configuration = Configuration(
         schedule=Schedule(rng.choice(["1f1b", "gpipe"])),
         micro_batches=rng.randint(1, 9),
-        device_groups=sites,
+        device_groups=groups,
         links=(0,) * (count - 1),
         make_tables=lambda: (),
     )
@@ -199,7 +199,7 @@ def test_ends_in_arrays_are_those_pass_by_pass(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         {"model": "gpt2", "cluster": "cpu-4", "batch": 8, "memory": "2GiB"},
         {"model": "bert-large", "dtype": "float32", "cluster": "rtx-titan-8", "batch": 16, "memory": "6GiB"},
@@ -210,10 +210,10 @@ def test_ends_in_arrays_are_those_pass_by_pass(seed: int) -> None:
     ],
     ids=str,
 )
-def test_plans_take_what_is_claimed(asked: dict[str, Any]) -> None:
-    """The claim of a plan is what its programs take by the time walk, and so does the step that is simulated anew."""
-    found = tp.plan(**asked, sequence=128, like="joint", gap=0.01, time_limit=60.0)
+def test_plans_take_what_is_claimed(requested: dict[str, Any]) -> None:
+    """The claim of a plan is what its programs take by the time simulation, and so does the step that is simulated anew."""
+    found = tp.plan(**requested, sequence=128, like="joint", gap=0.01, time_limit=60.0)
     plan = found.plan
     assert plan is not None and plan.claim is not None and plan.predicted is not None
-    assert plan.claim.objective_ns == plan.predicted.step_ns == tp.simulate(plan, cluster=asked["cluster"]).step_ns
+    assert plan.claim.objective_ns == plan.predicted.step_ns == tp.simulate(plan, cluster=requested["cluster"]).step_ns
     assert max(plan.predicted.peak_bytes) <= plan.memory_bytes

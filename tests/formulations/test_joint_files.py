@@ -13,10 +13,10 @@ from trainplan.formulations.joint.enumeration import solutions
 from trainplan.formulations.joint.evaluation import evaluate
 from trainplan.formulations.joint.instance_file import load, load_solution, solution_dict
 from trainplan.formulations.stage_assignment.problem import load as load_chain
-from trainplan.profiling.base.errors import InputError
 
 from tests.helpers.joint_instances import random_instance
 from tests.helpers.papers_as_joint.restrict import restrict
+from tests.helpers.refusals import refused
 
 CHAIN = {"problem": "stage-assignment", "version": 1, "stages": 3, "micro_batches": 4}
 TIMES = {"layer_ns": [3, 1, 4, 1], "transfer_ns": [1, 5, 9]}
@@ -29,10 +29,10 @@ def content(**changes: Any) -> dict[str, Any]:
     value: dict[str, Any] = json.loads(json.dumps(BASE))
     for path, new in changes.items():
         *way, last = [int(part) if part.isdigit() else part for part in path.split("__")]
-        place: Any = value
+        node: Any = value
         for part in way:
-            place = place[part]
-        place[last] = new
+            node = node[part]
+        node[last] = new
     return value
 
 
@@ -68,44 +68,56 @@ UNLIKE: list[dict[str, Any]] = [
 ]
 
 FAULTS: list[tuple[dict[str, Any], str]] = [
-    ({"step": "eq9"}, "step is 'eq9'"),
-    ({"units": []}, "units"),
-    ({"boundary_kinds": [0]}, "boundary_kinds has 1 entries; give 3"),
-    ({"cuttable": [True]}, "cuttable has 1 entries; give 3"),
-    ({"units__0__kind": 9}, "tables\\[0\\].units has 4 entries; give 10"),
-    ({"boundary_kinds__0": 5}, "boundaries has 3 entries; give 6"),
-    ({"tables__0__units__0": {"options": [], "columns": {}}}, "options"),
-    ({"tables__0__units__0": {**TABLE, "columns": {"time_ns": [1]}}}, "columns has 'time_ns'"),
-    ({"tables__0__units__0": {**TABLE, "columns": {"forward_ns": [1, 2]}}}, "forward_ns has 2 entries; give 1"),
-    ({"tables__0__units__0": {**TABLE, "columns": {"forward_ns": [-1]}}}, "forward_ns"),
-    ({"tables__0__units__0": {"options": [{"name": "a"}, {"name": "a"}], "columns": {}}}, "have one name twice"),
-    ({"tables__0__units__0__options__0__strategy": "dp1"}, "strategy is 'dp1'"),
-    ({"tables__0__units__0": {**TABLE, "columns": {"leave": [3]}}}, "relayout_forward_ns has 1 rows; give 4"),
-    ({"tables__0__units__1": {**TABLE, "columns": {"enter": [2]}}}, "relayout_forward_ns has 1 columns; give 3"),
-    ({"tables__0__boundaries__0__relayout_backward_ns": [[0], [0]]}, "relayout_backward_ns has 2 rows; give 1"),
-    ({"tables__0__boundaries__0__message_forward_ns": []}, "message_forward_ns has 0 matrices; give 2"),
-    ({"tables__0__boundaries__0__message_forward_ns": [[[1, 2]], [[1]]]}, "message_forward_ns\\[0\\]\\[0\\] has 2 entries"),
-    ({"configurations": []}, "configurations"),
-    ({"configurations__0__micro_batches": 7, "batch": 8}, "micro_batches is 7; give a divisor of 8"),
-    ({"configurations__0__links": [0]}, "links has 1 entries; give 2"),
-    ({"configurations__0__tables": [9, 1, 2]}, "tables has 9"),
-    ({"configurations__0__tied": 0}, "tied is 0"),
-    ({"configurations__0__cuts": [2, 1]}, "cuts is \\[2, 1\\]"),
-    ({"configurations__0__cuts": [1]}, "cuts has 1 entries; give 2"),
-    ({"configurations__0__schedule": {"name": "1f1b", "chunks": 2}}, "chunks"),
-    ({"configurations__0__schedule": {"name": "gpipe", "sliced": 1}}, "sliced is 1; give at most 0"),
-    ({"configurations__0__schedule": {"name": "1f1b", "sliced": 9}}, "sliced is 9; give at most"),
-    ({"configurations__0__schedule": {"name": "1f1b", "sliced": 1}}, "lacks `halved`"),
-    ({"configurations__0__sites__0__devices": [1, 1, 1, 1, 1]}, "devices has 5 entries"),
-    ({"configurations__0__sites__0__kind": 8}, "is of kind 8"),
-    ({"ties": [{"reduce_ns": 1, "equal": [[True]]}]}, "once"),
-    ({"tables__0__units__0": {**TABLE, "columns": {"forward_ns": [2**52]}}}, "may take"),
+    ({"step": "eq9"}, ("step", "eq9", ("simulated", "eq8", "eq5", "eq4"))),
+    ({"units": []}, ("units", "[]", 1)),
+    ({"boundary_kinds": [0]}, ("boundary_kinds", 1, 3)),
+    ({"cuttable": [True]}, ("cuttable", 1, 3)),
+    ({"units__0__kind": 9}, ("tables[0].units", 4, 10)),
+    ({"boundary_kinds__0": 5}, ("tables[0].boundaries", 3, 6)),
+    ({"tables__0__units__0": {"options": [], "columns": {}}}, ("tables[0].units[0].options", "[]", 1)),
+    (
+        {"tables__0__units__0": {**TABLE, "columns": {"time_ns": [1]}}},
+        ("tables[0].units[0].columns", "time_ns", ("enter", "leave", "forward_ns")),
+    ),
+    ({"tables__0__units__0": {**TABLE, "columns": {"forward_ns": [1, 2]}}}, ("tables[0].units[0].columns.forward_ns", 2, 1)),
+    ({"tables__0__units__0": {**TABLE, "columns": {"forward_ns": [-1]}}}, ("tables[0].units[0].columns.forward_ns[0]", -1, 0)),
+    (
+        {"tables__0__units__0": {"options": [{"name": "a"}, {"name": "a"}], "columns": {}}},
+        ("tables[0].units[0].options", "name"),
+    ),
+    ({"tables__0__units__0__options__0__strategy": "dp1"}, ("tables[0].units[0].options[0].strategy", "dp1", "dp2-tp4-ckpt")),
+    ({"tables__0__units__0": {**TABLE, "columns": {"leave": [3]}}}, ("tables[0].boundaries[0].relayout_forward_ns", 1, 4)),
+    ({"tables__0__units__1": {**TABLE, "columns": {"enter": [2]}}}, ("tables[0].boundaries[0].relayout_forward_ns", 1, 3)),
+    ({"tables__0__boundaries__0__relayout_backward_ns": [[0], [0]]}, ("tables[0].boundaries[0].relayout_backward_ns", 2, 1)),
+    ({"tables__0__boundaries__0__message_forward_ns": []}, ("tables[0].boundaries[0].message_forward_ns", 0, 2)),
+    (
+        {"tables__0__boundaries__0__message_forward_ns": [[[1, 2]], [[1]]]},
+        ("tables[0].boundaries[0].message_forward_ns[0][0]", 2, 1),
+    ),
+    ({"configurations": []}, ("configurations", "[]", 1)),
+    ({"configurations__0__micro_batches": 7, "batch": 8}, ("configurations[0].micro_batches", 7, 8)),
+    ({"configurations__0__links": [0]}, ("configurations[0].links", 1, 2)),
+    ({"configurations__0__tables": [9, 1, 2]}, ("configurations[0].tables", 9, (0, 2))),
+    ({"configurations__0__tied": 0}, ("configurations[0].tied", 0, 0)),
+    ({"configurations__0__cuts": [2, 1]}, ("configurations[0].cuts", "[2, 1]", (1, 3))),
+    ({"configurations__0__cuts": [1]}, ("configurations[0].cuts", 1, 2)),
+    ({"configurations__0__schedule": {"name": "1f1b", "chunks": 2}}, ("configurations[0].schedule.chunks", 2, (1, "1f1b"))),
+    ({"configurations__0__schedule": {"name": "gpipe", "sliced": 1}}, ("configurations[0].schedule.sliced", 1, (0, "gpipe"))),
+    ({"configurations__0__schedule": {"name": "1f1b", "sliced": 9}}, ("configurations[0].schedule.sliced", 9, (2, "1f1b"))),
+    ({"configurations__0__schedule": {"name": "1f1b", "sliced": 1}}, ("tables[0]", "halved")),
+    ({"configurations__0__sites__0__devices": [1, 1, 1, 1, 1]}, ("configurations[0].sites[0].devices", 5, 1)),
+    ({"configurations__0__sites__0__kind": 8}, ("configurations[0].sites[0]", "kind 8", (0, 2))),
+    ({"ties": [{"reduce_ns": 1, "equal": [[True]]}]}, ("ties[0].once", "equal")),
+    (
+        {"tables__0__units__0": {**TABLE, "columns": {"forward_ns": [2**52]}}},
+        ("configurations[0].micro_batches", (4, "7.21e+16 ns"), "9.01e+15"),
+    ),
 ]
 
 
-@pytest.mark.parametrize(("change", "text"), FAULTS, ids=[text for _, text in FAULTS])
-def test_faults_are_told_in_one_line(change: dict[str, Any], text: str) -> None:
-    with pytest.raises(InputError, match=text) as caught:
+@pytest.mark.parametrize(("change", "text"), FAULTS, ids=[text[0] for _, text in FAULTS])
+def test_faults_are_reported_in_one_line(change: dict[str, Any], text: tuple[Any, ...]) -> None:
+    with refused(*text) as caught:
         load(content(**change))
     assert "\n" not in str(caught.value)
 
@@ -118,8 +130,8 @@ def test_faults_are_told_in_one_line(change: dict[str, Any], text: str) -> None:
         (lambda s: {"cuts": [1]}, "configuration"),
     ],
 )
-def test_solutions_that_are_none_are_told(change: Callable[[dict[str, Any]], dict[str, Any]], text: str) -> None:
-    with pytest.raises(InputError, match=text):
+def test_solutions_that_are_none_are_reported(change: Callable[[dict[str, Any]], dict[str, Any]], text: str) -> None:
+    with refused(text):
         load_solution(change({"configuration": 0, "cuts": [1], "choice": [0, 0]}))
 
 
@@ -147,27 +159,27 @@ def shared(**changes: Any) -> dict[str, Any]:
 
 ONCE: dict[str, Any] = shared()["ties"][0]["once"]
 TIES: list[tuple[dict[str, Any], str]] = [
-    ({"reduce_ns": -1}, r"ties\[0\].reduce_ns is -1"),
-    ({"equal": [[True, False]] * 2}, r"ties\[0\].equal has 2 rows; give 3, one for each option of the first unit"),
-    ({"equal": []}, r"ties\[0\].equal has 0 rows; give 3"),
-    ({"equal": [[True, False], [True], [True, True]]}, r"ties\[0\].equal\[1\] has 1 entries; give 2, one for each option of"),
-    ({"equal": [[True, False, True]] * 3}, r"ties\[0\].equal\[0\] has 3 entries; give 2"),
+    ({"reduce_ns": -1}, ("ties[0].reduce_ns", -1, 0)),
+    ({"equal": [[True, False]] * 2}, ("ties[0].equal", 2, 3)),
+    ({"equal": []}, ("ties[0].equal", 0, 3)),
+    ({"equal": [[True, False], [True], [True, True]]}, ("ties[0].equal[1]", 1, 2)),
+    ({"equal": [[True, False, True]] * 3}, ("ties[0].equal[0]", 3, 2)),
     (
         {"once": {"options": [{"name": "a"}], "columns": {}}},
-        r"ties\[0\].once.options has 1 entries; give 2, as many as the last",
+        ("ties[0].once.options", 1, 2),
     ),
-    ({"once": {**ONCE, "options": [{"name": "b"}, {"name": "a"}]}}, r"ties\[0\].once.options are not those of the last unit"),
-    ({"once": {**ONCE, "columns": {"enter": [0, 7]}}}, r"ties\[0\].once.columns.enter is not that of the last unit's table"),
-    ({"once": {**ONCE, "columns": {"enter": [0, 1], "leave": [2, 0]}}}, r"ties\[0\].once.columns.leave is not that"),
-    ({"once": {**ONCE, "columns": {"enter": [0, 1], "forward_ns": [1]}}}, r"ties\[0\].once.columns.forward_ns has 1 entries"),
-    ({"once": None}, r"ties\[0\].once and equal are not both there"),
+    ({"once": {**ONCE, "options": [{"name": "b"}, {"name": "a"}]}}, ("ties[0].once.options",)),
+    ({"once": {**ONCE, "columns": {"enter": [0, 7]}}}, ("ties[0].once.columns.enter",)),
+    ({"once": {**ONCE, "columns": {"enter": [0, 1], "leave": [2, 0]}}}, ("ties[0].once.columns.leave",)),
+    ({"once": {**ONCE, "columns": {"enter": [0, 1], "forward_ns": [1]}}}, ("ties[0].once.columns.forward_ns", 1, 2)),
+    ({"once": None}, ("ties[0].once", "equal")),
 ]
 
 
-@pytest.mark.parametrize(("change", "text"), TIES, ids=[text for _, text in TIES])
-def test_shared_tables_of_another_shape_are_told_in_one_line(change: dict[str, Any], text: str) -> None:
+@pytest.mark.parametrize(("change", "text"), TIES, ids=[text[0] for _, text in TIES])
+def test_shared_tables_of_another_shape_are_reported_in_one_line(change: dict[str, Any], text: tuple[Any, ...]) -> None:
     assert all(evaluate(load(shared()), solution).time_ns > 0 for solution in solutions(load(shared())) if solution is not None)
-    with pytest.raises(InputError, match=text) as caught:
+    with refused(*text) as caught:
         load(shared(**change))
     assert "\n" not in str(caught.value)
 
@@ -177,8 +189,6 @@ def test_only_one_stage_has_a_shared_table_as_one_parameter(tmp_path: Path) -> N
     value["configurations"][0] |= {"sites": value["configurations"][0]["sites"] * 2, "links": [0], "cuts": None}
     path = tmp_path / "shared.json"
     path.write_text(json.dumps(value))
-    with pytest.raises(
-        InputError, match=r"configurations\[0\].tied is 0, with `once`, of 2 stages and \d units; give"
-    ) as caught:
+    with refused("configurations[0].tied", problem=(0, "`once`", 2), fix="`once`") as caught:
         load(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)

@@ -1,6 +1,8 @@
-"""What programs surely hold: tables for bounds are at most the memory walk, and so no plan that fits is below a bound.
+"""Memory that programs surely hold: tables for bounds are at most the memory analysis, and so no plan that fits is below a
+bound.
 
-Solutions of whole small spaces, or samples of them, are compiled and walked; both cost models, and what options add to memory.
+Solutions of whole small spaces, or samples of them, are compiled and analysed; both cost models, and what options add to
+memory.
 """
 
 from __future__ import annotations
@@ -63,23 +65,23 @@ STREAMS: list[tuple[Model, str, dict[str, Any]]] = [
     (FEW_WORDS, "l40s:2x2", {"schedule": "gpipe", "cp": 2, "tp": 2, "pipeline": 1}),
 ]
 CASES = [
-    *(pytest.param(*case, cost_model, id=f"{place}-{cost_model}")
+    *(pytest.param(*case, cost_model, id=f"{index}-{cost_model}")
       for cost_model, cases in (("executed", [*BOTH, *EXECUTED]), ("streams", [*BOTH, *STREAMS]))
-      for place, case in enumerate(cases)),
+      for index, case in enumerate(cases)),
 ]  # fmt: skip
 
 
 def request(model: Model, cluster: str, tables: str = "least", **options: Any) -> Request:
-    asked: dict[str, Any] = {"memory": "1MiB", "batch": 8, **options}  # where nothing is gathered or received ahead
-    return request_of(JOINT.parameters, "joint", model=model, cluster=cluster, memory_tables=tables, **asked)
+    requested: dict[str, Any] = {"memory": "1MiB", "batch": 8, **options}  # where nothing is gathered or received ahead
+    return request_of(JOINT.parameters, "joint", model=model, cluster=cluster, memory_tables=tables, **requested)
 
 
 def solutions(instance: Instance, count: int, seed: int) -> list[Solution]:
     """Random ones; with as many recomputed layers in every stage where options have to agree."""
     draw, chosen = random.Random(seed), list[Solution]()
     for _ in range(count):
-        place = draw.randrange(len(instance.configurations))
-        configuration = instance.configurations[place]
+        index = draw.randrange(len(instance.configurations))
+        configuration = instance.configurations[index]
         cuts = configuration.cuts
         if cuts is None:
             cuts = tuple(sorted(draw.sample(range(1, instance.length), configuration.stages - 1)))
@@ -87,31 +89,34 @@ def solutions(instance: Instance, count: int, seed: int) -> list[Solution]:
         agreeing = "(first " in configuration.tables[0].units[0].options[0].name
         same = draw.randrange(min(sizes))
         choice = tuple(same if agreeing else draw.randrange(size) for size in sizes)
-        chosen.append(Solution(place, cuts, choice))
+        chosen.append(Solution(index, cuts, choice))
     return chosen
 
 
-def walked(instance: Instance, solution: Solution, asked: Request) -> PlanPrediction:
-    plan = JOINT.plan(instance, solution, asked)
+def predicted(instance: Instance, solution: Solution, requested: Request) -> PlanPrediction:
+    plan = JOINT.plan(instance, solution, requested)
     if counts_overlap(instance):
-        assert asked.cluster is not None
-        return predict_overlapped(plan, asked.cluster, checked=False)
-    return predicted_plan(plan, asked)[1]
+        assert requested.cluster is not None
+        return predict_overlapped(plan, requested.cluster, checked=False)
+    return predicted_plan(plan, requested)[1]
 
 
 def surely_held(model: Model, cluster: str, options: dict[str, Any], cost_model: str, count: int, seed: int) -> None:
-    asked = request(model, cluster, cost_model=cost_model, **options)
-    instance, most = JOINT.instance(asked), JOINT.instance(request(model, cluster, "most", cost_model=cost_model, **options))
+    requested = request(model, cluster, cost_model=cost_model, **options)
+    instance, most = (
+        JOINT.instance(requested),
+        JOINT.instance(request(model, cluster, "most", cost_model=cost_model, **options)),
+    )
     for solution in solutions(instance, count, seed):
         least_bytes = JOINT.evaluate(instance, solution).peak_bytes
-        peak_bytes = max(walked(instance, solution, asked).peak_bytes)
-        assert least_bytes <= peak_bytes, JOINT.plan(instance, solution, asked).units
+        peak_bytes = max(predicted(instance, solution, requested).peak_bytes)
+        assert least_bytes <= peak_bytes, JOINT.plan(instance, solution, requested).units
         assert JOINT.evaluate(most, solution).time_ns == JOINT.evaluate(instance, solution).time_ns
         assert least_bytes <= JOINT.evaluate(most, solution).peak_bytes
 
 
 @pytest.mark.parametrize(("model", "cluster", "options", "cost_model"), CASES)
-def test_tables_have_at_least_mode_no_more_than_the_walk(
+def test_tables_have_at_least_mode_no_more_than_the_memory_analysis(
     model: Model, cluster: str, options: dict[str, Any], cost_model: str
 ) -> None:
     surely_held(model, cluster, options, cost_model, 8, 1)
@@ -119,7 +124,7 @@ def test_tables_have_at_least_mode_no_more_than_the_walk(
 
 @pytest.mark.long
 @pytest.mark.parametrize(("model", "cluster", "options", "cost_model"), CASES)
-def test_tables_have_no_more_than_the_walk_of_many_solutions(
+def test_tables_have_no_more_than_the_memory_analysis_of_many_solutions(
     model: Model, cluster: str, options: dict[str, Any], cost_model: str
 ) -> None:
     surely_held(model, cluster, options, cost_model, 50, 2)
@@ -127,13 +132,13 @@ def test_tables_have_no_more_than_the_walk_of_many_solutions(
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "cluster", "batch"), [("llama3-8b", "h100:8", 64), ("llama3.1-70b", "h100:8x8", 256)])
-def test_tables_of_real_models_are_close_below_the_walk(name: str, cluster: str, batch: int) -> None:
+def test_tables_of_real_models_are_close_below_the_memory_analysis(name: str, cluster: str, batch: int) -> None:
     """Within 10 per cent, 2 in the mean: so much weaker are bounds where memory decides."""
     model, shares = load_model(name, 8192, "bfloat16"), []
-    asked = request(model, cluster, batch=batch, schedule="all", modules=True)
-    instance = JOINT.instance(asked)
+    requested = request(model, cluster, batch=batch, schedule="all", modules=True)
+    instance = JOINT.instance(requested)
     for solution in solutions(instance, 16, 3):
-        least, peak = JOINT.evaluate(instance, solution).peak_bytes, max(walked(instance, solution, asked).peak_bytes)
+        least, peak = JOINT.evaluate(instance, solution).peak_bytes, max(predicted(instance, solution, requested).peak_bytes)
         shares.append(least / peak)
     assert max(shares) <= 1 and min(shares) > 0.9 and sum(shares) / len(shares) > 0.98
 
@@ -170,18 +175,18 @@ SPACES: list[tuple[Model, str, dict[str, Any]]] = [
 
 @pytest.mark.long
 @pytest.mark.parametrize(("model", "cluster", "options"), SPACES)
-def test_no_plan_that_walks_within_the_limit_is_below_the_bound(model: Model, cluster: str, options: dict[str, Any]) -> None:
+def test_no_plan_whose_programs_fit_the_limit_is_below_the_bound(model: Model, cluster: str, options: dict[str, Any]) -> None:
     """All plans of small spaces, under limits of which each lets fewer of them fit."""
-    asked = request(model, cluster, batch=4, **options)
-    instance = JOINT.instance(asked)
+    requested = request(model, cluster, batch=4, **options)
+    instance = JOINT.instance(requested)
     solutions = every(instance)
-    peaks = sorted(max(walked(instance, solution, asked).peak_bytes) for solution in solutions)
-    given: dict[str, Any] = {"like": "joint", "model": model, "cluster": cluster, "batch": 4, "beside": False, **options}
+    peaks = sorted(max(predicted(instance, solution, requested).peak_bytes) for solution in solutions)
+    given: dict[str, Any] = {"like": "joint", "model": model, "cluster": cluster, "batch": 4, "comparisons": False, **options}
     for share in (0.0, 0.05, 0.4, 1.0):
         limit = peaks[round(share * (len(peaks) - 1))]
         limited = request(model, cluster, batch=4, memory=limit, reserve=0, **options)
-        judged = [walked(instance, solution, limited) for solution in solutions]
-        best_ns = min(each.step_ns for each in judged if max(each.peak_bytes) <= limit)
+        judged = [predicted(instance, solution, limited) for solution in solutions]
+        best_ns = min(entry.step_ns for entry in judged if max(entry.peak_bytes) <= limit)
         answer = tp.plan(memory=limit, reserve=0, **given)
         assert answer.answer.bound_ns is not None and answer.answer.bound_ns <= best_ns
         assert answer.answer.status != "infeasible"
@@ -193,8 +198,8 @@ def test_no_plan_that_walks_within_the_limit_is_below_the_bound(model: Model, cl
 
 
 def test_a_plan_that_tables_at_most_leave_out_is_found() -> None:
-    """Of four layers on 4 H100 with 2500 MiB: by what programs hold at most, ZeRO 3 needs 3.16 GB for the 2.60 that it walks
-    in, and the best of the rest takes 74.85 ms, proven at 74.07 of that smaller space."""
+    """The plan is of four layers on 4 H100 with 2500 MiB. By what programs hold at most, ZeRO 3 needs 3.16 GB for the 2.60 that
+    it needs, and the best of the rest takes 74.85 ms, proven at 74.07 of that smaller space."""
     fields = {
         "model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 4,
         "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 8192,
@@ -206,8 +211,8 @@ def test_a_plan_that_tables_at_most_leave_out_is_found() -> None:
     assert max(answer.judged.peak_bytes) <= 2500 * 2**20
     assert answer.answer.bound_ns is not None and answer.answer.bound_ns <= answer.judged.step_ns
     shorter = 1 - answer.answer.bound_ns / answer.judged.step_ns  # which is more than the claim's gap
-    said = dict(answer.summary())["prediction against objective"]
-    assert said.endswith(f"; no plan that fits is predicted more than {format_gap(shorter)} faster")
+    stated = dict(answer.summary())["prediction against objective"]
+    assert stated.endswith(f"; no plan that fits is predicted more than {format_gap(shorter)} faster")
 
 
 def test_a_certificate_is_of_the_space_of_all_that_fits() -> None:

@@ -22,10 +22,11 @@ MODELS: dict[str, dict[str, Any]] = {"milp": {}, "cpsat": {"workers": 1}}
 
 
 def tiny(seed: int, units: int, options: int) -> Instance:
-    """Of any kind, with some solution; one in four with chunks on each site; a few judged by Eq. 8 or Eq. 5."""
+    """A random instance of any kind, with some solution; one in four with chunks on each site; a few judged by Eq. 8 or Eq.
+    5."""
     rng = random.Random(seed)
     drawn = (random_instance(rng, units + (seed % 4 == 0), options if seed % 4 else 2) for _ in count())
-    instance = next(each for each in drawn if any(solution is not None for solution in solutions(each)))
+    instance = next(entry for entry in drawn if any(solution is not None for solution in solutions(entry)))
     if seed % 4 == 0:
         instance = in_chunks(rng, instance)
     sliced = any(configuration.schedule.sliced for configuration in instance.configurations)
@@ -33,7 +34,7 @@ def tiny(seed: int, units: int, options: int) -> Instance:
 
 
 def in_chunks(rng: random.Random, instance: Instance) -> Instance:
-    """The instance with an interleaved configuration beside its own, if it has units enough."""
+    """The instance with an interleaved configuration next to its own, if it has units enough."""
     if instance.length < 4 or not all(instance.cuttable):
         return instance
     tables = [with_sizes(rng, table) for table in instance.configurations[0].tables]
@@ -88,7 +89,7 @@ def test_models_find_the_optimum_of_many(seed: int) -> None:
 def test_the_least_memory_is_that_of_some_solution(seed: int) -> None:
     """And nothing fits into less. (Hosts without limits: of these, nothing is explained.)"""
     instance = tiny(seed, 4, 3)
-    instance = replace(instance, classes=tuple(replace(each, host_bytes=None) for each in instance.classes))
+    instance = replace(instance, classes=tuple(replace(device_class, host_bytes=None) for device_class in instance.classes))
     limit = instance.classes[0].memory_bytes
     peaks = [evaluate(instance, solution).peak_bytes for solution in solutions(instance) if solution is not None]
     reason, least = explain(instance), LeastMemory(instance).least()

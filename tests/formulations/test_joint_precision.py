@@ -12,12 +12,12 @@ from trainplan.formulations.joint.within_runtime import with_gradients
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import problem
-from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.clusters.recipes import RECIPES
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
+from tests.helpers.refusals import refused
 from trainplan.api import plan_verbs
 
 SMALL: dict[str, Any] = {"num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1024, "vocab_size": 4096}
@@ -36,7 +36,7 @@ def planned(layout: dict[str, Any], **options: Any) -> Plan:
         cluster=CLUSTER,
         batch=32,
         memory="60GiB",
-        beside=False,
+        comparisons=False,
         micro_batches=4,
         forbid=["ckpt"],
         **layout,
@@ -56,8 +56,8 @@ def weights_of(plan: Plan, tp: int, stage: int) -> list[int]:
 @pytest.mark.parametrize("name", list(RECIPES))
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 def test_a_plan_has_its_recipe_and_holds_copies_of_its_weights(layout: str, name: str) -> None:
-    """Beside the same plan in the model's dtype each rank holds the copies of its layers' weights that the recipe has, in walks
-    and tables alike; ZeRO-3 of the two that are gathered. It takes less time, and carries what it takes."""
+    """Compared with the same plan in the model's dtype each rank holds the copies of its layers' weights that the recipe has,
+    in analyses and tables alike; ZeRO-3 of the two that are gathered. It takes less time, and carries what it takes."""
     plain, plan = planned(LAYOUTS[layout]), planned(LAYOUTS[layout], precision=name)
     assert {unit.precision for unit in plan.units if unit.name not in ENDS} == {name}
     assert {unit.precision for unit in plan.units if unit.name in ENDS} == {"model"}
@@ -79,9 +79,9 @@ def test_a_plan_has_its_recipe_and_holds_copies_of_its_weights(layout: str, name
 
 @pytest.mark.parametrize("name", ["fp8", "mxfp8", "nvfp4"])
 @pytest.mark.parametrize("layout", list(LAYOUTS))
-def test_tables_have_as_much_memory_as_walks(layout: str, name: str) -> None:
-    """What a solution needs more by the problem's tables is what its plan holds more, rounded up unit by unit."""
-    joint, peaks, walks = problem("joint"), [], []
+def test_tables_have_as_much_memory_as_analyses(layout: str, name: str) -> None:
+    """The memory that a solution needs more by the problem's tables is what its plan holds more, rounded up unit by unit."""
+    joint, peaks, analysed = problem("joint"), [], []
     for options in ({}, {"precision": name}):
         plan = planned(LAYOUTS[layout], **options)
         instance = tp.build(
@@ -89,14 +89,15 @@ def test_tables_have_as_much_memory_as_walks(layout: str, name: str) -> None:
         )
         wide = plan.changed(units=[unit.changed(precision="model") for unit in plan.units])
         peaks.append(joint.evaluate(instance, joint.refinement.solution_of_plan(instance, wide)).peak_bytes)
-        walks.append(max(plan.predicted.peak_bytes))  # type: ignore[union-attr]
-    assert peaks[1] - peaks[0] == pytest.approx(walks[1] - walks[0], abs=len(LLAMA.units))
+        analysed.append(max(plan.predicted.peak_bytes))  # type: ignore[union-attr]
+    assert peaks[1] - peaks[0] == pytest.approx(analysed[1] - analysed[0], abs=len(LLAMA.units))
 
 
 @pytest.mark.parametrize("cost_model", ["streams", "executed"])
 @pytest.mark.parametrize("layout", ["copies", "zero1", "zero3"])
 def test_gradients_in_float32_take_twice_the_bytes(layout: str, cost_model: str) -> None:
-    """Of each number 4 bytes that are kept and reduced, not 2: by the plan, the layout that the lanes have, and the walks."""
+    """For each number 4 bytes are kept and reduced, not 2: by the plan, the layout that the lanes have, and the
+    simulations."""
     plain, wide = (planned(LAYOUTS[layout], gradients=word, cost_model=cost_model) for word in ("model", "float32"))
     assert (plain.precision.gradients, wide.precision.gradients) == ("model", "float32")
     assert [layout_of(plan).framework.gradient_bytes for plan in (plain, wide)] == [2, 4]
@@ -109,38 +110,36 @@ def test_gradients_in_float32_take_twice_the_bytes(layout: str, cost_model: str)
 
 
 def test_gradients_in_float32_need_masters_unless_all_is_in_float32() -> None:
-    asked: dict[str, Any] = {"model": LLAMA, "cluster": CLUSTER, "batch": 32, "gradients": "float32"}
-    whole = {**asked, "model": load_model("gpt2", 256, "float32").with_fields(n_layer=2), "beside": False}
+    requested: dict[str, Any] = {"model": LLAMA, "cluster": CLUSTER, "batch": 32, "gradients": "float32"}
+    whole = {**requested, "model": load_model("gpt2", 256, "float32").with_fields(n_layer=2), "comparisons": False}
     plans = [tp.plan(**{**whole, "gradients": word}).plan for word in ("float32", "model")]
     assert plans[0] is not None and plans[1] is not None and plans[0].content == plans[1].content
-    with pytest.raises(InputError, match="gradients is float32; leave it out: the optimizer works in the model's dtype"):
-        tp.plan(**{**asked, "model": load_model("gpt2", 256, "float64")}, cost_model="executed")
-    with pytest.raises(InputError, match="float32, with states on the host, which are in the model's dtype; give model"):
-        tp.plan(**asked, cost_model="executed", host="all")
+    with refused("gradients", problem="float32", fix="float32"):
+        tp.plan(**{**requested, "model": load_model("gpt2", 256, "float64")}, cost_model="executed")
+    with refused("gradients", problem=("float32", "host"), fix=("model", "--host")):
+        tp.plan(**requested, cost_model="executed", host="all")
 
 
 def test_products_that_a_recipe_cannot_cut_into_blocks_are_left_out() -> None:
     """With 4 tensor-parallel ranks one has 320 numbers of the feed-forward network, no blocks of 128."""
     model = LLAMA.with_fields(intermediate_size=1280)
-    asked: dict[str, Any] = {"model": model, "cluster": CLUSTER, "batch": 32, "memory": "60GiB", "pipeline": 1}
+    requested: dict[str, Any] = {"model": model, "cluster": CLUSTER, "batch": 32, "memory": "60GiB", "pipeline": 1}
     degrees = {}
     for name in ("mxfp8", "fp8-blockwise"):
-        instance = tp.build("joint", **asked, precision=name)
+        instance = tp.build("joint", **requested, precision=name)
         options = (option for configuration in instance.configurations for option in configuration.tables[0].units[1].options)
         degrees[name] = {option.strategy.degree("tp") for option in options if option.strategy is not None}
     assert degrees == {"mxfp8": {1, 2, 4}, "fp8-blockwise": {1, 2}}
-    with pytest.raises(
-        InputError, match="precision is fp8-blockwise, whose matrix multiplications have sizes of multiples of 128; give model"
-    ):
-        tp.plan(**asked, precision="fp8-blockwise", tp=4)
+    with refused("precision", problem=("fp8-blockwise", 128), fix=("model", "--tp", "--micro-batches")):
+        tp.plan(**requested, precision="fp8-blockwise", tp=4)
 
 
 def test_nvfp4_is_of_models_in_bfloat16() -> None:
     half = load_model("llama3-8b", 256, "float16").with_fields(**SMALL)
-    asked: dict[str, Any] = {"model": half, "cluster": CLUSTER, "batch": 32, "memory": "60GiB"}
-    with pytest.raises(InputError, match="precision is nvfp4, of models in bfloat16, and this one is in float16; give dtype"):
-        tp.plan(**asked, precision="nvfp4")
-    plan = tp.plan(**asked, precision="mxfp8", beside=False).plan
+    requested: dict[str, Any] = {"model": half, "cluster": CLUSTER, "batch": 32, "memory": "60GiB"}
+    with refused("precision", problem=("nvfp4", "bfloat16", "float16"), fix="--dtype bfloat16"):
+        tp.plan(**requested, precision="nvfp4")
+    plan = tp.plan(**requested, precision="mxfp8", comparisons=False).plan
     assert plan is not None and plan.units[1].precision == "mxfp8"
 
 
@@ -150,12 +149,12 @@ def test_files_that_say_fp8_are_read() -> None:
     assert [unit.get("precision") for unit in plan["units"]] == [None, *["fp8"] * 8, None]
     assert load_plan(plan).units[1].precision == "fp8"
     plan["units"][1]["precision"] = "fp7"
-    with pytest.raises(InputError, match=r"units\[1\]\.precision is 'fp7'.*mxfp8"):
+    with refused("units[1].precision", problem="fp7", fix="mxfp8"):
         load_plan(plan)
 
 
 @pytest.mark.parametrize(
-    ("runtime", "dtype", "asked", "gradients"),
+    ("runtime", "dtype", "requested", "gradients"),
     [
         ("megatron", "bfloat16", None, "float32"),  # megatron/training/arguments.py: unless --grad-reduce-in-bf16 is given
         ("megatron", "bfloat16", "model", "model"),
@@ -168,9 +167,11 @@ def test_files_that_say_fp8_are_read() -> None:
         (None, "bfloat16", None, "model"),
     ],
 )
-def test_gradients_are_in_the_dtype_of_the_runtime(runtime: str | None, dtype: str, asked: str | None, gradients: str) -> None:
+def test_gradients_are_in_the_dtype_of_the_runtime(
+    runtime: str | None, dtype: str, requested: str | None, gradients: str
+) -> None:
     model = load_model("llama3-8b", 256, dtype).with_fields(**SMALL, num_attention_heads=8, num_key_value_heads=4, head_dim=64)
-    request = Request(model, CLUSTER, 32, options={"for_": runtime, "gradients": asked})
+    request = Request(model, CLUSTER, 32, options={"for_": runtime, "gradients": requested})
     assert with_gradients(request).precision.gradients == gradients
 
 
@@ -180,12 +181,14 @@ def test_without_its_runtime_a_plan_is_priced_with_the_same_gradients(monkeypatc
     monkeypatch.setattr(plan_verbs, "priced", lambda best, relaxed, *_, **__: seen.append(relaxed["for_"][1]()) or best)
     answer = tp.plan(model=LLAMA, cluster=CLUSTER, batch=32, for_="megatron", pipeline=1, gap=0.5)
     assert answer.plan is not None and answer.plan.precision.gradients == "float32"
-    assert [(each.options["for_"], each.options["gradients"]) for each in seen] == [(None, "float32")]
+    assert [(entry.options["for_"], entry.options["gradients"]) for entry in seen] == [(None, "float32")]
 
 
 def test_megatrons_export_holds_and_says_the_gradients_of_its_plan() -> None:
-    for asked, flag in ((None, "--accumulate-allreduce-grads-in-fp32"), ("model", "--grad-reduce-in-bf16")):
-        answer = tp.plan(model=LLAMA, cluster=CLUSTER, batch=32, for_="megatron", gradients=asked, gap=0.5, beside=False)
+    for requested, flag in ((None, "--accumulate-allreduce-grads-in-fp32"), ("model", "--grad-reduce-in-bf16")):
+        answer = tp.plan(
+            model=LLAMA, cluster=CLUSTER, batch=32, for_="megatron", gradients=requested, gap=0.5, comparisons=False
+        )
         assert answer.plan is not None and answer.plan.predicted is not None
         exported = tp.export(answer.plan, "megatron")
         assert flag in exported.settings["precision"]

@@ -17,7 +17,7 @@ from trainplan.formulations.memory_switches.problem import Solution as SwitchSol
 from trainplan.formulations.pipeline.problem import Solution as PipelineSolution
 from trainplan.formulations.pipeline_partition.problem import Solution as PartitionSolution
 from trainplan.formulations.problem import problem_of
-from trainplan.profiling.base.errors import Unsuited
+from trainplan.profiling.base.errors import Unsupported
 
 import trainplan as tp
 from tests.helpers.assignments import random_assignment
@@ -25,6 +25,7 @@ from tests.helpers.cluster_instances import random_cluster_dict
 from tests.helpers.instances import random_instance, random_pipeline
 from tests.helpers.papers_as_joint.restrict import Restriction, restrict
 from tests.helpers.partition_instances import random_partition
+from tests.helpers.refusals import refused
 from tests.helpers.switch_instances import random_instance as random_switches
 
 
@@ -116,7 +117,7 @@ def test_cluster_strategy(seed: int) -> None:
 
 
 def test_unlike_devices_are_no_restriction() -> None:
-    with pytest.raises(Unsuited, match="not all alike"):
+    with refused("devices", kind=Unsupported):
         restrict(tp.build("cluster-strategy", model="gpt2", cluster="amp-heterogeneous-16", batch=32))
 
 
@@ -162,9 +163,9 @@ def random_solution(rng: random.Random, instance: Any) -> Any:
         return SwitchSolution(tuple(rng.choice(instance.options) for _ in range(instance.layers)))
     if instance.problem == "pipeline-partition":
         return PartitionSolution(tuple(sorted(rng.sample(range(1, instance.sublayers), instance.stages - 1))))
-    place = rng.randrange(len(instance.configurations))
-    configuration = instance.configurations[place]
+    index = rng.randrange(len(instance.configurations))
+    configuration = instance.configurations[index]
     borders = [0, *sorted(rng.sample(range(1, instance.layers), configuration.stages - 1)), instance.layers]
     options = len(configuration.tables.strategies)
     sizes = tuple(end - first for first, end in pairwise(borders))
-    return PipelineSolution(place, sizes, tuple(rng.randrange(options) for _ in range(instance.layers)))
+    return PipelineSolution(index, sizes, tuple(rng.randrange(options) for _ in range(instance.layers)))

@@ -51,11 +51,11 @@ def longest_paths(work: Work, orders: Orders) -> Times | None:
         for a, b in pairwise(order):
             before[b].append(a)
     for one in before:
-        beside = one.stage - 1 if one.kind == "forward" else one.stage + 1
-        if not 0 <= beside < work.stages:
+        neighbour = one.stage - 1 if one.kind == "forward" else one.stage + 1
+        if not 0 <= neighbour < work.stages:
             continue
-        moved[one] = work.transfer_ns[min(one.stage, beside)]
-        wanted = (one.kind, one.micro_batch, beside)
+        moved[one] = work.transfer_ns[min(one.stage, neighbour)]
+        wanted = (one.kind, one.micro_batch, neighbour)
         parts = [other for other in before if (other.kind, other.micro_batch, other.stage) == wanted]
         if len(parts) == 2 and one.half is not None:
             parts = [other for other in parts if other.half == one.half]
@@ -240,9 +240,9 @@ def all_longest(timeline: Timeline) -> Iterator[list[Event]]:
 
     def back(path: list[Event]) -> Iterator[list[Event]]:
         task, found = path[-1].task, []
-        beside = task.stage - 1 if task.kind == "forward" else task.stage + 1
-        if 0 <= beside < timeline.work.stages:
-            found.append(events[Pass(task.kind, task.micro_batch, beside)])
+        neighbour = task.stage - 1 if task.kind == "forward" else task.stage + 1
+        if 0 <= neighbour < timeline.work.stages:
+            found.append(events[Pass(task.kind, task.micro_batch, neighbour)])
         if task in before:
             found.append(before[task])
         if not found:
@@ -293,7 +293,7 @@ def stage_at(path: list[Event] | tuple[Event, ...], ns: int) -> int:
 
 
 def test_equal_stages_are_not_always_critical_by_one_path() -> None:
-    """What the test above rests on: instances with many longest paths."""
+    """The test above rests on this: there are instances with many longest paths."""
     counts = Counter(
         len(list(all_longest(simulate(Work((2,) * p, (4,) * p, (0,) * (p - 1)), one_f_one_b(p, 4))))) for p in (2, 3)
     )

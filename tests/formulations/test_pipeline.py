@@ -25,12 +25,12 @@ from tests.helpers.instances import random_pipeline, random_pipeline_dict
 def solved(draw: st.DrawFn) -> tuple[dict[str, Any], Solution]:
     """An instance's file, and any solution of it."""
     given = random_pipeline_dict(random.Random(draw(st.integers(0, 10**6))), 7)
-    layers, place = len(given["layer_names"]), draw(st.integers(0, len(given["configurations"]) - 1))
-    stages, options = given["configurations"][place]["stages"], len(given["configurations"][place]["options"][0])
+    layers, index = len(given["layer_names"]), draw(st.integers(0, len(given["configurations"]) - 1))
+    stages, options = given["configurations"][index]["stages"], len(given["configurations"][index]["options"][0])
     cuts = sorted(draw(st.permutations(range(1, layers)))[: stages - 1])
     counts = tuple(b - a for a, b in zip([0, *cuts], [*cuts, layers], strict=True))
     choice = draw(st.lists(st.integers(0, options - 1), min_size=layers, max_size=layers))
-    return given, Solution(place, counts, tuple(choice))
+    return given, Solution(index, counts, tuple(choice))
 
 
 def by_hand(given: dict[str, Any], solution: Solution) -> tuple[int, list[int]]:
@@ -68,12 +68,12 @@ def test_evaluate_is_the_papers_formula(case: tuple[dict[str, Any], Solution]) -
 def test_violations_name_the_stages_that_need_too_much(case: tuple[dict[str, Any], Solution]) -> None:
     given, solution = case
     instance, (_, peaks) = load(given), by_hand(*case)
-    told = violations(instance, solution)
-    assert [int(line.split()[1].rstrip(":")) for line in told] == [
+    reported = violations(instance, solution)
+    assert [int(line.split()[1].rstrip(":")) for line in reported] == [
         i for i, peak in enumerate(peaks) if peak > instance.memory_bytes
     ]
     over = [stage for stage in evaluate(instance, solution).stages if stage.peak_bytes > instance.memory_bytes]
-    for line, stage in zip(told, over, strict=True):
+    for line, stage in zip(reported, over, strict=True):
         assert instance.layer_names[stage.peak_layer] in line
         assert stage.first <= stage.peak_layer <= stage.last
 
@@ -135,7 +135,7 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_malformed_files_are_told_in_one_line(name: str) -> None:
+def test_malformed_files_are_reported_in_one_line(name: str) -> None:
     given, (break_it, field) = random_pipeline_dict(random.Random(5)), BROKEN[name]
     load(given)
     break_it(given)
@@ -156,9 +156,9 @@ def test_malformed_solutions_are_violations() -> None:
         "entries": Solution(0, counts, (0,) * (layers + 1)),
         "options 0 to": Solution(0, counts, (99,) * layers),
     }
-    for told, solution in wrong.items():
-        assert told in violations(instance, solution)[0]
-        with pytest.raises(ValueError, match=told):
+    for reported, solution in wrong.items():
+        assert reported in violations(instance, solution)[0]
+        with pytest.raises(ValueError, match=reported):
             evaluate(instance, solution)
 
 
@@ -191,7 +191,8 @@ def relaxed_ns(model: pyo.ConcreteModel, instance: Instance) -> float:
 
 
 def pair_flow_model(instance: Instance) -> pyo.ConcreteModel:
-    """The same relaxation, written independently: one flow for every pair of (stage, option) at every boundary, no classes."""
+    """The relaxation, written independently of the product: one flow for every pair of (stage, option) at every boundary, no
+    classes."""
     ns_per_unit, bytes_per_unit = milp.units(instance)
     given = instance.configurations[0]
     tables, kinds, borders = given.tables, instance.layer_kinds, instance.boundary_kinds

@@ -25,10 +25,10 @@ from trainplan.formulations.pipeline_partition.problem import (
 )
 from trainplan.formulations.schedule.orders import one_f_one_b
 from trainplan.formulations.schedule.simulate import Work, simulate
-from trainplan.profiling.base.errors import InputError
 from trainplan.solvers.core.heuristic import explain
 
 from tests.helpers.partition_instances import random_partition, random_partition_dict
+from tests.helpers.refusals import refused
 
 
 @st.composite
@@ -75,10 +75,10 @@ def step_by_hand(work: Work, m: int) -> int:
         orders.append(order)
     ends: dict[tuple[int, str, int], int] = {}
 
-    def end(x: int, place: int) -> int:
-        kind, q = orders[x][place]
+    def end(x: int, index: int) -> int:
+        kind, q = orders[x][index]
         if (x, kind, q) not in ends:
-            ready = end(x, place - 1) if place else 0
+            ready = end(x, index - 1) if index else 0
             other = x - 1 if kind == "f" else x + 1
             if 0 <= other < p:
                 ready = max(ready, end(other, orders[other].index((kind, q)))) + c[min(x, other)]
@@ -107,33 +107,33 @@ def test_evaluate_is_the_simulated_step(case: tuple[dict[str, Any], Solution]) -
 def test_what_users_see(case: tuple[dict[str, Any], Solution]) -> None:
     given, solution = case
     instance = load(given | {"names": [f"block {l}" for l in range(len(given["forward_ns"]))]})
-    told, work, m = describe(instance, solution), work_by_hand(*case), given["micro_batches"]
-    assert (told["time_ns"], told["pipeline"], told["micro_batches"]) == (step_by_hand(work, m), work.stages, m)
-    assert told["startup_ns"] == sum(work.forward_ns[:-1]) + sum(work.transfer_ns)
+    reported, work, m = describe(instance, solution), work_by_hand(*case), given["micro_batches"]
+    assert (reported["time_ns"], reported["pipeline"], reported["micro_batches"]) == (step_by_hand(work, m), work.stages, m)
+    assert reported["startup_ns"] == sum(work.forward_ns[:-1]) + sum(work.transfer_ns)
     busy = m * sum(work.forward_ns + work.backward_ns)
-    assert (1 - told["bubble"]) * told["time_ns"] * work.stages == pytest.approx(busy if told["time_ns"] else 0)
-    assert 0 <= told["master_stage"] < work.stages
-    assert len(told["stages"]) == work.stages
+    assert (1 - reported["bubble"]) * reported["time_ns"] * work.stages == pytest.approx(busy if reported["time_ns"] else 0)
+    assert 0 <= reported["master_stage"] < work.stages
+    assert len(reported["stages"]) == work.stages
     peaks = peaks_by_hand(*case)
-    assert ("peak_bytes" in told) is bool(peaks)
+    assert ("peak_bytes" in reported) is bool(peaks)
     if peaks:
         spare = [limit - peak for peak, limit in peaks]
-        assert told["peak_stage"] == spare.index(min(spare))
-        assert told["peak_bytes"] == peaks[told["peak_stage"]][0]
-        work_bytes = {l: given["memory"]["workspace_bytes"][l] for l in stages_of(*case)[told["peak_stage"]]}
-        assert work_bytes[told["peak_layer"]] == max(work_bytes.values())
-        assert told["peak_layer_name"] == f"block {told['peak_layer']} in stage {told['peak_stage']}"
+        assert reported["peak_stage"] == spare.index(min(spare))
+        assert reported["peak_bytes"] == peaks[reported["peak_stage"]][0]
+        work_bytes = {l: given["memory"]["workspace_bytes"][l] for l in stages_of(*case)[reported["peak_stage"]]}
+        assert work_bytes[reported["peak_layer"]] == max(work_bytes.values())
+        assert reported["peak_layer_name"] == f"block {reported['peak_layer']} in stage {reported['peak_stage']}"
         assert instance.memory is not None
         peaks = [stage.peak_bytes for stage in evaluate(instance, solution).stages]
-        assert instance.memory.fullest_stage(peaks) == told["peak_stage"]
+        assert instance.memory.fullest_stage(peaks) == reported["peak_stage"]
 
 
 @given(solved())
 def test_violations_name_the_stages_that_need_too_much(case: tuple[dict[str, Any], Solution]) -> None:
     wanted = [(x, peak, limit) for x, (peak, limit) in enumerate(peaks_by_hand(*case)) if peak > limit]
-    told = violations(load(case[0]), case[1])
-    assert len(told) == len(wanted)
-    for line, (x, peak, limit) in zip(told, wanted, strict=True):
+    reported = violations(load(case[0]), case[1])
+    assert len(reported) == len(wanted)
+    for line, (x, peak, limit) in zip(reported, wanted, strict=True):
         first, *_, last = [*stages_of(*case)[x], stages_of(*case)[x][-1]]
         assert line.startswith(f"stage {x}: sub-layer {first} to sub-layer {last} need {peak} bytes")
         assert f"{peak - limit} more than its limit of {limit}" in line
@@ -143,10 +143,10 @@ def test_violations_name_the_stages_that_need_too_much(case: tuple[dict[str, Any
 def test_malformed_cuts_are_violations(cuts: list[int], seed: int) -> None:
     instance = random_partition(seed)
     whole = len(cuts) == instance.stages - 1 and cuts == sorted(set(cuts)) and set(cuts) <= set(range(1, instance.sublayers))
-    told = violations(instance, Solution(tuple(cuts)))
-    assert bool(told) is not whole
-    if told:
-        assert f"give {instance.stages - 1}, strictly increasing" in told[0]
+    reported = violations(instance, Solution(tuple(cuts)))
+    assert bool(reported) is not whole
+    if reported:
+        assert f"give {instance.stages - 1}, strictly increasing" in reported[0]
         with pytest.raises(ValueError, match="strictly increasing"):
             evaluate(instance, Solution(tuple(cuts)))
 
@@ -213,42 +213,42 @@ def test_one_number_means_the_same_for_every_cut_and_stage() -> None:
     assert load(spread).to_dict()["transfer_ns"] == 3
 
 
-BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "problem": (lambda d: d.update(problem="partition"), "problem is 'partition'"),
-    "version": (lambda d: d.update(version=2), "version is 2"),
-    "nothing to cut": (lambda d: d.update(forward_ns=[]), "forward_ns has 0 entries; give 1 to 10000"),
-    "a number": (lambda d: d.update(forward_ns=5), "forward_ns is 5; give a list"),
-    "backward missing": (lambda d: d["backward_ns"].pop(), "backward_ns has 3 entries; give 4, one for each sub-layer"),
-    "no backward": (lambda d: d.pop("backward_ns"), "backward_ns is missing"),
-    "cuts missing": (lambda d: d["transfer_ns"].pop(), "transfer_ns has 2 entries; give 3"),
-    "transfer": (lambda d: d.update(transfer_ns="1 us"), "transfer_ns is '1 us'; give a whole number"),
-    "a transfer": (lambda d: d["transfer_ns"].__setitem__(2, -1), "transfer_ns[2] is -1"),
+BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], tuple[Any, ...]]] = {
+    "problem": (lambda d: d.update(problem="partition"), ("problem", "partition", "pipeline-partition")),
+    "version": (lambda d: d.update(version=2), ("version", 2, 1)),
+    "nothing to cut": (lambda d: d.update(forward_ns=[]), ("forward_ns", 0, (1, 10000))),
+    "a number": (lambda d: d.update(forward_ns=5), ("forward_ns", 5, "[...]")),
+    "backward missing": (lambda d: d["backward_ns"].pop(), ("backward_ns", 3, 4)),
+    "no backward": (lambda d: d.pop("backward_ns"), ("backward_ns",)),
+    "cuts missing": (lambda d: d["transfer_ns"].pop(), ("transfer_ns", 2, 3)),
+    "transfer": (lambda d: d.update(transfer_ns="1 us"), ("transfer_ns", "1 us", 1000)),
+    "a transfer": (lambda d: d["transfer_ns"].__setitem__(2, -1), ("transfer_ns[2]", -1, 0)),
     "a layer of many digits": (
         lambda d: d.update(layers=[0, 1, 2, 10**30]),
-        f"layers[3] is {10**30}; give a number",
+        ("layers[3]", 10**30, 2**53),
     ),
-    "float": (lambda d: d["forward_ns"].__setitem__(2, 1.5), "forward_ns[2] is 1.5; give a whole number"),
-    "negative": (lambda d: d["backward_ns"].__setitem__(0, -1), "backward_ns[0] is -1"),
-    "more stages than sub-layers": (lambda d: d.update(stages=9), "stages is 9; give at most 4"),
-    "no stages": (lambda d: d.update(stages=0), "stages is 0"),
-    "micro-batches": (lambda d: d.update(micro_batches=0), "micro_batches is 0"),
-    "names": (lambda d: d["names"].pop(), "names has 3 entries; give 4"),
-    "a name": (lambda d: d["names"].__setitem__(1, 5), "names[1] is 5"),
-    "layers": (lambda d: d["layers"].pop(), "layers has 3 entries; give 4"),
-    "too many passes": (lambda d: d.update(micro_batches=10**5), "is 100000, with"),
-    "falling layers": (lambda d: d.update(layers=[0, 1, 0, 2]), "layers[2] is 0, after 1; give at least 1"),
-    "a layer": (lambda d: d["layers"].__setitem__(0, -1), "layers[0] is -1"),
+    "float": (lambda d: d["forward_ns"].__setitem__(2, 1.5), ("forward_ns[2]", 1.5, 1000)),
+    "negative": (lambda d: d["backward_ns"].__setitem__(0, -1), ("backward_ns[0]", -1, 0)),
+    "more stages than sub-layers": (lambda d: d.update(stages=9), ("stages", 9, 4)),
+    "no stages": (lambda d: d.update(stages=0), ("stages", 0, 1)),
+    "micro-batches": (lambda d: d.update(micro_batches=0), ("micro_batches", 0, 1)),
+    "names": (lambda d: d["names"].pop(), ("names", 3, 4)),
+    "a name": (lambda d: d["names"].__setitem__(1, 5), ("names[1]", 5, "text")),
+    "layers": (lambda d: d["layers"].pop(), ("layers", 3, 4)),
+    "too many passes": (lambda d: d.update(micro_batches=10**5), ("micro_batches", (100000, "2 stages"), 50000)),
+    "falling layers": (lambda d: d.update(layers=[0, 1, 0, 2]), ("layers[2]", (0, 1), 1)),
+    "a layer": (lambda d: d["layers"].__setitem__(0, -1), ("layers[0]", -1, 0)),
     "too long": (
         lambda d: d.update(micro_batches=10**5, backward_ns=[10**12] * 4),
-        "micro_batches is 100000, with which 4 sub",
+        ("micro_batches", (100000, "4e+17 ns"), "9.01e+15"),
     ),
-    "limits": (lambda d: d["memory"].update(limit_bytes=[1, 2, 3]), "memory.limit_bytes has 3 entries; give 2"),
-    "no limit": (lambda d: d["memory"].update(limit_bytes=0), "memory.limit_bytes is 0"),
-    "states": (lambda d: d["memory"]["state_bytes"].pop(), "memory.state_bytes has 3 entries; give 4"),
-    "kept": (lambda d: d["memory"]["kept_bytes"].append(1), "memory.kept_bytes has 5 entries; give 4"),
-    "workspace": (lambda d: d["memory"].pop("workspace_bytes"), "memory.workspace_bytes is missing"),
-    "unknown field": (lambda d: d["memory"].update(bytes=1), "memory.bytes is not a field"),
-    "unknown": (lambda d: d.update(speed=1), "speed is not a field"),
+    "limits": (lambda d: d["memory"].update(limit_bytes=[1, 2, 3]), ("memory.limit_bytes", 3, 2)),
+    "no limit": (lambda d: d["memory"].update(limit_bytes=0), ("memory.limit_bytes", 0, 0)),
+    "states": (lambda d: d["memory"]["state_bytes"].pop(), ("memory.state_bytes", 3, 4)),
+    "kept": (lambda d: d["memory"]["kept_bytes"].append(1), ("memory.kept_bytes", 5, 4)),
+    "workspace": (lambda d: d["memory"].pop("workspace_bytes"), ("memory.workspace_bytes",)),
+    "unknown field": (lambda d: d["memory"].update(bytes=1), ("memory.bytes",)),
+    "unknown": (lambda d: d.update(speed=1), ("speed",)),
 }
 
 
@@ -273,14 +273,12 @@ def small() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_malformed_files_are_told_in_one_line(name: str) -> None:
-    given, (break_it, told) = small(), BROKEN[name]
+def test_malformed_files_are_reported_in_one_line(name: str) -> None:
+    given, (break_it, refusal) = small(), BROKEN[name]
     load(given)
     break_it(given)
-    with pytest.raises(InputError) as caught:
+    with refused(*refusal, where="instance") as caught:
         load(given)
-    assert told in str(caught.value)
-    assert str(caught.value).startswith("instance")
     assert "\n" not in str(caught.value)
 
 
@@ -288,16 +286,16 @@ def test_bytes_that_would_leave_64_bits_are_refused() -> None:
     many = 10_000
     times = {"forward_ns": [1] * many, "backward_ns": [1] * many, "transfer_ns": 0, "stages": many, "micro_batches": many}
     sizes = {"state_bytes": [0] * many, "kept_bytes": [2**48] * many, "workspace_bytes": [0] * many}
-    with pytest.raises(InputError, match="bytes; give numbers that stay below"):
+    with refused("micro_batches", problem=(10000, "bytes"), fix="4.61e+18"):
         load(small() | times | {"names": None, "layers": None, "memory": {"limit_bytes": 2**40, **sizes}})
 
 
-@pytest.mark.parametrize("cuts, told", [([1.5], "cuts[0] is 1.5"), ([-1], "cuts[0] is -1"), (3, "cuts is 3; give a list")])
-def test_malformed_solutions_are_told_in_one_line(cuts: Any, told: str) -> None:
-    with pytest.raises(InputError) as caught:
+@pytest.mark.parametrize(
+    "cuts, refusal", [([1.5], ("cuts[0]", 1.5, 1000)), ([-1], ("cuts[0]", -1, 0)), (3, ("cuts", 3, "[...]"))]
+)
+def test_malformed_solutions_are_reported_in_one_line(cuts: Any, refusal: tuple[Any, ...]) -> None:
+    with refused(*refusal, where="solution"):
         load_solution({"cuts": cuts})
-    assert told in str(caught.value)
-    assert str(caught.value).startswith("solution")
 
 
 @given(solved())

@@ -1,4 +1,4 @@
-"""A problem of another package: installed beside trainplan, it is listed, checked, solved and planned with like any other."""
+"""A problem of another package: installed next to trainplan, it is listed, checked, solved and planned with like any other."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ assert toy.enumeration.count(instance) == 3 and optimum(toy, instance) == instan
 assert optimum(toy, instance.with_memory(min(c.peak_bytes for c in instance.candidates))) == instance.candidates[2].time_ns
 """
 WITHOUT_MODELS = """
-from trainplan.profiling.base.errors import Unsuited
+from trainplan.profiling.base.errors import Unsupported
 from trainplan.solvers.adapters.formulation import formulation
 try:
     formulation(instance, "milp")
-except Unsuited as error:
+except Unsupported as error:
     assert "micro-batching has none" in str(error)
 else:
     raise AssertionError("it has no MILP")

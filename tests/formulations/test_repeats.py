@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +12,8 @@ from trainplan.formulations.costs.overlapped.analytic_fsdp import Block, sharded
 from trainplan.formulations.costs.overlapped.analytic_pipeline import pipeline_ns
 from trainplan.formulations.schedule import recorded, repeats
 from trainplan.formulations.schedule.repeats import TooManyRounds, after_rounds
-from trainplan.profiling.base.errors import InputError
 
+from tests.helpers.refusals import refused
 from tests.helpers.sizes import some_and_all
 
 
@@ -56,22 +57,22 @@ def direct_ns(blocks: list[Block], micro_batches: int, again: bool, ahead: int) 
     compute = lane = 0.0
     for number in range(micro_batches):
         last, gathers, ends, backs = number == micro_batches - 1, again or not number, list[float](), list[float]()
-        for place, block in enumerate(blocks):
+        for index, block in enumerate(blocks):
             if gathers:
-                lane = max(lane, ends[place - ahead - 1] if place > ahead else 0.0) + block.gather_ns
+                lane = max(lane, ends[index - ahead - 1] if index > ahead else 0.0) + block.gather_ns
                 compute = max(compute, lane)
             compute += block.forward_ns
             ends.append(compute)
-        for place in reversed(range(len(blocks))):
-            block, kept = blocks[place], place == len(blocks) - 1
+        for index in reversed(range(len(blocks))):
+            block, kept = blocks[index], index == len(blocks) - 1
             if again and not kept:
                 lane = max(lane, backs[-ahead - 1] if len(backs) > ahead else 0.0) + block.gather_ns
                 compute = max(compute, lane)
             compute += block.backward_ns
             backs.append(compute)
             if not kept:
-                behind = blocks[place + 1]
-                lane = max(lane, backs[-2]) + behind.reduce_ns + behind.copies_ns * last
+                following = blocks[index + 1]
+                lane = max(lane, backs[-2]) + following.reduce_ns + following.copies_ns * last
         lane = max(lane, compute) + blocks[0].reduce_ns + blocks[0].copies_ns * last
     return max(compute, lane)
 
@@ -101,5 +102,5 @@ def test_a_run_whose_passes_do_not_repeat_is_refused_in_one_line(monkeypatch: py
         raise TooManyRounds
 
     monkeypatch.setattr(recorded, "after_rounds", never)
-    with pytest.raises(InputError, match=r"micro-batches are 1000000, .*give at most"):
+    with refused("micro-batches", problem=1000000, fix=re.compile(r"\d+")):
         pipeline_ns([1, 2], [1, 2], 0, 10**6)

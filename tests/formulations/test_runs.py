@@ -6,7 +6,7 @@ from trainplan.formulations.plan.run_length import runs
 
 
 def units(blocks: int) -> list[str]:
-    """An embedding, the two parts of so many blocks, and a head."""
+    """An embedding, the two parts of a given number of blocks, and a head."""
     parts = [f"block{block}.{part}" for block in range(blocks) for part in ("attention", "ffn")]
     return ["embedding", *parts, "head"]
 

@@ -46,7 +46,7 @@ def total(times: Times, duration: Duration) -> int:
 
 
 def all_path_lengths(graph: Graph, times: Times, node: int) -> int:
-    """The longest path to a node, by walking back from it, with what is known of earlier nodes kept."""
+    """The longest path to a node, by going back from it, with what is known of earlier nodes kept."""
     known: dict[int, int] = {}
 
     def longest(index: int) -> int:

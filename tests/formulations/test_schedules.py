@@ -146,7 +146,8 @@ def test_interleaved_is_torchs_order(p: int, v: int, m: int) -> None:
 
 @pytest.mark.parametrize("p, m", [(2, 2), (2, 5), (4, 4), (4, 8), (6, 13)])
 def test_1f1b_and_gpipe_are_torchs_order(p: int, m: int) -> None:
-    """Of all devices but the last one under 1F1B, whose order torch 2.13 writes with micro-batches 1 to m."""
+    """The orders are those of all devices but the last one under 1F1B, whose order torch 2.13 writes with micro-batches 1 to
+    m."""
     schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
     known = SimpleNamespace(_num_stages=p, _n_microbatches=m)
     for x, order in enumerate(gpipe(p, m)):

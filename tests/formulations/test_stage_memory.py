@@ -1,4 +1,4 @@
-"""The one model of a stage's memory: by walking its passes, and against the two models of papers that it holds."""
+"""The one model of a stage's memory: by going through its passes, and against the two models of papers that it holds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from trainplan.formulations.schedule.stage_memory import Memory, stage_peak
 from tests.formulations.test_conformance import TINY
 
 
-def walked_peak(columns: np.ndarray, in_flight: int) -> int:
-    """The largest sum of bytes while a stage that is first of so many runs its 1F1B passes, layer by layer."""
+def peak_of_passes(columns: np.ndarray, in_flight: int) -> int:
+    """The largest sum of bytes while the first of a given number of stages runs its 1F1B passes, layer by layer."""
     state, held, kept, work = columns.tolist()
     now, most = sum(state), sum(state)
     for task in one_f_one_b(in_flight, 2 * in_flight)[0]:
@@ -31,13 +31,13 @@ def walked_peak(columns: np.ndarray, in_flight: int) -> int:
     return max(most, now)
 
 
-def test_stage_peak_is_the_largest_sum_of_a_walk_over_its_passes() -> None:
+def test_stage_peak_is_the_largest_sum_over_its_passes() -> None:
     for seed in range(200):
         rng = np.random.default_rng(seed)
         columns, in_flight = rng.integers(0, rng.choice([2, 100]), (4, rng.integers(1, 8))), int(rng.integers(1, 6))
         states, carried, kept, work = columns
         peak, layer = stage_peak(states, kept, work, in_flight, carried)
-        assert peak == walked_peak(columns, in_flight), seed
+        assert peak == peak_of_passes(columns, in_flight), seed
         assert 0 <= layer < columns.shape[1]
 
 
@@ -86,7 +86,7 @@ def test_without_kept_bytes_it_is_the_sum_and_the_largest_workspace() -> None:
 
 
 def test_all_stages_at_once_need_what_each_does_alone() -> None:
-    """Of cluster-strategy: the peaks of a placed strategy, and those of a case's spans."""
+    """For cluster-strategy: the peaks of a placed strategy, and those of a case's spans."""
     for seed in range(20):
         instance = TINY["cluster-strategy"](seed)
         for case in cases(instance):
@@ -100,5 +100,5 @@ def test_all_stages_at_once_need_what_each_does_alone() -> None:
             cuts, shares = tuple(range(1, case.degrees.pp)), tuple(range(1, case.degrees.dp + 1))
             placed = instance.placed(case.degrees, tuple(range(instance.devices)))
             for stage, (first, end) in enumerate(pairwise((0, *cuts, instance.layers))):
-                each = [memory.peak_bytes(first, end, case.in_flight(share, stage)) for share in shares]
-                assert placed.peak_bytes(cuts, shares)[stage].tolist() == each
+                expected = [memory.peak_bytes(first, end, case.in_flight(share, stage)) for share in shares]
+                assert placed.peak_bytes(cuts, shares)[stage].tolist() == expected

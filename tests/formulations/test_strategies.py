@@ -20,6 +20,8 @@ from trainplan.formulations.plan.strategy import (
 from trainplan.formulations.plan.strategy_words import in_words, strategy_words
 from trainplan.profiling.base.errors import InputError
 
+from tests.helpers.refusals import refused
+
 TREES = (1, 2, 4, 8)
 
 
@@ -58,17 +60,17 @@ def test_nonsense_is_refused(text: str) -> None:
         parse_strategy(text)
 
 
-def test_an_exchange_of_heads_is_written_behind_its_level() -> None:
+def test_an_exchange_of_heads_is_written_after_its_level() -> None:
     keys, heads = (parse_strategy(text, group=16) for text in ("sdp2-cp4-tp2-zero1-sp-ckpt", "sdp2-cp4h-tp2-zero1-sp-ckpt"))
     assert str(heads) == "sdp2-cp4h-tp2-zero1-sp-ckpt" and heads == replace(keys, exchange="heads") != keys
     assert heads.exchanges_heads and not keys.exchanges_heads and not without_cp(heads).exchanges_heads
     assert without_cp(heads) == without_cp(keys), "what lies among the same ranks is the same"
-    with pytest.raises(InputError, match="is 'tp2h'; write h after a cp level alone, such as cp4h"):
+    with refused("", problem="tp2h", fix="cp4h"):
         parse_strategy("tp2h")
 
 
 def test_degrees_must_multiply_to_the_group() -> None:
-    with pytest.raises(InputError, match="multiply to 4; make them multiply to 8, such as 'dp8'"):
+    with refused("", problem=("dp2-tp2", 4), fix=(8, "dp8")):
         parse_strategy("dp2-tp2", group=8)
 
 
@@ -99,10 +101,10 @@ def _factorisations(group: int) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("group", [3, 6, 9, 12])
 def test_relayout_of_any_degrees_gives_each_rank_its_rows(group: int) -> None:
-    """Of all pairs of strategies: all ranks of a gather take part in the same one, and equal layouts need none."""
+    """For all pairs of strategies, all ranks of a gather take part in the same one, and equal layouts need none."""
     degrees = [degrees for degrees in _factorisations(group) if len(degrees) <= 3]
     orders = [(order, degree) for degree in degrees for order in permutations(("dp", "sdp", "tp"), len(degree))]
-    strategies = [Strategy(tuple(zip(order, each, strict=True))) for order, each in orders]
+    strategies = [Strategy(tuple(zip(order, one_order, strict=True))) for order, one_order in orders]
     for before, after in product(strategies, strategies):
         count = 2 * before.data_degree * after.data_degree
         for rank in range(group):
@@ -144,9 +146,9 @@ def test_short_forms_are_written_out(short: str, words: str) -> None:
 
 def test_different_strategies_have_different_words() -> None:
     tree = decision_tree(16, takeaway3=False)
-    tree += [replace(each, zero=1) for each in tree if each.degree("sdp") > 1]
-    tree += [replace(each, sequence_parallel=True) for each in tree if each.degree("tp") > 1]
+    tree += [replace(entry, zero=1) for entry in tree if entry.degree("sdp") > 1]
+    tree += [replace(entry, sequence_parallel=True) for entry in tree if entry.degree("tp") > 1]
     tree += [parse_strategy(text) for text in ("cp4-tp4", "cp4h-tp4", "tp16-ckpt:norms", "tp16-ckpt:attention+norms")]
-    words = [strategy_words(each) for each in tree]
+    words = [strategy_words(entry) for entry in tree]
     assert len(set(words)) == len(set(tree)) == len(tree)
     assert strategy_words(Strategy()) == "one device"

@@ -1,4 +1,5 @@
-"""What frameworks keep of a layer (`costs.overlapped.analytic_memory`), next to what torch keeps of trainplan's own code."""
+"""Memory that frameworks keep of a layer (`costs.overlapped.analytic_memory`), next to what torch keeps of trainplan's own
+code."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def _layout(tp: int) -> RunLayout:
 @pytest.mark.parametrize("tp", [1, 8])
 @pytest.mark.parametrize("name", NAMES)
 def test_programs_keep_what_frameworks_do(name: str, tp: int) -> None:
-    """Of a transformer layer within 8 %: rotated keys lie beside the product that the values are a part of, and the angles."""
+    """The memory of a transformer layer is within 8 %: rotated keys lie next to the product that the values are a part of, and
+    the angles."""
     model, layout = load_model(name, 1024, dtype="bfloat16"), _layout(tp)
     parts = [unit.sublayer for unit in model.units if unit.layer == 1]
     if not all(part.splits_into(tp) and (tp == 1 or why_not_shared(part, tp) is None) for part in parts):

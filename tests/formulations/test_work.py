@@ -10,14 +10,14 @@ from trainplan.formulations.costs.sequential.primitives import collective, devic
 from trainplan.formulations.costs.sequential.sublayer_time import reductions, unit_work
 from trainplan.formulations.memory_switches import costs as switch_costs
 from trainplan.formulations.plan.strategy import Strategy, decision_tree, gather_groups, parse_strategy
-from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.clusters.network import Island, Network
 from trainplan.profiling.costs import collective_ns, overlapped_ns
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.models.model import load_model
 
-from tests.helpers.made import estimate
+from tests.helpers.refusals import refused
+from tests.helpers.small_models import estimate
 
 CLUSTER = load_cluster("cpu-4")
 PROFILE = estimate(load_model("gpt2", 128, "float32"), CLUSTER, 4, 8)
@@ -44,11 +44,11 @@ def test_the_executed_model_is_the_sum_of_its_pieces(sublayer: str, strategy: St
 @pytest.mark.parametrize("sublayer", KINDS)
 @pytest.mark.parametrize("strategy", TREE, ids=str)
 def test_the_paper_model_overlaps_the_same_pieces(sublayer: str, strategy: Strategy) -> None:
-    """Galvatron-BMW, Section V: gradient communication beside the backward computation, each 1.3 times slower."""
+    """Galvatron-BMW, Section V: gradient communication overlapping the backward computation, each 1.3 times slower."""
     work, costs = unit_work(PROFILE, sublayer, strategy, 8), unit_costs(PROFILE, COST_MODELS["paper"], sublayer, strategy, 8)
-    beside = work.gather_ns + work.scatter_ns + work.reduce_ns
+    communication_ns = work.gather_ns + work.scatter_ns + work.reduce_ns
     again = work.partial_ns if strategy.ckpt else 0
-    backward = overlapped_ns(work.recompute_ns + work.backward_ns, beside, 1.3) + work.partial_back_ns + again
+    backward = overlapped_ns(work.recompute_ns + work.backward_ns, communication_ns, 1.3) + work.partial_back_ns + again
     assert costs.time_ns == pytest.approx(costs.forward_ns + backward + work.update_ns)
     assert work.update_ns <= costs.sync_ns + 1 <= work.scatter_ns + work.reduce_ns + work.update_ns + 2
 
@@ -123,5 +123,5 @@ def test_the_other_problems_take_their_times_from_these_pieces() -> None:
 
 
 def test_a_profile_without_its_host_says_so() -> None:
-    with pytest.raises(InputError, match="host is missing"):
+    with refused("host", fix="`host`"):
         host_copy(PROFILE.changed(host=None), "to_host", 1)

@@ -1,5 +1,5 @@
-"""All that the recorder takes of trainplan beside its public verbs, and of other tests: the one place to change when these
-move."""
+"""All that the recorder takes of trainplan in addition to its public verbs, and of other tests: the one place to change when
+these move."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def stop_clocks() -> None:
 
 
 def issued(judged: PlanPrediction) -> Iterator[tuple[Any, ...]]:
-    """The compiled programs of a plan, in plain values: of each rank that is walked those that it stands for, its buffers, how
-    its rounds repeat, and every instruction."""
+    """The compiled programs of a plan, in plain values: of each rank that is analysed those that it stands for, its buffers,
+    how its rounds repeat, and every instruction."""
     for rounds, ranks in zip(judged.time.rounds, judged.classes.values(), strict=True):
         program = rounds.few
         yield (*ranks,), (*program.units,), program.micro_batches, sorted(program.buffers.items()), sorted(program.persistent)
@@ -38,8 +38,8 @@ def issued(judged: PlanPrediction) -> Iterator[tuple[Any, ...]]:
 
 
 def _plain(instruction: Instruction) -> tuple[Any, ...]:
-    each = instruction
-    place = (str(each.op), each.unit, each.micro_batch, each.half, each.stream)
-    buffers = (each.reads, each.writes, each.frees, each.after, each.marks)
-    sizes = (each.group, sorted(each.args.items()), each.message_bytes, each.workspace_bytes, each.waits)
-    return place, buffers, sizes, tuple(map(_plain, each.grouped))
+    i = instruction
+    index = (str(i.op), i.unit, i.micro_batch, i.half, i.stream)
+    buffers = (i.reads, i.writes, i.frees, i.after, i.marks)
+    sizes = (i.group, sorted(i.args.items()), i.message_bytes, i.workspace_bytes, i.waits)
+    return index, buffers, sizes, tuple(map(_plain, i.grouped))

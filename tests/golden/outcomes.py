@@ -1,4 +1,4 @@
-"""What is recorded of each request's answer: the numbers themselves where there are few, digests where there are many."""
+"""The record of each request's answer: the numbers themselves where there are few, digests where there are many."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def digest(value: Any) -> str:
 
 def _lasting(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(name): _lasting(each) for name, each in value.items() if name not in BY_MACHINE}
-    return [_lasting(each) for each in value] if isinstance(value, list | tuple) else value
+        return {str(name): _lasting(entry) for name, entry in value.items() if name not in BY_MACHINE}
+    return [_lasting(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def digest_of_all(values: Iterable[Any]) -> str:
@@ -34,16 +34,16 @@ def digest_of_all(values: Iterable[Any]) -> str:
     return whole.hexdigest()[:DIGITS]
 
 
-def outcome(kind: str, asked: dict[str, Any]) -> dict[str, Any]:
-    """What is recorded of a request; of one that is refused, what the user is told."""
+def outcome(kind: str, requested: dict[str, Any]) -> dict[str, Any]:
+    """The record of a request; for one that is refused, the message that the user gets."""
     try:
-        return KINDS[kind](**asked)
+        return KINDS[kind](**requested)
     except tp.InputError as refused:
         return {"refused": str(refused)}
 
 
-def _plan(exports: bool = False, **asked: Any) -> dict[str, Any]:
-    answer = tp.plan(**asked, time_limit=None)
+def _plan(exports: bool = False, **requested: Any) -> dict[str, Any]:
+    answer = tp.plan(**requested, time_limit=None)
     made: dict[str, Any] = {"like": answer.preset.name, "method": answer.result.method, "status": answer.answer.status}
     made |= {"objective_ns": answer.answer.objective_ns, "bound_ns": answer.answer.bound_ns}
     made |= {"instance": _hex(answer.instance.digest), "needed_bytes": answer.needed_bytes}
@@ -52,7 +52,7 @@ def _plan(exports: bool = False, **asked: Any) -> dict[str, Any]:
     made |= {"prices": [price.to_dict(answer.answer) for price in answer.prices] or None}
     plan = answer.plan
     if plan is None:
-        return _said(made | {"reason": digest(answer.summary())})
+        return _reported(made | {"reason": digest(answer.summary())})
     if answer.uniform is not None:
         made |= {"uniform": [answer.uniform.step_ns, answer.uniform.answer.bound_ns]}
     made |= {"plan": digest(plan.content), "walked_ns": answer.walked_ns, "walked_bytes": _of_ranks(answer.walk_bytes)}
@@ -67,13 +67,13 @@ def _plan(exports: bool = False, **asked: Any) -> dict[str, Any]:
             made |= {"certified_ns": evidence.bound_ns, "certificate": digest(evidence.model_dump())}
             made |= {"claim": [certified.plan.claim.bound_ns, certified.plan.claim.status]}
     if exports and answer.judged is not None:
-        made |= _program(plan, answer.judged, asked["cluster"])
+        made |= _program(plan, answer.judged, requested["cluster"])
         made |= {"exports": {name: _export(plan, name) for name in export_names()}}
-    return _said(made)
+    return _reported(made)
 
 
 def _program(plan: Any, judged: Any, cluster: str) -> dict[str, Any]:
-    """The compiled program, the walk over it, and what `simulate` says of the plan, alone and for a cluster."""
+    """The compiled program, the analysis of it, and what `simulate` says of the plan, alone and for a cluster."""
     walk = judged.time
     made: dict[str, Any] = {"program": digest_of_all(issued(judged)), "timeline": digest([walk.start_ns, walk.end_ns])}
     made |= {"host_bytes": _of_ranks(judged.host_bytes) if any(judged.host_bytes) else None}
@@ -108,32 +108,32 @@ def _solve(instance: dict[str, Any], methods: list[str]) -> dict[str, Any]:
     return {"instance": _hex(loaded.digest), "methods": {name: _solved(loaded, name) for name in methods}}
 
 
-def _build(problem: str, asked: dict[str, Any], methods: list[str]) -> dict[str, Any]:
-    built = tp.build(problem, **asked)
+def _build(problem: str, requested: dict[str, Any], methods: list[str]) -> dict[str, Any]:
+    built = tp.build(problem, **requested)
     about = {"instance": _hex(built.digest), "file": digest(built.to_dict())}
     return about | {"methods": {name: _solved(built, name) for name in methods}}
 
 
 def _solved(instance: Any, method: str) -> Any:
     """Status, objective, bound and solution of a method."""
-    entry = next(each for each in tp.methods(instance.problem) if each.name == method)
+    entry = next(one_method for one_method in tp.methods(instance.problem) if one_method.name == method)
     one_worker = {"workers": 1} if "workers" in {option.name for option in entry.options} else {}
     result = tp.solve(instance, method, time_limit=None, seed=1, **one_worker)
     return [result.status, result.objective, result.bound, digest(result.solution)]
 
 
-def _partition(asked: dict[str, Any], shape: dict[str, Any]) -> dict[str, Any]:
-    instance = tp.build("pipeline-partition", **asked)
+def _partition(requested: dict[str, Any], shape: dict[str, Any]) -> dict[str, Any]:
+    instance = tp.build("pipeline-partition", **requested)
     simulated = tp.simulate(instance, **shape)
     return {"step_ns": simulated.step_ns, "all": digest(simulated.to_dict()), **_trace(simulated)}
 
 
 def _measured(row: dict[str, Any]) -> dict[str, Any]:
     [predicted] = tp.validate([row])
-    said = predicted.to_dict()
-    step, peak = said.pop("step_s"), said.pop("peak_gib")
+    stated = predicted.to_dict()
+    step, peak = stated.pop("step_s"), stated.pop("peak_gib")
     numbers = {} if step is None else {"step_ns": round(step * 1e9), "peak_bytes": round(peak * 2**30)}
-    return numbers | {"fits": said["fits"], "all": digest(said)}
+    return numbers | {"fits": stated["fits"], "all": digest(stated)}
 
 
 def _configuration(file: str, cluster: str, **given: Any) -> dict[str, Any]:
@@ -144,8 +144,8 @@ def _configuration(file: str, cluster: str, **given: Any) -> dict[str, Any]:
     return made | {"plan": digest(run.plan.content), "rows": digest(run.rows()), "notes": digest(run.configuration.notes)}
 
 
-def _verb(verb: str, asked: dict[str, Any]) -> dict[str, Any]:
-    answer = getattr(tp, verb)(**asked)
+def _verb(verb: str, requested: dict[str, Any]) -> dict[str, Any]:
+    answer = getattr(tp, verb)(**requested)
     return {"answer": digest(answer.to_dict() if hasattr(answer, "to_dict") else answer.rows())}
 
 
@@ -171,6 +171,6 @@ def _hex(value: bytes | str) -> str:
     return (value.hex() if isinstance(value, bytes) else value)[:DIGITS]
 
 
-def _said(made: dict[str, Any]) -> dict[str, Any]:
+def _reported(made: dict[str, Any]) -> dict[str, Any]:
     """Without what is None."""
     return {name: value for name, value in made.items() if value is not None}

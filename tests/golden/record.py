@@ -34,7 +34,7 @@ Records = dict[str, dict[str, Any]]
 
 
 def sampled(all_tasks: Sequence[Task]) -> list[Task]:
-    """A fair sample: one in so many of the requests that are not costly."""
+    """A fair sample: one in a number of the requests that are not costly."""
     return [task for task in all_tasks if not task.costly][::SAMPLE_EVERY]
 
 
@@ -69,7 +69,7 @@ def _answer(task: Task, folder: str, sender: Connection) -> None:
     stop_clocks()
     warnings.simplefilter("ignore")
     try:
-        made = json.loads(json.dumps(outcome(task.kind, task.asked)))
+        made = json.loads(json.dumps(outcome(task.kind, task.requested)))
     except Exception as fault:
         made = {"fault": f"{type(fault).__name__}: {fault}"}
     sender.send((made, sum(os.times()[:4])))

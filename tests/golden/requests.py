@@ -1,7 +1,7 @@
 """The requests whose answers are recorded: drawn by seeds, so that they are the same everywhere, and named by what they ask.
 
 A request is a Task: `key` names it and is what two recordings are compared by; `kind` says which function of `outcomes` answers
-it; `asked` are that function's arguments, as JSON has them. Files that a task names lie in a folder that `lay_out` fills.
+it; `requested` are that function's arguments, as JSON has them. Files that a task names lie in a folder that `lay_out` fills.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ REAL = (  # model, sequence, clusters on which it is planned, from one on which 
     ("gpt3-175b", 2048, ("h100:8x16", "h100:8x8")),
 )
 LARGE = {"gpt3-175b": {"pipeline": 8, "micro_batches": 16}}  # without which the search takes minutes
-JOINT: tuple[dict[str, Any], ...] = (  # what is asked of the joint problem under its cost model with overlap
+JOINT: tuple[dict[str, Any], ...] = (  # requests to the joint problem under its cost model with overlap
     {},
     {"schedule": "all"},
     {"schedule": "interleaved", "chunks": 4, "pipeline": 2},
@@ -140,11 +140,11 @@ ASSIGNED = ("sweep", "milp", "amp-dp", "uniform-layers", "uniform-parameters")
 
 @dataclass(frozen=True)
 class Task:
-    """What is asked. key: its name; kind: of what answers it; asked: the arguments."""
+    """A request. key: its name; kind: the verb that answers it; requested: the arguments."""
 
     key: str
     kind: str
-    asked: dict[str, Any]
+    requested: dict[str, Any]
 
     @property
     def costly(self) -> bool:
@@ -174,13 +174,19 @@ def _small() -> Iterator[Task]:
         model, cluster = rng.choice(sorted(SMALL)), ("cpu-4", "rtx-titan-8", "a100-16")[number % 3]
         devices = {"cpu-4": 4, "rtx-titan-8": 8, "a100-16": 16}[cluster]
         memory = rng.choice([2, 4, 8, 24, 96]) * 2**20 + 977 * number
-        asked = {"model": f"{model}.json", "cluster": cluster, "batch": devices * rng.choice([2, 4]), "memory": memory}
+        requested = {"model": f"{model}.json", "cluster": cluster, "batch": devices * rng.choice([2, 4]), "memory": memory}
         backend = (None, None, "streams", None, "serial")[number % 5]
         for like in PRESETS:
             where = "h3t-2080ti-8" if like == "h3t" and cluster == "rtx-titan-8" and number > 1 else cluster
-            wish = {"like": like, "cluster": where, "backend": backend, "beside": number % 3 == 0, "exports": like == "joint"}
+            wish = {
+                "like": like,
+                "cluster": where,
+                "backend": backend,
+                "comparisons": number % 3 == 0,
+                "exports": like == "joint",
+            }
             wish |= ONE_WORKER if like == "amp" else {}
-            yield Task(f"small/{number}-{model}-{where}/{like}", "plan", asked | wish)
+            yield Task(f"small/{number}-{model}-{where}/{like}", "plan", requested | wish)
 
 
 def _real() -> Iterator[Task]:
@@ -190,15 +196,15 @@ def _real() -> Iterator[Task]:
         model, sequence, clusters = REAL[number % len(REAL)]
         cluster, wish = rng.choice(clusters), JOINT[number % len(JOINT)]
         batch = rng.choice([1, 2, 4]) * _devices(cluster)
-        asked = {"model": model, "cluster": cluster, "batch": batch, "sequence": sequence, **LARGE.get(model, {}), **wish}
+        requested = {"model": model, "cluster": cluster, "batch": batch, "sequence": sequence, **LARGE.get(model, {}), **wish}
         if rng.random() < 0.2:
-            asked["memory"] = f"{rng.choice([10, 20, 40])}GiB"
-        asked |= {"like": "joint", "beside": number % 3 == 0, "exports": number % 4 == 0}
-        yield Task(f"real/{number}-{model}-{cluster}-{_words(wish)}", "plan", asked)
+            requested["memory"] = f"{rng.choice([10, 20, 40])}GiB"
+        requested |= {"like": "joint", "comparisons": number % 3 == 0, "exports": number % 4 == 0}
+        yield Task(f"real/{number}-{model}-{cluster}-{_words(wish)}", "plan", requested)
 
 
 def _executed() -> Iterator[Task]:
-    """The joint problem without overlap, at sizes whose programs are walked."""
+    """The joint problem without overlap, at sizes whose programs are analysed."""
     rng = random.Random("executed")
     models = (("gpt2", 512), ("gpt2-345m", 512), ("gpt2-762m", 1024), ("llama3.2-1b", 1024), ("bert-large", 512))
     models += (("llama-8.json", 64),)
@@ -208,12 +214,18 @@ def _executed() -> Iterator[Task]:
         wish = EXECUTED[number % len(EXECUTED)]
         if "host" in wish and cluster not in WITH_HOST:
             cluster = WITH_HOST[0]
-        asked: dict[str, Any] = {"model": model, "cluster": cluster, "batch": rng.choice([16, 32]), "sequence": sequence}
-        asked |= {"like": "joint", "cost_model": "executed", **wish, "beside": number % 4 == 0, "exports": number % 3 == 0}
+        requested: dict[str, Any] = {"model": model, "cluster": cluster, "batch": rng.choice([16, 32]), "sequence": sequence}
+        requested |= {
+            "like": "joint",
+            "cost_model": "executed",
+            **wish,
+            "comparisons": number % 4 == 0,
+            "exports": number % 3 == 0,
+        }
         if rng.random() < 0.4:
-            asked["memory"] = f"{rng.choice([1, 2, 4])}GiB"
+            requested["memory"] = f"{rng.choice([1, 2, 4])}GiB"
         key = f"executed/{number}-{model.removesuffix('.json')}-{cluster}-{_words(wish)}"
-        yield Task(key, "plan", asked)
+        yield Task(key, "plan", requested)
 
 
 def _interleaved() -> Iterator[Task]:
@@ -226,9 +238,9 @@ def _interleaved() -> Iterator[Task]:
             ("gpt2-4.json", "cpu-4", {"schedule": "all", "sliced": 1, "pipeline": 2}),
         )
     ):
-        asked = {"model": model, "cluster": cluster, "batch": 16, "like": "joint", "cost_model": "executed", **wish}
+        requested = {"model": model, "cluster": cluster, "batch": 16, "like": "joint", "cost_model": "executed", **wish}
         key = f"interleaved/{number}-{model.removesuffix('.json')}-{cluster}-{_words(wish)}"
-        yield Task(key, "plan", {**asked, "beside": number == 0, "exports": True})
+        yield Task(key, "plan", {**requested, "comparisons": number == 0, "exports": True})
 
 
 def _for_runtimes() -> Iterator[Task]:
@@ -238,9 +250,9 @@ def _for_runtimes() -> Iterator[Task]:
         for index, (model, cluster) in enumerate((("llama3-8b", "h100:8x2"), ("qwen3-8b", "h100:8"))):
             wish = wishes[(number + index) % 3]
             wish = {} if runtime in ("deepspeed", "accelerate") and "pipeline" in wish else wish
-            asked = {"model": model, "cluster": cluster, "batch": 32, "sequence": 4096, "for_": runtime, **wish}
-            asked |= {"like": "joint", "beside": index == 0, "exports": True}
-            yield Task(f"for/{runtime}-{model}-{cluster}-{_words(wish)}", "plan", asked)
+            requested = {"model": model, "cluster": cluster, "batch": 32, "sequence": 4096, "for_": runtime, **wish}
+            requested |= {"like": "joint", "comparisons": index == 0, "exports": True}
+            yield Task(f"for/{runtime}-{model}-{cluster}-{_words(wish)}", "plan", requested)
 
 
 def _mixed() -> Iterator[Task]:
@@ -252,13 +264,13 @@ def _mixed() -> Iterator[Task]:
             ("joint", "gpt2", {}),
             ("joint", "llama-5.json", {"host": "none", "memory": "1GiB"}),
         ):
-            asked = {"model": model, "cluster": cluster, "batch": 32, "like": like, **options}
-            asked |= ONE_WORKER if like == "amp" else {}
+            requested = {"model": model, "cluster": cluster, "batch": 32, "like": like, **options}
+            requested |= ONE_WORKER if like == "amp" else {}
             if not model.endswith(".json"):
-                asked["sequence"] = 512
-            yield Task(f"mixed/{cluster}/{like}-{model}-{_words(options)}", "plan", {**asked, "exports": True})
-    asked = {"model": "gpt2", "cluster": MIXED[0], "batch": 32, "sequence": 512}
-    yield Task("mixed/default", "plan", asked | ONE_WORKER)
+                requested["sequence"] = 512
+            yield Task(f"mixed/{cluster}/{like}-{model}-{_words(options)}", "plan", {**requested, "exports": True})
+    requested = {"model": "gpt2", "cluster": MIXED[0], "batch": 32, "sequence": 512}
+    yield Task("mixed/default", "plan", requested | ONE_WORKER)
 
 
 def _papers() -> Iterator[Task]:
@@ -283,8 +295,8 @@ def _papers() -> Iterator[Task]:
         ("gpt2", "rtx-titan-16", {"recompute": True, "sequence": 512, "method": "amp"}),
         ("gpt2-345m", "amp-heterogeneous-16", {"method": "simulated-annealing", "sequence": 512}),
     ):
-        asked = {**amp, "model": model, "cluster": cluster, **options}
-        yield Task(f"papers/amp-{model}-{cluster}-{_words(options)}", "plan", asked)
+        requested = {**amp, "model": model, "cluster": cluster, **options}
+        yield Task(f"papers/amp-{model}-{cluster}-{_words(options)}", "plan", requested)
     autopipe = {"like": "autopipe", "cluster": "autopipe-3090-16", "batch": 64}
     for model, options in (
         ("gpt2-345m", {"pipeline": 4}),
@@ -301,17 +313,17 @@ def _papers() -> Iterator[Task]:
         ("gpt2-xl", "h3t-a100-8", {"memory": "6GiB"}),
         ("llama3.2-1b", "h3t-a100-8", {"memory": "4GiB", "sequence": 1024}),
     ):
-        asked = {"like": "h3t", "model": model, "cluster": cluster, "batch": 16, **options}
-        yield Task(f"papers/h3t-{model}-{cluster}-{_words(options)}", "plan", asked)
+        requested = {"like": "h3t", "model": model, "cluster": cluster, "batch": 16, **options}
+        yield Task(f"papers/h3t-{model}-{cluster}-{_words(options)}", "plan", requested)
 
 
 def _joint_methods() -> Iterator[Task]:
     """The joint problem by its models for other solvers, where these end soon."""
     for method in ("decomposition", "milp", "cpsat"):
-        asked = {"model": "gpt2-2.json", "cluster": "cpu-4", "batch": 8, "pipeline": 2, "micro_batches": 2, "zero": "0"}
-        asked |= {"like": "joint", "cost_model": "executed", "by_unit": False, "method": method, "beside": False}
-        asked |= ONE_WORKER if method == "cpsat" else {}
-        yield Task(f"joint/{method}", "plan", asked)
+        requested = {"model": "gpt2-2.json", "cluster": "cpu-4", "batch": 8, "pipeline": 2, "micro_batches": 2, "zero": "0"}
+        requested |= {"like": "joint", "cost_model": "executed", "by_unit": False, "method": method, "comparisons": False}
+        requested |= ONE_WORKER if method == "cpsat" else {}
+        yield Task(f"joint/{method}", "plan", requested)
 
 
 def _solved() -> Iterator[Task]:
@@ -337,8 +349,8 @@ def _built() -> Iterator[Task]:
         ("cluster-strategy", "gpt2", {"cluster": "amp-p3-16", "batch": 32}, ("branch-and-bound", "amp", "megatron")),
         ("joint", "gpt2-3.json", {"cluster": "cpu-4", "batch": 8, "memory": "96MiB"}, ("decomposition",)),
     )
-    for number, (problem, model, asked, methods) in enumerate(build):
-        given = {"problem": problem, "asked": {"model": model, **asked}, "methods": methods}
+    for number, (problem, model, requested, methods) in enumerate(build):
+        given = {"problem": problem, "requested": {"model": model, **requested}, "methods": methods}
         yield Task(f"build/{number}-{problem}", "build", given)
 
 
@@ -352,9 +364,9 @@ def _simulated() -> Iterator[Task]:
         {"schedule": "1f1b", "sliced": "algorithm-2"},
         {"schedule": "interleaved-1f1b", "chunks": 2},
     )
-    asked = {"model": "gpt2-345m", "cluster": "autopipe-3090-16", "batch": 64, "pipeline": 4, "micro_batches": 16}
+    requested = {"model": "gpt2-345m", "cluster": "autopipe-3090-16", "batch": 64, "pipeline": 4, "micro_batches": 16}
     for shape in shapes:
-        yield Task(f"simulate/{_words(shape)}", "partition", {"asked": asked, "shape": shape})
+        yield Task(f"simulate/{_words(shape)}", "partition", {"requested": requested, "shape": shape})
 
 
 def _measured() -> Iterator[Task]:
@@ -385,16 +397,18 @@ def _verbs() -> Iterator[Task]:
     small = {"model": "gpt2-4.json", "cluster": "cpu-4", "batch": 8}
     real = {"model": "llama3-8b", "cluster": "h100:8", "batch": 64, "sequence": 4096}
     make = partial(Task, kind="verb")
-    yield make("verb/fit-small", asked={"verb": "fit", "asked": small})
-    yield make("verb/fit-real", asked={"verb": "fit", "asked": real})
-    yield make("verb/fit-not", asked={"verb": "fit", "asked": real | {"model": "llama3-70b"}})
-    yield make("verb/plan-sizes", asked={"verb": "plan_sizes", "asked": real | {"cluster": "h100", "devices": "8-32"}})
+    yield make("verb/fit-small", requested={"verb": "fit", "requested": small})
+    yield make("verb/fit-real", requested={"verb": "fit", "requested": real})
+    yield make("verb/fit-not", requested={"verb": "fit", "requested": real | {"model": "llama3-70b"}})
+    yield make("verb/plan-sizes", requested={"verb": "plan_sizes", "requested": real | {"cluster": "h100", "devices": "8-32"}})
     several = {"memory": "2GiB", "largest_batch": 16, "planners": ["ddp", "megatron", "galvatron-bmw"]}
-    yield make("verb/throughput", asked={"verb": "throughput", "asked": {"model": "gpt2", "cluster": "cpu-4"} | several})
+    yield make(
+        "verb/throughput", requested={"verb": "throughput", "requested": {"model": "gpt2", "cluster": "cpu-4"} | several}
+    )
 
 
 def _words(wish: dict[str, Any]) -> str:
-    """What is asked, as a part of a key."""
+    """The arguments of a request, as a part of a key."""
     texts = {name.rstrip("_"): " ".join(value) if isinstance(value, list) else value for name, value in wish.items()}
     return "+".join(f"{name}={text}" for name, text in texts.items()) or "plain"
 

@@ -1,4 +1,5 @@
-"""What only a GPU can show, as three commands of at most nine minutes each, to be run in this order on a machine with one GPU:
+"""Measurements that need a GPU, as three commands of at most nine minutes each, to be run in this order on a machine with one
+GPU:
 
     python -m tests.gpu.correctness    results, under delays too; what makes the host wait
     python -m tests.gpu.resources      memory, overlap, bandwidth, attention kernels

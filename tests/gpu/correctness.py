@@ -41,7 +41,7 @@ DELAYS_S = 200.0
 
 
 def one_process(settings: Settings) -> Iterator[Result]:
-    """Of each plan and back-end, how far a run is from one process."""
+    """The difference of a run from one process, for each plan and back-end."""
     rng, count = random.Random(1), 2 if settings.quick else 10
     drawn = [(kind, make(rng, 1)) for kind, make in KINDS.items() for _ in range(count)]
     backends: tuple[Backend, ...] = ("serial", settings.lanes)
@@ -80,9 +80,9 @@ def delays(settings: Settings) -> Iterator[Result]:
 def _sleeping(executor: Executor, rng: random.Random, settings: Settings) -> Callable[[int], None]:
     """Before an instruction, on its stream, a while at random; on the host's lane its thread sleeps."""
 
-    def begins(place: int) -> None:
+    def begins(index: int) -> None:
         if rng.random() < DELAYED:
-            if settings.device == "cuda" and executor.program.instructions[place].stream != "host":
+            if settings.device == "cuda" and executor.program.instructions[index].stream != "host":
                 torch.cuda._sleep(rng.randrange(LONGEST_SLEEP))
             else:
                 time.sleep(rng.random() * 1e-4)
@@ -109,14 +109,14 @@ def synchronisations(settings: Settings) -> Iterator[Result]:
                 executor.step("streams")
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        places = Counter(
-            f"{each.filename.rpartition('/')[2]}:{each.lineno}" for each in caught if "synchroniz" in str(each.message)
+        indices = Counter(
+            f"{entry.filename.rpartition('/')[2]}:{entry.lineno}" for entry in caught if "synchroniz" in str(entry.message)
         )
         yield {
             "plan": name,
             "instructions": len(executor.program.instructions),
-            "places": dict(places),
-            "right": sum(places.values()) <= 1,
+            "places": dict(indices),
+            "right": sum(indices.values()) <= 1,
         }
 
 

@@ -39,7 +39,7 @@ class Settings:
 
     @property
     def lanes(self) -> Backend:
-        """The back-end on which lanes run beside each other."""
+        """The back-end on which lanes run in parallel."""
         return "streams" if self.device == "cuda" else "threads"
 
     @property
@@ -91,7 +91,7 @@ def run_parts(parts: Sequence[Part], settings: Settings, out: TextIO, budget_s: 
 
 
 def machine(settings: Settings) -> Result:
-    """What the results are of."""
+    """The machine and software that the results are of."""
     found: Result = {"date": date.today().isoformat(), "torch": torch.__version__, "device": name_of(settings.device)}
     if settings.device == "cuda":
         properties = torch.cuda.get_device_properties(0)
@@ -101,7 +101,7 @@ def machine(settings: Settings) -> Result:
 
 
 def name_of(device: Device) -> str:
-    """What a device calls itself."""
+    """The name that a device gives itself."""
     return torch.cuda.get_device_name() if device == "cuda" else "CPU"
 
 

@@ -1,11 +1,11 @@
-"""What a GPU's memory, links and kernels do, against what the walks say.
+"""A GPU's memory, links and kernels, against the analyses of plans.
 
     python -m tests.gpu.resources
 
 - peaks: the most that torch allocates and reserves in a step of plans with memory switches, serially and on streams, against
-  the memory walk (within 10 % of what is allocated); the step against what a profile measured here predicts (within 15 %).
+  the memory analysis (within 10 % of what is allocated); the step against what a profile measured here predicts (within 15 %).
 - bandwidth: pinned copies of each way alone, and of both ways at once.
-- overlap: from a profiler's trace of a plan that offloads, how much of the time of copies lies beside kernels.
+- overlap: from a profiler's trace of a plan that offloads, how much of the time of copies overlaps kernels.
 - attention: which of torch's implementations runs, and its kernels, by dtype, and with each key's head of its own or grouped.
 """
 
@@ -35,7 +35,7 @@ Span = tuple[int, int]
 
 
 def peaks(settings: Settings) -> Iterator[Result]:
-    """Of each plan and back-end: bytes allocated and reserved, bytes by the walk, the step, and what was predicted."""
+    """Bytes allocated, reserved and by the memory analysis, the step, and the prediction, for each plan and back-end."""
     model, samples = model_of(settings)
     instance = instance_of(model, samples, settings)
     backends: tuple[Backend, ...] = ("serial", "streams")
@@ -91,7 +91,7 @@ def bandwidth(settings: Settings) -> Iterator[Result]:
 
 
 def overlap(settings: Settings) -> Iterator[Result]:
-    """Of plans that offload: time of copies of each way, of kernels, and of both at once, in one step."""
+    """For plans that offload: time of copies of each way, of kernels, and of both at once, in one step."""
     model, samples = model_of(settings)
     plans = plans_of(model, samples, settings.quick)
     for name in ("offloaded", "offloaded, synchronised"):
@@ -126,7 +126,7 @@ def device_spans(trace: Any) -> dict[str, list[Span]]:
 
 
 def merged(spans: Sequence[Span]) -> list[Span]:
-    """The same time in spans that are apart from each other, in order."""
+    """Spans that cover the time of these, disjoint and in order."""
     result: list[Span] = []
     for begin, end in sorted(spans):
         if result and begin <= result[-1][1]:

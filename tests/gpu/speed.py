@@ -1,4 +1,4 @@
-"""What ranks that share a GPU compute, what NCCL does in a group of one, and how fast steps are.
+"""Results of ranks that share a GPU, NCCL in a group of one, and the speed of steps.
 
     python -m tests.gpu.speed
 
@@ -43,7 +43,7 @@ STILL = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
 
 
 def ranks(settings: Settings) -> Iterator[Result]:
-    """Of each plan, how far its ranks together are from one process."""
+    """The difference of a plan's ranks together from one process, for each plan."""
     rng, backends = random.Random(6), ("serial", settings.lanes)
     makes = [random_plan, random_unlike_plan, random_residence_plan]
     for world in (2, 4):
@@ -64,7 +64,7 @@ def ranks(settings: Settings) -> Iterator[Result]:
 
 
 def nccl(settings: Settings) -> Iterator[Result]:
-    """What `nccl_rank` gives."""
+    """The results of `nccl_rank`."""
     yield from run_workers("tests.gpu.speed:nccl_rank", 1, {}, backend="cpu:gloo,cuda:nccl", timeout=120.0)[0]
 
 
@@ -111,9 +111,9 @@ def step(settings: Settings) -> Iterator[Result]:
                 seconds[name] = time.perf_counter() - began
             rounds.append(seconds)
         kept = rounds[WARM_UP:]
-        ratios = [each["own"] / each["transformers"] for each in kept]
+        ratios = [entry["own"] / entry["transformers"] for entry in kept]
         low, high = interval(ratios, random.Random(0))
-        result: Result = {f"{name}_s": round(median(each[name] for each in kept), 5) for name in sides}
+        result: Result = {f"{name}_s": round(median(entry[name] for entry in kept), 5) for name in sides}
         result |= {"ratio": round(median(ratios), 3), "interval": [round(low, 3), round(high, 3)]}
         yield {"backend": backend, "model": model.name, "samples": samples, "tokens": model.tokens, **result}
 

@@ -33,7 +33,7 @@ RANDOM_PLANS = 8
 
 
 class Prediction(NamedTuple):
-    """Of a plan: the simulated step and its peak; and how long computing, and copying before the optimizer, take alone."""
+    """The simulated step of a plan and its peak; and how long computing, and copying before the optimizer, take alone."""
 
     step_ns: int
     peak_bytes: int
@@ -51,7 +51,7 @@ def model_of(settings: Settings) -> tuple[Model, int]:
 def plans_of(model: Model, samples: int, quick: bool) -> dict[str, Plan]:
     """By name, plans whose units all switch alike, and ones that switch at random."""
     rng, any_of = random.Random(17), any_combinations()
-    chosen = {name: [each] * len(model.units) for name, each in UNIFORM.items()}
+    chosen = {name: [value] * len(model.units) for name, value in UNIFORM.items()}
     for number in range(1 if quick else RANDOM_PLANS):
         chosen[f"random {number}"] = [rng.choice(any_of) for _ in model.units]
     return {name: switch_plan(model, 1, switches, samples=samples) for name, switches in chosen.items()}
@@ -75,7 +75,7 @@ def instance_of(model: Model, samples: int, settings: Settings) -> Instance:
 
 
 def predicted(instance: Instance, switches: Sequence[Switches]) -> Prediction:
-    """What H3T's simulator says of switches."""
+    """The step and peak of switches by H3T's simulator."""
     step = simulated_step(instance, Solution(tuple(switches)))
     before = [operation for operation in step.timeline if operation.end_ns <= step.phases_ns[1]]
     busy = {lane: sum(o.end_ns - o.start_ns for o in before if o.lane == lane) for lane in ("compute", "copy")}

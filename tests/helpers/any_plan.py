@@ -1,4 +1,4 @@
-"""Random plans over everything that a plan can say and programs can do."""
+"""Random plans over all features that plans can have and that can be compiled to programs."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Generator = Callable[[random.Random, int], Plan]
 
 
 def generators(world: int) -> dict[str, Generator]:
-    """By what its plans are about, those that a number of ranks admits."""
+    """The generators of random plans that support `world` ranks, by the feature that their plans are about."""
     power = world & (world - 1) == 0
-    each: dict[str, tuple[bool, Generator]] = {
+    possible: dict[str, tuple[bool, Generator]] = {
         "regular": (power, random_plan),
         "sliced": (power and world > 1, random_sliced_plan),
         "shares": (power and world > 1, random_uneven_plan),
@@ -45,14 +45,14 @@ def generators(world: int) -> dict[str, Generator]:
         "residences, unlike": (True, lambda rng, ranks: random_residence_plan(rng, ranks, random_unlike_plan)),
         "residences, interleaved": (world > 1, lambda rng, ranks: random_residence_plan(rng, ranks, random_interleaved_plan)),
     }
-    return {name: generator for name, (admitted, generator) in each.items() if admitted}
+    return {name: generator for name, (admitted, generator) in possible.items() if admitted}
 
 
 def any_plan(rng: random.Random, world: int) -> tuple[str, Plan]:
-    """A plan of these many ranks, and what it is about. Its units then take any other feature that fits, each by chance."""
+    """A random plan of `world` ranks, and the name of its generator; its units randomly get other features that they allow."""
     name = rng.choice([*generators(world)])
     while True:
-        with suppress(InputError):  # such as micro-batches that no strategy of the draw divides
+        with suppress(InputError):  # for example where the strategies that were drawn do not divide the micro-batches
             plan = generators(world)[name](rng, world)
             break
     features = [feature for feature in (_zero, _sequence_parallel, _modules) if rng.random() < 0.6]
@@ -62,7 +62,7 @@ def any_plan(rng: random.Random, world: int) -> tuple[str, Plan]:
 
 
 def _changed(rng: random.Random, plan: Plan, features: list[Callable[[random.Random, Strategy], Strategy]]) -> Plan:
-    """The plan with some units' strategies changed, as far as plan and compiler take it."""
+    """The plan with features randomly added to its units' strategies, where plan and compiler allow that."""
     for index, unit in enumerate(plan.units):
         strategy = unit.strategy
         for feature in features:
@@ -75,8 +75,9 @@ def _changed(rng: random.Random, plan: Plan, features: list[Callable[[random.Ran
     return plan
 
 
-def _with(plan: Plan, place: int, unit: PlannedUnit) -> list[Any]:
-    return [unit if number == place else other for number, other in enumerate(plan.units)]
+def _with(plan: Plan, index: int, unit: PlannedUnit) -> list[Any]:
+    """The units of a plan with another one at an index."""
+    return [unit if number == index else other for number, other in enumerate(plan.units)]
 
 
 def _zero(rng: random.Random, strategy: Strategy) -> Strategy:
@@ -94,7 +95,7 @@ def _modules(rng: random.Random, strategy: Strategy) -> Strategy:
 
 
 def features_of(plan: Plan) -> Iterator[str]:
-    """What of COMPILED a plan has, for counting."""
+    """The names of the features that a plan has, of those that the compiler supports (COMPILED)."""
     from trainplan.execution.support import features
 
     yield from sorted({feature.name for feature in features(plan)} & set(COMPILED))

@@ -9,8 +9,11 @@ from trainplan.formulations.stage_assignment.problem import Instance, load
 
 
 def random_assignment_dict(rng: random.Random, layers: int = 8, stages: int = 4, memory: bool = False) -> dict[str, Any]:
-    """Small numbers that make ties, zero and overwhelming transfers, one micro-batch, and with memory tight, hopeless and
-    uneven limits all likely."""
+    """A random stage-assignment instance as a dict of its file format, of at most `layers` layers and `stages` stages.
+
+    Its small numbers make ties, transfers of zero and overwhelming ones, and one micro-batch likely; with `memory` also tight,
+    hopeless and uneven limits.
+    """
     length = rng.randint(1, layers)
     count = rng.randint(1, min(length, stages))
     largest = rng.choice([3, 1000, 10**9])
@@ -40,4 +43,5 @@ def random_assignment_dict(rng: random.Random, layers: int = 8, stages: int = 4,
 
 
 def random_assignment(seed: int, layers: int = 8, stages: int = 4, memory: bool = False) -> Instance:
+    """The instance of `random_assignment_dict` for a seed."""
     return load(random_assignment_dict(random.Random(seed), layers, stages, memory))

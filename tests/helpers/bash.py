@@ -1,4 +1,4 @@
-"""What real bash makes of a script, where every program is a stub that writes down its words."""
+"""Runs scripts under real bash in which every program is a stub that records its command line."""
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ if [ $# -gt 0 ]; then exec bash "$@"; else exec bash; fi
 
 
 def bash() -> str | None:
-    """The path of bash, where there is one."""
+    """The path of bash; None where it is not installed."""
     return shutil.which("bash")
 
 
 def opened(folder: Path) -> None:
-    """Lets stubs, which run without rights, write into a folder, and reach it."""
+    """Gives everybody the rights to write into a folder and to reach it, since stubs run as nobody under a root user."""
     if os.geteuid() == 0:
-        for each in (folder, *folder.rglob("*")):
-            each.chmod(0o777)
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o777)
         for parent in list(folder.parents)[:-2]:
             parent.chmod(parent.stat().st_mode | 0o011)
 
 
 def stubs(folder: Path) -> Path:
-    """A folder of stubs, and of programs that only work on texts."""
+    """Fills a new folder with stubs of programs that start training, which record their command lines in the file `log`, with
+    wrappers, and with the real programs that only work on texts. Returns the folder."""
     folder.mkdir()
     log = folder / "log"
     for name in STUBS:
@@ -75,8 +76,11 @@ def _program(path: Path, text: str) -> None:
 def runs(
     script: Path, programs: Path, variables: Mapping[str, str] | None = None, words: Sequence[str] = ()
 ) -> list[list[str]] | None:
-    """The words of every program that a script starts under bash, with an environment of these variables alone; None where it
-    does not end. It runs without rights to other files, for two seconds at most."""
+    """The command lines of the stubs that a script starts under bash, in order; None where it does not end.
+
+    script: the script. programs: the folder of `stubs`, its only PATH. variables: the rest of its environment. words: its
+    arguments. Under a root user it runs as nobody; it has two seconds of processor time.
+    """
     log = programs / "log"
     log.write_bytes(b"")
     root = os.geteuid() == 0
@@ -89,10 +93,10 @@ def runs(
         )  # fmt: skip
     except (subprocess.TimeoutExpired, ValueError):
         return None
-    made: list[list[str]] = [[]]
+    started: list[list[str]] = [[]]
     for word in log.read_bytes().decode(errors="replace").split("\0"):
         if word == "\1":
-            made.append([])
+            started.append([])
         else:
-            made[-1].append(word)
-    return made[:-1]
+            started[-1].append(word)
+    return started[:-1]

@@ -1,4 +1,4 @@
-"""The command as users call it, each time in a process of its own, forked from one that has imported it already."""
+"""Calls the `trainplan` command as users do: each call is a process of its own, forked from one with the imports done."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ PROCESSES.set_forkserver_preload(
 
 
 def call(*arguments: str | Path, folder: Path | None = None) -> CompletedProcess[str]:
+    """Run `trainplan` with these arguments in a folder; its exit code and both of its outputs."""
     words = ["trainplan", *(str(argument) for argument in arguments)]
     with TemporaryDirectory() as scratch:
         streams = [Path(scratch) / name for name in ("output", "error")]
-        os.unsetenv("COLUMNS")  # which readline sets for new processes once it is imported, without a word in os.environ
+        os.unsetenv("COLUMNS")  # readline sets it for new processes when it is imported, and os.environ does not show it
         process = PROCESSES.Process(target=_run, args=(words, folder or Path.cwd(), *streams))
         process.start()
         process.join()

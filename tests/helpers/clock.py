@@ -1,4 +1,4 @@
-"""A clock that counts how often searches look at it, so that what a time limit leaves does not depend on the machine."""
+"""A clock that counts how often searches read it, so that the effect of a time limit does not depend on the machine."""
 
 from contextlib import nullcontext
 
@@ -10,9 +10,9 @@ ALARMED = ("trainplan.solvers.core.solve", "trainplan.solvers.core.incumbents", 
 
 
 def count_the_clock(monkeypatch: pytest.MonkeyPatch, tick_s: float = TICK_S) -> None:
-    """Every look of a search at the time elapsed takes `tick_s`, and nothing else takes any. Solvers keep their own clocks.
+    """Makes searches count time by their readings of the clock: each reading takes `tick_s` seconds, and all else none.
 
-    Alarms, which go by the machine's clock, end nothing.
+    Solvers keep their own clocks. Alarms, which follow the machine's clock, are switched off.
     """
     looks = 0
     begins: dict[int, tuple[Search, int]] = {}
@@ -28,6 +28,6 @@ def count_the_clock(monkeypatch: pytest.MonkeyPatch, tick_s: float = TICK_S) -> 
 
 
 def without_alarms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Searches end by their own looks at the time alone, however slow the machine is."""
+    """Switches off the alarms that end searches by the machine's clock, so that only their own readings of time end them."""
     for module in ALARMED:
         monkeypatch.setattr(f"{module}.ended_after", lambda _: nullcontext())

@@ -10,7 +10,10 @@ from trainplan.formulations.cluster_strategy.instance_file import load
 
 
 def random_cluster_dict(rng: random.Random, devices: int | None = None, layers: int = 6) -> dict[str, Any]:
-    """Ties, zero costs, links of which one is much slower, and memory from hopeless to loose are all likely."""
+    """A random cluster-strategy instance as a dict of its file format, of at most `layers` layers.
+
+    Ties, zero costs, one much slower link, and memory limits from hopeless to loose are all likely.
+    """
     devices = devices or rng.choice([2, 3, 4, 4, 4, 6])
     length = rng.randint(min(3, layers), layers)
     kinds = rng.randint(1, min(3, devices))
@@ -59,7 +62,7 @@ def random_cluster_dict(rng: random.Random, devices: int | None = None, layers: 
 
 
 def _runs(rng: random.Random, devices: int, kinds: int) -> list[dict[str, int]]:
-    """A device of each kind at least, in runs."""
+    """The `devices` field of an instance: runs of devices of one kind, with at least one device of each kind."""
     owned = sorted([*range(kinds), *(rng.randrange(kinds) for _ in range(devices - kinds))])
     if rng.random() < 0.3:
         rng.shuffle(owned)
@@ -67,7 +70,7 @@ def _runs(rng: random.Random, devices: int, kinds: int) -> list[dict[str, int]]:
 
 
 def _network(rng: random.Random, devices: int, scale: int) -> dict[str, Any]:
-    """Bytes a nanosecond near those of the layers' times, so that links weigh as much as work."""
+    """A random network, as a full matrix or as islands, whose message times are of the order of the layers' times."""
     slow, fast = sorted(rng.choice([1e9, 2e9, 5e9, 2e10]) / scale for _ in range(2))
     latencies = [rng.choice([0, 0, rng.randint(0, 3 * scale)]) for _ in range(2)]
     algorithm = rng.choice(["ring", "ring", "tree", "fastest"])
@@ -85,4 +88,5 @@ def _network(rng: random.Random, devices: int, scale: int) -> dict[str, Any]:
 
 
 def random_cluster(seed: int, devices: int | None = None, layers: int = 6) -> Instance:
+    """The instance of `random_cluster_dict` for a seed."""
     return load(random_cluster_dict(random.Random(seed), devices, layers))

@@ -1,4 +1,4 @@
-"""Instances of sizes at which loops end early: one layer, one device, one option, one micro-batch, no strategy at all."""
+"""Instances of degenerate sizes, as dicts of their file formats: one layer, one device, one option, one micro-batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Record = dict[str, Any]
 
 
 def layer_strategies(rng: random.Random, ordinary: Callable[[random.Random], Record]) -> Record:
-    """An ordinary instance with its first layer, or the first option of every layer, or both alone."""
+    """A layer-strategies instance of one layer, one option for each layer, or both, cut from one that `ordinary` draws."""
     record, cut = ordinary(rng), rng.choice(("layer", "option", "both"))
     if cut != "option":
         record |= {"layers": record["layers"][:1], "transitions_ns": []}
@@ -29,7 +29,7 @@ def layer_strategies(rng: random.Random, ordinary: Callable[[random.Random], Rec
 
 
 def pipeline(rng: random.Random) -> Record:
-    """One layer, one option, one device or one configuration of one micro-batch."""
+    """A pipeline instance of one layer, one option, one device, or one configuration of one micro-batch."""
     record, cut = random_pipeline_dict(rng), rng.choice(("layer", "option", "device", "micro-batch"))
     configurations = record["configurations"]
     if cut in ("layer", "device"):
@@ -49,7 +49,7 @@ def pipeline(rng: random.Random) -> Record:
 
 
 def _keep_options(configuration: Record, names: Sequence[str]) -> None:
-    """The first options alone, under these names, as many as there are of both."""
+    """Cuts a configuration to its first options, as many as there are names, which they get."""
     count = min(len(names), len(configuration["options"][0]))
     configuration["options"] = [
         [options[index] | {"strategy": names[index]} for index in range(count)] for options in configuration["options"]
@@ -59,27 +59,27 @@ def _keep_options(configuration: Record, names: Sequence[str]) -> None:
 
 
 def stage_assignment(rng: random.Random) -> Record:
-    """One layer, one stage, or a stage for each layer."""
+    """A stage-assignment instance of one layer, one stage, or a stage for each layer."""
     layers, stages = rng.choice(((1, 1), (6, 1), (6, 6)))
     record = random_assignment_dict(rng, layers, stages, memory=rng.random() < 0.5)
     return record | {"micro_batches": rng.choice((1, record["micro_batches"]))}
 
 
 def pipeline_partition(rng: random.Random) -> Record:
-    """One sub-layer, one stage or one micro-batch."""
+    """A pipeline-partition instance of one sub-layer, one stage, or a stage for each sub-layer, often of one micro-batch."""
     sublayers, stages = rng.choice(((1, 1), (8, 1), (8, 8), (2, 2)))
     record = random_partition_dict(rng, sublayers, stages, memory=rng.random() < 0.5)
     return record | {"micro_batches": rng.choice((1, record["micro_batches"]))}
 
 
 def memory_switches(rng: random.Random) -> Record:
-    """One layer, with costs of nothing or of anything."""
+    """A memory-switches instance of one layer, whose costs are small (mostly 0) or large."""
     needed, numbers = rng.random() < 0.5, np.random.default_rng(rng.randrange(2**32))
     return random_switches(numbers, 1, rng.choice((1, 2, 100)), offload_needs_ckpt=needed).to_dict()
 
 
 def cluster_strategy(rng: random.Random) -> Record:
-    """One layer, one device, one table, or devices and batches that no degrees share out."""
+    """A cluster-strategy instance of one layer, one device or one table, or whose degrees divide neither devices nor batch."""
     cut = rng.choice(("layer", "device", "both", "table", "batch", "degrees"))
     devices = 1 if cut in ("device", "both") else rng.choice((2, 3, 4))
     record = random_cluster_dict(rng, devices, 1 if cut in ("layer", "both") else 4)

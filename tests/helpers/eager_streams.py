@@ -1,7 +1,7 @@
-"""Ranks on the back-end `streams` without a GPU: CUDA's streams and events stand still, and torch works at once, on the CPU.
+"""Ranks on the back-end `streams` without a GPU: CUDA's streams and events do nothing, and torch computes at once on the CPU.
 
-What is left is the executor's part: handlers apart from what they free, the order of issue, the host's thread, and memory that
-is given back later than it is freed. For the processes of a test.
+The executor's own part remains: handlers separate from the frees, the order of issue, the host's thread, and memory that is
+released later than it is freed. A test's worker processes import this module in place of `execution.run.ranks`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ def _nothing(*_: Any) -> None: ...
 
 
 def _still(*_: Any) -> SimpleNamespace:
+    """A stream or event whose methods do nothing."""
     names = ("wait_stream", "wait_event", "synchronize", "record")
     return SimpleNamespace(**dict.fromkeys(names, _nothing))
 

@@ -1,4 +1,4 @@
-"""Random plans that other runtimes take."""
+"""Random plans that other runtimes can run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.helpers.plans import plan_of
 
 
 def random_exported(rng: random.Random) -> Plan:
-    """One strategy for all units, as GPTModel has them, of a model of its kind."""
+    """A random plan with one strategy for all units, of a model that Megatron-LM's GPTModel has."""
     model = load_model(rng.choice(["llama3-8b", "gpt2-345m", "qwen3-8b", "mistral-7b", "nemotron4-15b", "llama3.1-8b"]), 1024)
     units, tp_degree = len(model.units), rng.choice([1, 2, 4])
     dp, sdp, stages = rng.choice([1, 2]), rng.choice([1, 2, 4]), rng.choice([1, 2, 4])

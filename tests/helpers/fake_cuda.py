@@ -1,14 +1,14 @@
-"""A device with streams, events and an allocator that a test can look into, in the place of torch.cuda.
+"""A simulated CUDA device with streams, events and an allocator that a test can inspect, in place of torch.cuda.
 
-The device runs what its streams were given in any order that streams and events allow, a random one, as far ahead or behind as
-a random laziness says; an operation begins and ends at different moments. Its allocator gives memory back out as soon as it
-may: the block that was freed last on a stream is the first that the stream's next tensor gets.
+The device runs the operations of its streams in a random order that streams and events allow, and lags after the calls that
+issue them by a random amount; an operation begins and ends at different moments. Its allocator reuses memory as soon as it may:
+the block that was freed last on a stream is the first that the stream's next tensor gets.
 
-`Machine` runs programs on it, and finds three kinds of fault, the first by what happens, the others by what might:
-- content: at the moment that an operation begins or ends, what it reads is not what was written there;
-- order: two operations touch a block, one of them to change it, and no chain of streams, events and waits of a thread puts
-  them in order. Tenants of the block before and after it was given back count alike;
-- free: a block is given back, and its stream has not been told to wait for all that used it.
+`Machine` runs programs on it, and finds three kinds of fault, the first where it happens, the others where it could happen:
+- content: when an operation begins or ends, a block that it reads does not hold the content that was written for it;
+- order: two operations access a block, at least one of them changes it, and no chain of streams, events and waits of a thread
+  orders them. Accesses before and after the block was freed and allocated again count alike;
+- free: a block is freed, and its stream has not been made to wait for every operation that used it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from trainplan.execution.program import Instruction, Program, on_host
 from trainplan.execution.run import threads
 from trainplan.execution.run.cuda_streams import CudaStreams
 
-Clock = dict[int, int]  # of each stream, and of each thread (below 0), how many of its operations are known to be done
+Clock = dict[int, int]  # by stream, and by thread (numbers below 0): how many of its operations are known to be done
 
 
 def _merge(clock: Clock, other: Clock) -> None:
+    """Adds to a clock everything that another one knows to be done."""
     for stream, count in other.items():
         clock[stream] = max(clock.get(stream, 0), count)
 
@@ -48,7 +49,7 @@ class Event:
             self.cuda.progress()
 
     def synchronize(self) -> None:
-        """As CUDA has it, an event that was never recorded is waited for by nobody."""
+        """Wait until the device has reached the event; at once where it was never recorded, as CUDA does."""
         with self.cuda.lock:
             wanted = self.recorded
             _merge(self.cuda.thread_clock, self.clock)
@@ -80,7 +81,7 @@ class Stream:
         event.synchronize()
 
     def put(self, begin: Callable[[], None], end: Callable[[], None]) -> Clock:
-        """What is known to be done once this operation is."""
+        """Issue an operation, given as its begin and its end; returns the clock of everything that is done when it is done."""
         _merge(self.clock, self.cuda.thread_clock)
         self.clock[self.number] = self.clock.get(self.number, 0) + 1
         self.queue.append(("operation", begin, end))
@@ -89,7 +90,10 @@ class Stream:
 
 
 class FakeCuda:
-    """What cuda_streams uses of torch.cuda. eagerness: how many moments of the device pass, on average, between two calls."""
+    """The part of torch.cuda that `execution.run.cuda_streams` uses.
+
+    eagerness: the average number of steps that the device makes between two calls.
+    """
 
     def __init__(self, rng: random.Random, eagerness: float) -> None:
         self.rng, self.eagerness = rng, eagerness
@@ -100,7 +104,7 @@ class FakeCuda:
         self._speed: dict[int, float] = {}
         self._handed_on: Clock = {}
         self._steps = 0
-        self._told: dict[int, Clock] = {}
+        self._clocks_of_done: dict[int, Clock] = {}
         self._threads = 0
 
     def Stream(self, device: object) -> Stream:
@@ -122,7 +126,7 @@ class FakeCuda:
 
     @property
     def thread_clock(self) -> Clock:
-        """What the calling thread has waited for, or was handed on to it with its work."""
+        """The clock of the calling thread: operations that it has waited for, or that were known when it got its work."""
         if not hasattr(self._current, "clock"):
             self._current.clock, self._current.steps = {}, 0
         if self._current.steps < self._steps:
@@ -139,24 +143,25 @@ class FakeCuda:
         return int(self._current.number)
 
     def hand_on(self) -> None:
-        """Threads that take up work from now on know what the calling one knows."""
+        """Let threads that begin work from now on know what the calling thread knows to be done."""
         self._handed_on, self._steps = dict(self.thread_clock), self._steps + 1
 
     def threads_progress(self) -> type[threads._Progress]:
-        """How threads wait for each other's instructions: who has waited for one knows what its thread then knew."""
+        """The class by which threads wait for each other's instructions: a thread that has waited for one knows everything
+        that was known to the other thread when that instruction was done."""
         cuda = self
 
         class Progress(threads._Progress):
-            def done(self, place: int) -> None:
+            def done(self, index: int) -> None:
                 with cuda.lock:
-                    cuda._told[place] = dict(cuda.thread_clock)
-                super().done(place)
+                    cuda._clocks_of_done[index] = dict(cuda.thread_clock)
+                super().done(index)
 
-            def reaches(self, places: Sequence[int]) -> bool:
-                reached = super().reaches(places)
+            def reaches(self, indices: Sequence[int]) -> bool:
+                reached = super().reaches(indices)
                 with cuda.lock:
-                    for place in places if reached else ():
-                        _merge(cuda.thread_clock, cuda._told[place])
+                    for index in indices if reached else ():
+                        _merge(cuda.thread_clock, cuda._clocks_of_done[index])
                 return reached
 
         return Progress
@@ -170,7 +175,7 @@ class FakeCuda:
         return not any(stream.queue for stream in self.streams)
 
     def advance(self) -> None:
-        """One moment of the device: some stream that can goes on by one. Streams differ in speed."""
+        """One step of the device: a random stream whose next operation may run begins or ends it. Streams differ in speed."""
         ready = [s for s in self.streams if s.queue and (s.queue[0][0] != "wait" or s.queue[0][1].reached >= s.queue[0][2])]
         if not ready:
             assert self.idle, "the device is stuck"
@@ -189,7 +194,14 @@ class FakeCuda:
 
 @dataclass
 class Access:
-    """Of a block: by whom, and on which stream of the device, or by which thread of the processor, with the number there."""
+    """An operation's access to a block.
+
+    Attributes:
+        who: the instruction, in words.
+        changes: whether it writes to the block.
+        stream: the stream of the device, or the thread of the processor (below 0), that does it.
+        count: its number among the operations there.
+    """
 
     who: str
     changes: bool
@@ -208,8 +220,13 @@ class Block:
 
 
 class Machine:
-    """Runs a program's instructions on names alone. faults: what went wrong, in words. reused: blocks that had a tenant before.
-    peaks: of each step, the most bytes of the device that were handed out at once."""
+    """Runs a program on a simulated device, with the names of buffers in place of their values.
+
+    Attributes:
+        faults: the faults that were found, in words.
+        reused: how many blocks were allocated that had been freed before.
+        peaks: for each step, the most bytes of the device that were allocated at once.
+    """
 
     by_processor = staticmethod(lambda instruction: instruction.by_processor or instruction.stream == "host")
 
@@ -226,7 +243,7 @@ class Machine:
             block.content = self._content(name)
 
     def step(self, streams: CudaStreams) -> None:
-        """All of a program, to the end of its step, after something that the current stream does to all that persists."""
+        """Run one step of the program, after an operation of the current stream that changes all persistent buffers."""
         device = tuple(sorted(name for name in self._held if not on_host(name)))
         begin, end, accesses = self._operation(Instruction(Op.MARK, reads=device, writes=device))
         stream = self.cuda.current_stream()
@@ -316,7 +333,10 @@ class Machine:
         return Block(stream)
 
     def _ordered(self, accesses: list[tuple[Block, Access]], clock: Clock, stream: int, count: int) -> None:
-        """Whether every earlier use of these blocks that conflicts comes first."""
+        """Record accesses to blocks by an operation, and a fault for each earlier conflicting access that may not be done yet.
+
+        clock: the operations that are done when this one begins. stream, count: where it runs, and its number there.
+        """
         for block, access in accesses:
             access.stream, access.count = stream, count
             for other in block.accesses:

@@ -1,7 +1,7 @@
-"""Real output under the commands of the pages: `python -m tests.helpers.guides` runs them and writes what they print.
+"""Runs the commands in pages of the documentation, and writes their output into the pages: `python -m tests.helpers.guides`.
 
-In a page, a block of `sh` may be followed by a block of `text`: what its commands of trainplan print. All commands of a page
-run in one folder, in their order. `python -m tests.helpers.guides PAGE...` writes some pages alone.
+In a page, a block of `sh` may be followed by a block of `text`, the output of its trainplan commands. All commands of a page
+run in one folder, in order. `python -m tests.helpers.guides PAGE...` writes some pages alone.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 CHANGES = ROOT / "docs" / "before-and-after.md"
 PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", *GUIDES, CHANGES]
-PICTURES = {  # in docs/pictures, of the files that a page's commands write
+PICTURES = {  # by page, the files that its commands write and that are kept in docs/pictures, with their names there
     "docs/index.md": {"plan.png": "plan.png"},
     "docs/guides/engineer.md": {"plan.png": "plan-8b.png", "step.png": "step-8b.png"},
 }
-MOST_LINES = 40  # of an output that is shown
+MOST_LINES = 40  # lines of an output that are shown
 COLUMNS = "100"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "COLUMNS": COLUMNS}
 LINES = r"(?:(?!```)[^\n]*\n)*"
 BLOCKS = re.compile(rf"^```sh\n(?P<commands>{LINES})```\n(?:{LINES}```text\n(?P<output>{LINES})```\n)?", re.MULTILINE)
-# What depends on the machine and its load: lines about what was found in some seconds, numbers that were measured or that
-# another processor rounds otherwise, and the seconds at the end of a row of a table.
+# Output that depends on the machine and its load: lines about what was found in some seconds, numbers that were measured or
+# that another processor rounds otherwise, and the seconds at the end of a row of a table.
 TIMED = re.compile(r"in any runtime|without --|planning |price of|not known in the time|interrupted|^ *(milp|cpsat) ")
 MEASURED = re.compile(r"measured|median|seconds|took|loss|largest")
 PROVEN = re.compile(r"^BEST\?.*\n(?: {11}.*\n)*", re.M)  # within a limit of time, a bound is as good as the machine is fast
@@ -40,12 +40,17 @@ SECONDS = re.compile(r"\d+\.\d+(, with theirs \d+\.\d+)?$")
 
 @dataclass(frozen=True)
 class Block:
-    """A block of commands in a page. commands: the words of each one of trainplan; output: what the page shows below, or None;
-    place: where that stands in the page's text."""
+    """A block of commands in a page.
+
+    Attributes:
+        commands: the words of each trainplan command.
+        output: the output that the page shows below the block; None where it shows none.
+        span: where that output begins and ends in the page's text.
+    """
 
     commands: list[list[str]]
     output: str | None
-    place: tuple[int, int]
+    span: tuple[int, int]
 
 
 def blocks(text: str) -> Iterator[Block]:
@@ -57,8 +62,10 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def printed(block: Block, folder: Path) -> str:
-    """What a block's commands print, run in a folder; the end of what is long is left out, and said so. That nothing fits is an
-    answer, too."""
+    """The output of a block's commands, run in a folder; of a long output, the end is replaced by the number of its lines.
+
+    Raises AssertionError where a command fails; that no plan fits is no failure.
+    """
     texts = []
     for words in block.commands:
         command = [sys.executable, "-m", "trainplan", *words]
@@ -78,20 +85,20 @@ def comparable(text: str) -> list[str]:
 
 
 def written(page: Path) -> str:
-    """The page's text with what its commands print now; its pictures are written."""
-    text, made, end = page.read_text(), [], 0
+    """The page's text with the output that its commands print now; its pictures are written to docs/pictures."""
+    text, parts, end = page.read_text(), [], 0
     with TemporaryDirectory() as folder:
         for block in blocks(text):
             output = printed(block, Path(folder))
             if block.output is not None:
-                made += [text[end : block.place[0]], output]
-                end = block.place[1]
+                parts += [text[end : block.span[0]], output]
+                end = block.span[1]
         for name, picture in PICTURES.get(page.relative_to(ROOT).as_posix(), {}).items():
             shutil.copy(Path(folder, name), ROOT / "docs" / "pictures" / picture)
-    return "".join([*made, text[end:]])
+    return "".join([*parts, text[end:]])
 
 
 if __name__ == "__main__":
-    for each in [Path(name).resolve() for name in sys.argv[1:]] or PAGES:
-        print(each.relative_to(ROOT), flush=True)
-        each.write_text(written(each))
+    for page in [Path(name).resolve() for name in sys.argv[1:]] or PAGES:
+        print(page.relative_to(ROOT), flush=True)
+        page.write_text(written(page))

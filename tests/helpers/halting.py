@@ -1,4 +1,4 @@
-"""Processes of which one meets a fault that the job names, while the others wait for it: for tests of what is said of it."""
+"""Worker processes of which one fails as the job states while the others wait for it, for tests of the error report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainplan.profiling.base.processes import Reporter
 
 
 def meet(rank: int, world: int, job: dict[str, Any], report: Reporter) -> int:
-    """Rank 1 meets the fault; the others wait in a barrier."""
+    """The body of a rank: rank 1 fails by the job's "fault" ("waits", "raises" or a signal); others wait in a barrier."""
     import torch.distributed as dist
 
     dist.barrier()

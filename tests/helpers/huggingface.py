@@ -1,4 +1,4 @@
-"""Our models in Hugging Face's own implementation: the same configuration, the same parameters, other code."""
+"""trainplan's models in Hugging Face's own implementation, with equal configurations and parameters, for comparison."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from trainplan.profiling.models.model import Model
 
 
 def same_architecture(transformers: Any, model: Model) -> Any:
-    """The transformers model of our configuration, eager attention, no dropout; parameters as torch's device context says."""
+    """The transformers model of a trainplan model's configuration, with eager attention and without dropout.
+
+    Its parameters are those that transformers initialises, on torch's current device.
+    """
     config = transformers.AutoConfig.for_model(**{**model.config, "attn_implementation": "eager"})
     other = getattr(transformers, CLASSES[model.family])(config).eval()
     if model.family == "t5" and not model.tied:  # transformers ties them, whatever the configuration says
@@ -26,7 +29,10 @@ def same_architecture(transformers: Any, model: Model) -> Any:
 
 
 def as_huggingface(transformers: Any, reference: Reference) -> Any:
-    """The same model and parameters in transformers' own implementation, eager attention, no dropout."""
+    """A reference's model in transformers' own implementation, in float64, with the reference's parameters.
+
+    It has eager attention and no dropout.
+    """
     other = same_architecture(transformers, reference.model).double()
     with torch.no_grad():
         for parameter, value in matched(other, reference.model, reference.parameters):
@@ -38,7 +44,10 @@ def as_huggingface(transformers: Any, reference: Reference) -> Any:
 
 
 def matched(other: Any, model: Model, values: Sequence[dict[str, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each parameter of the transformers model, beside what belongs there of `values`, one dictionary a unit, in its layout."""
+    """Pairs of a parameter of the transformers model and its counterpart in `values`, in the parameter's layout.
+
+    values: tensors by name, a dict for each unit of trainplan's model.
+    """
     theirs = dict(other.named_parameters(remove_duplicate=False))
     for position, own in enumerate(values):
         placed = set[str]()
@@ -53,8 +62,8 @@ def matched(other: Any, model: Model, values: Sequence[dict[str, Tensor]]) -> It
 
 @contextmanager
 def float64_throughout() -> Iterator[None]:
-    """What our code and transformers' write down as float32, whatever the weights' dtype (angles, RMS norms, softmax), is
-    float64 here: so both can be compared to its last digits."""
+    """Within this context, computations that trainplan and transformers always do in float32 (rotary angles, RMS norms,
+    softmax) are done in float64, so that both can be compared to its last digits."""
     with (
         patch.multiple(torch, float=torch.float64, float32=torch.float64),
         patch.object(torch.Tensor, "float", torch.Tensor.double),

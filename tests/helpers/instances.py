@@ -13,7 +13,10 @@ import trainplan as tp
 
 
 def random_dict(rng: random.Random, layers: int = 6, options: int = 5) -> dict[str, Any]:
-    """Small numbers that make ties, zero costs, tight and hopeless memory limits all likely."""
+    """A random layer-strategies instance as a dict of its file format, of at most `layers` layers of at most `options` options.
+
+    Its small numbers make ties, zero costs, and tight and hopeless memory limits all likely.
+    """
     length = rng.randint(1, layers)
     counts = [rng.randint(1, options) for _ in range(length)]
     scale = rng.choice([1, 1, 977, 2**20, 2**25, 2**30])
@@ -49,6 +52,7 @@ def random_dict(rng: random.Random, layers: int = 6, options: int = 5) -> dict[s
 
 
 def random_instance(seed: int, layers: int = 6, options: int = 5) -> Instance:
+    """The instance of `random_dict` for a seed."""
     return load(random_dict(random.Random(seed), layers, options))
 
 
@@ -61,7 +65,10 @@ NAMES = {1: ["single", "single-ckpt"], 2: ["dp2", "tp2", "sdp2", "dp2-ckpt"], 4:
 
 
 def random_pipeline_dict(rng: random.Random, layers: int = 5, options: int = 4) -> dict[str, Any]:
-    """On 4 devices: ties, zero costs, synchronisation up to the full time, memory from hopeless to loose are all likely."""
+    """A random pipeline instance on 4 devices as a dict of its file format.
+
+    Ties, zero costs, synchronisation up to an option's full time, and memory from hopeless to loose are all likely.
+    """
     length = rng.randint(3, layers)
     kinds, boundaries = rng.randint(1, 3), rng.randint(1, 2)
     scale = rng.choice([1, 1, 977, 2**20, 2**30])
@@ -107,4 +114,5 @@ def random_pipeline_dict(rng: random.Random, layers: int = 5, options: int = 4) 
 
 
 def random_pipeline(seed: int, layers: int = 5, options: int = 4) -> PipelineInstance:
+    """The instance of `random_pipeline_dict` for a seed."""
     return load_pipeline(random_pipeline_dict(random.Random(seed), layers, options))

@@ -13,8 +13,11 @@ UNITS, OPTIONS, DEVICES = 5, 3, 4
 
 
 def random_instance(rng: random.Random, units: int = UNITS, options: int = OPTIONS, plain: bool = False) -> Instance:
-    """Up to so many units and options; one to three configurations of any schedule with one stage on each site. plain: neither
-    sliced schedules, nor a shared table, nor states that do not agree."""
+    """A random joint instance of at most `units` units with at most `options` options each, on DEVICES devices.
+
+    It has one to three configurations of any schedule, with one stage on each device group. plain: without sliced schedules,
+    tied tables and forbidden boundaries.
+    """
     length = rng.randint(1, units)
     kinds = [rng.randrange(rng.randint(1, 3)) for _ in range(length)]
     kinds = [sorted(set(kinds)).index(kind) for kind in kinds]
@@ -23,7 +26,7 @@ def random_instance(rng: random.Random, units: int = UNITS, options: int = OPTIO
     states, sliced = rng.randint(1, 3), 0 if plain else rng.choice([0, 0, 1, 2])
     forbidding = not plain and rng.random() < 0.15
     configurations = []
-    made: dict[int, tuple[Tables, ...]] = {}
+    tables_of: dict[int, tuple[Tables, ...]] = {}  # by number of micro-batches
     for _ in range(rng.randint(1, 3)):
         stages = rng.randint(1, min(length, DEVICES))
         m = rng.randint(1, 6)
@@ -31,9 +34,9 @@ def random_instance(rng: random.Random, units: int = UNITS, options: int = OPTIO
             schedule = Schedule("1f1b", min(sliced, stages - 1, m))
         else:
             schedule = Schedule(rng.choice(["1f1b", "1f1b", "gpipe"]))
-        if m not in made or rng.random() < 0.5:
-            made[m] = (_tables(rng, max(kinds) + 1, options, states, scale, memory, sliced, forbidding),)
-        tables = made[m]
+        if m not in tables_of or rng.random() < 0.5:
+            tables_of[m] = (_tables(rng, max(kinds) + 1, options, states, scale, memory, sliced, forbidding),)
+        tables = tables_of[m]
         tied = None if plain or rng.random() < 0.7 or length == 1 else _tied(rng, tables[0], kinds, stages, scale)
         configurations.append(
             Configuration(
@@ -66,8 +69,8 @@ def random_instance(rng: random.Random, units: int = UNITS, options: int = OPTIO
 
 
 def any_form(seed: int, units: int = UNITS, options: int = 2) -> Instance:
-    """A random instance in which interleaved chunks on one or two sites are as likely as other schedules, with and without
-    fixed cuts, and memory that mostly nothing fits into."""
+    """A random joint instance in which interleaved schedules on one or two device groups are as likely as other schedules, with
+    and without fixed cuts, and whose memory is mostly too small for any solution."""
     rng = random.Random(seed)
     instance = random_instance(rng, units, options)
     configurations = [
@@ -80,17 +83,17 @@ def any_form(seed: int, units: int = UNITS, options: int = 2) -> Instance:
 
 
 def _interleaved(rng: random.Random, instance: Instance, other: Configuration) -> Configuration:
-    """Another configuration with interleaved chunks, where the instance has units enough; else that configuration."""
-    sites, chunks = rng.randint(1, 2), rng.randint(2, 3)
-    stages, possible = sites * chunks, [index for index, free in enumerate(instance.cuttable, 1) if free]
+    """A configuration made interleaved, where the instance has enough units for its stages; else the configuration as it is."""
+    groups, chunks = rng.randint(1, 2), rng.randint(2, 3)
+    stages, possible = groups * chunks, [index for index, free in enumerate(instance.cuttable, 1) if free]
     if other.schedule.sliced or len(possible) < stages - 1:
         return other
     tied = rng.choice((None, Tied(reduce_ns=rng.randint(0, 30))))
     return replace(
         other,
-        schedule=Schedule("interleaved", chunks=chunks, beside=rng.random() < 0.5),
-        micro_batches=sites * rng.randint(1, 3),
-        device_groups=(DeviceGroup((1,)),) * sites,
+        schedule=Schedule("interleaved", chunks=chunks, overlaps_messages=rng.random() < 0.5),
+        micro_batches=groups * rng.randint(1, 3),
+        device_groups=(DeviceGroup((1,)),) * groups,
         links=tuple(rng.randrange(2) for _ in range(stages - 1)),
         make_tied=lambda: tied,
         cuts=tuple(sorted(rng.sample(possible, stages - 1))) if rng.random() < 0.5 else None,

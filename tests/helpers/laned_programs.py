@@ -1,4 +1,4 @@
-"""Random programs on all lanes, of buffers that mean nothing: what back-ends must keep in order, whatever it is for."""
+"""Random programs on all lanes (streams), with buffers without a meaning: tests of the order that back-ends must keep."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from tests.helpers.plans import GPT2
 
 
 def random_program(rng: random.Random, length: int = 60) -> Program:
-    """Lanes read, change, make and free buffers at random: the host its own, copies both its and the device's, others these."""
+    """A program of `length` instructions on random lanes, which read, change, allocate and free buffers at random.
+
+    The host's lane uses the host's buffers, copy lanes those of host and device, and other lanes the device's.
+    """
     held = {"device": ["a", "b", "c"], "host": ["host-a", "host-b"]}
     persistent = frozenset(name for names in held.values() for name in names)
     issued: list[Instruction] = []
-    made = 0
+    allocated = 0
     for number in range(length):
         lane = rng.choice(STREAMS)
         both = [*held["host"], *held["device"]]
-        seen = {"host": held["host"], "copy": both, "copy-out": both}.get(lane, held["device"])
-        reads = tuple(rng.sample(seen, rng.randint(1, 2)))
+        usable = {"host": held["host"], "copy": both, "copy-out": both}.get(lane, held["device"])
+        reads = tuple(rng.sample(usable, rng.randint(1, 2)))
         writes = tuple(rng.sample(reads, rng.randint(0, 1)))
         frees: tuple[str, ...] = ()
         if lane != "host" and rng.random() < 0.5:
-            writes = (*writes, f"t{made}")
-            made += 1
+            writes = (*writes, f"t{allocated}")
+            allocated += 1
         temporary = [name for name in (*reads, *writes) if name in held["device"] and name not in persistent]
         if temporary and rng.random() < 0.6:
             frees = (rng.choice(temporary),)
@@ -42,13 +45,13 @@ def random_program(rng: random.Random, length: int = 60) -> Program:
     return Program(0, 1, (range(1),), ((0,),), 0, range(1), GPT2, (), 1, 1, buffers, persistent, with_waits(issued))
 
 
-def without_wait(program: Program, place: int, index: int) -> Program:
-    """The program with one wait less."""
+def without_wait(program: Program, waiting: int, awaited: int) -> Program:
+    """The program in which the instruction at index `waiting` does not wait for the one at index `awaited`."""
     rest = list(program.instructions)
-    rest[place] = replace(rest[place], waits=tuple(other for other in rest[place].waits if other != index))
+    rest[waiting] = replace(rest[waiting], waits=tuple(other for other in rest[waiting].waits if other != awaited))
     return replace(program, instructions=tuple(rest))
 
 
 def all_waits(program: Program) -> list[tuple[int, int]]:
-    """Who waits for whom."""
-    return [(place, index) for place, instruction in enumerate(program.instructions) for index in instruction.waits]
+    """Pairs of indices of instructions: one that waits, and the one that it waits for."""
+    return [(waiting, awaited) for waiting, instruction in enumerate(program.instructions) for awaited in instruction.waits]

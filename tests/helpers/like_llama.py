@@ -1,4 +1,4 @@
-"""Small configurations of the families that are a Llama with other names or one more switch."""
+"""Small configurations of the model families that are variants of Llama: other names, or one more feature."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ GPTJ = {**GPT, "rotary_dim": 6}
 
 
 def _of(kind: str, config: dict[str, Any] = BASE, **changes: Any) -> dict[str, Any]:
+    """A configuration of a family (model_type) with some fields changed."""
     return {"model_type": kind, **config, **changes}
 
 
-# Those that run: their logits and gradients are transformers', too.
+# Configurations of families that can be executed: their logits and gradients are compared with transformers'.
 RUN: dict[str, dict[str, Any]] = {
     "internlm3": _of("internlm3", head_dim=8, pad_token_id=2),
     "internlm3 with biases": _of("internlm3", head_dim=6, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
@@ -53,12 +54,12 @@ RUN: dict[str, dict[str, Any]] = {
     "jais2 with one bias": _of("jais2", attention_bias=False, tie_word_embeddings=True, head_dim=10),
     "cohere2": _of("cohere2", FOUR, sliding_window=4, logit_scale=0.2),
 }
-# Those whose plans are walked.
+# Configurations of families whose plans are compiled and simulated, but not executed.
 WALKED: dict[str, dict[str, Any]] = {
     "granite": _of("granite", **FACTORS),
     "granite with biases": _of("granite", attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
     "hyperclovax": _of("hyperclovax", head_dim=10, **FACTORS),
-    "hyperclovax without norms behind": _of("hyperclovax", use_post_norm=False, attention_bias=True, mlp_bias=True),
+    "hyperclovax without post-norms": _of("hyperclovax", use_post_norm=False, attention_bias=True, mlp_bias=True),
     "qwen2_vl_text": _of("qwen2_vl_text", rope_scaling={"type": "mrope", "mrope_section": [1, 1, 2]}),
     "qwen2_5_vl_text": _of("qwen2_5_vl_text", tie_word_embeddings=True),
     "qwen3_vl_text": _of("qwen3_vl_text", head_dim=8, attention_bias=True),

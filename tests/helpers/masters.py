@@ -1,4 +1,4 @@
-"""Ranks that hold torch's own AdamW beside master copies, and say whether both come to the same."""
+"""Ranks that run torch's own AdamW in parallel with a program's master copies, and report whether both are equal."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from trainplan.profiling.base.processes import Reporter
 LOSS_BYTES = 8
 
 
-def step_beside_torch(rank: int, world: int, job: dict[str, Any], report: Reporter) -> list[dict[str, Any]]:
-    """Body of one rank: of each plan, after every step, whether master copies and parameters are those that torch's AdamW
-    makes of the gradients that the rank has, bit for bit; and the bytes of the states that it holds."""
+def steps_equal_torch(rank: int, world: int, job: dict[str, Any], report: Reporter) -> list[dict[str, Any]]:
+    """The body of a rank, which runs three steps of each plan and returns a dict for each.
+
+    equal: whether master copies and parameters are, bit for bit, those that torch's AdamW computes from the rank's gradients;
+    held: the bytes of the rank's model states; analysed: the same by the program's memory analysis.
+    """
     device, groups, _ = ranks.start_rank(rank, world, job)
     results = []
     for plan in job["jobs"]:
@@ -38,7 +41,7 @@ def step_beside_torch(rank: int, world: int, job: dict[str, Any], report: Report
                     program.strategies[unit].degree("sdp"),
                     program.strategies[unit].index(program.index_in_stage, "sdp"),
                 )
-                if degree == 1 or not state.partitioned:  # the whole of it, in the place of which the rank has its part
+                if degree == 1 or not state.partitioned:  # the rank holds the whole parameter, not only its part
                     equal &= torch.equal(state.whole.view(degree, -1)[index], rounded)
         held = 0
         for state in executor.units.values():
@@ -46,5 +49,5 @@ def step_beside_torch(rank: int, world: int, job: dict[str, Any], report: Report
             whole = [] if state.partitioned else [state.whole]
             tensors = [*whole, state.flat_shard, state.master, state.summed, state.gradient, *moments]
             held += sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
-        results.append({"equal": equal, "held": held, "walked": program.persistent_bytes - LOSS_BYTES})
+        results.append({"equal": equal, "held": held, "analysed": program.persistent_bytes - LOSS_BYTES})
     return results

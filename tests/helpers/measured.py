@@ -1,4 +1,4 @@
-"""What runs of plans measured, against what the walks say."""
+"""Compares the memory that runs of plans measured with the memory that analysis of their programs predicts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ MEDIAN = 0.01
 
 
 def kernel_bytes(shape: tuple[int, int], threads: int) -> int:
-    """What kernels of a step of torch's Muon on a float32 matrix of this shape allocate for themselves at its peak, on this CPU
-    with so many threads: nothing, packed copies of a product's matrices, or copies in float32."""
+    """The bytes that kernels of a step of torch's Muon on a float32 matrix of this shape allocate for themselves at its peak.
+
+    They depend on this CPU and on the number of threads: nothing, packed copies of a product's matrices, or copies in float32.
+    """
     matrix = torch.ones(shape, requires_grad=True)
     matrix.grad = torch.ones(shape)
     optimizer, before = torch.optim.Muon([matrix]), torch.get_num_threads()
@@ -34,12 +36,16 @@ def kernel_bytes(shape: tuple[int, int], threads: int) -> int:
 def memory_follows_the_walk(
     reports: Iterable[RunReport], worst: float = 0.05, kernels_bytes: Iterable[int] = repeat(0)
 ) -> None:
-    """Fails where what ranks allocated is further from the memory walk than 1 % in the median, or than `worst` anywhere.
-    kernels_bytes: by report, what a kernel allocates for itself at the peak, which the walk does not count."""
+    """Fails where the memory that ranks allocated differs from the predicted by more than 1 % in the median, or by more than
+    `worst` for any rank.
+
+    kernels_bytes: for each report, the bytes that a kernel allocates for itself at the peak, which are not predicted.
+    """
     errors = []
     for report, kernel in zip(reports, kernels_bytes, strict=False):
         assert report.peak_bytes is not None
-        errors += [abs(a / (b - kernel) - 1) for a, b in zip(report.predicted_peak_bytes, report.peak_bytes, strict=True)]
+        peaks = zip(report.predicted_peak_bytes, report.peak_bytes, strict=True)
+        errors += [abs(predicted / (measured - kernel) - 1) for predicted, measured in peaks]
     errors.sort()
     print(f"memory walk against torch: median error {errors[len(errors) // 2]:.2%}, worst {errors[-1]:.2%}")
     assert errors[len(errors) // 2] < MEDIAN

@@ -1,4 +1,4 @@
-"""Mutations of compiled programs, over all kinds of fields: each changes one thing, on one rank or on all that do it alike."""
+"""Random mutations of compiled programs: each changes one field or the order of one instruction, on one rank or on all."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.helpers.switch_plans import random_switch_plan
 
 Programs = list[Program]
 Change = Callable[[random.Random, Program, int], "list[Instruction] | None"]
-ALIKE = {  # operations whose buffers look alike, or that are each other's near neighbours
+ALIKE = {  # by operation, others that it is easily mistaken for: they have similar buffers, or stand next to it
     Op.FORWARD: (Op.FORWARD_WITHOUT_GRAPH, Op.RECOMPUTE),
     Op.FORWARD_WITHOUT_GRAPH: (Op.FORWARD, Op.RECOMPUTE),
     Op.RECOMPUTE: (Op.FORWARD_WITHOUT_GRAPH, Op.FORWARD),
@@ -91,7 +91,15 @@ OF_ALL_PROGRAMS = (
 
 
 class Mutant(NamedTuple):
-    """Programs with one change. kind: of the change; what: it, in words; sound: the programs without it."""
+    """Programs with one change.
+
+    Attributes:
+        kind: the kind of the change, a key of KINDS.
+        what: the change, in words.
+        plan: the plan whose programs they are.
+        programs: the changed programs.
+        sound: the programs before the change.
+    """
 
     kind: str
     what: str
@@ -101,8 +109,11 @@ class Mutant(NamedTuple):
 
 
 def random_programs(rng: random.Random) -> tuple[Plan, Programs]:
-    """Plain plans, sliced ones, any ZeRO stages, stages of unlike sizes, interleaved ones, uneven shares, memory switches and
-    other residences, of 2 ranks and of 4; some gather parameters and post receives ahead."""
+    """A random plan on 2 or 4 ranks, and its programs.
+
+    Plans are plain, sliced or interleaved, with any ZeRO stages, stages of different sizes, uneven shares, memory switches or
+    states on the host; some programs gather parameters and post receives ahead.
+    """
     plain = [random_plan, random_plan, random_sliced_plan, random_zero_plan, random_unlike_plan, random_interleaved_plan]
     make = rng.choice([*plain, random_uneven_plan, random_switch_plan, *[random_residence_plan] * 2])
     plan = make(rng, rng.choice([2, 4]))
@@ -110,13 +121,13 @@ def random_programs(rng: random.Random) -> tuple[Plan, Programs]:
 
 
 def sharing_programs(rng: random.Random) -> tuple[Plan, Programs]:
-    """The same where some units share their tokens, of 2 ranks and of 4."""
+    """A random plan on 2 or 4 ranks in which some units have sequence parallelism, and its programs."""
     plan = sharing_tokens(rng, rng.choice([random_plan, random_sliced_plan])(rng, rng.choice([2, 4])))
     return plan, compile_plan(plan)
 
 
 def cut_programs(rng: random.Random) -> tuple[Plan, Programs]:
-    """Of plans that cut samples, whose ranks exchange keys or heads, of 2 ranks and of 4."""
+    """A random plan on 2 or 4 ranks with context parallelism, whose ranks exchange keys or heads, and its programs."""
     model = LLAMA.with_fields(num_key_value_heads=rng.choice([2, 4]))
     words = rng.choice(["cp2", "dp2-cp2", "sdp2-cp2", "cp2-tp2", "cp2-tp2-sp"])
     words = words.replace("cp2", rng.choice(["cp2", "cp2h", "cp2h"])) + rng.choice(
@@ -132,22 +143,23 @@ def mutants(
     kinds: Sequence[str] = (),
     make: Callable[[random.Random], tuple[Plan, Programs]] = random_programs,
 ) -> list[Mutant]:
-    """So many mutants, the kinds in turn, a few of each random plan."""
-    names, made, missed = list(kinds or KINDS), list[Mutant](), 0
-    while len(made) < count:
+    """`count` random mutants, a few of each plan that `make` draws, of these kinds in turn (default: all of KINDS)."""
+    names, found, missed = list(kinds or KINDS), list[Mutant](), 0
+    while len(found) < count:
         plan, programs = make(rng)
         for _ in range(5):
-            kind = names[(len(made) + missed) % len(names)]
+            kind = names[(len(found) + missed) % len(names)]
             changed = KINDS[kind](rng, programs)
             if changed is None or changed[1] == programs:
                 missed += 1
-            elif len(made) < count:
-                made.append(Mutant(kind, changed[0], plan, changed[1], programs))
-    return made
+            elif len(found) < count:
+                found.append(Mutant(kind, changed[0], plan, changed[1], programs))
+    return found
 
 
 def _other(rng: random.Random, values: Sequence[Any], value: Any) -> Any:
-    return rng.choice([each for each in values if each != value] or [value])
+    """One of these values that is not the given one, if there is one."""
+    return rng.choice([other for other in values if other != value] or [value])
 
 
 def _names(program: Program) -> list[str]:
@@ -162,22 +174,22 @@ def _swapped(values: tuple[Any, ...], rng: random.Random) -> tuple[Any, ...]:
 
 
 def _edited(rng: random.Random, program: Program, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names with two exchanged, one left out, replaced or put in."""
-    ways = ["add"] + (["drop", "replace"] if names else []) + (["swap", "swap"] if len(names) > 1 else [])
-    way, place = rng.choice(ways), rng.randrange(max(1, len(names)))
-    if way == "swap":
+    """Names of buffers with two of them exchanged, or one left out, replaced or added."""
+    choices = ["add"] + (["drop", "replace"] if names else []) + (["swap", "swap"] if len(names) > 1 else [])
+    change_kind, index = rng.choice(choices), rng.randrange(max(1, len(names)))
+    if change_kind == "swap":
         return _swapped(names, rng)
-    kept = [] if way == "add" else list(names)
-    if way == "add":
+    kept = [] if change_kind == "add" else list(names)
+    if change_kind == "add":
         return (*names, rng.choice(_names(program)))
-    if way == "drop":
-        return tuple(kept[:place] + kept[place + 1 :])
-    kept[place] = _other(rng, _names(program), kept[place])
+    if change_kind == "drop":
+        return tuple(kept[:index] + kept[index + 1 :])
+    kept[index] = _other(rng, _names(program), kept[index])
     return tuple(kept)
 
 
 def _field(rng: random.Random, program: Program, i: Instruction, name: str) -> Any:
-    """Another value of a field of an instruction; None where it has none to be changed."""
+    """Another value for a field of an instruction; None where it has no value that could be changed."""
     value, numbers = getattr(i, name), range(len(program.instructions))
     if name == "op":
         return rng.choice(ALIKE.get(i.op, tuple(Op))) if rng.random() < 0.7 else _other(rng, tuple(Op), i.op)
@@ -209,9 +221,9 @@ def _field(rng: random.Random, program: Program, i: Instruction, name: str) -> A
 def _group(rng: random.Random, program: Program, group: tuple[int, ...]) -> tuple[int, ...] | None:
     if len(group) < 2:
         return rng.choice([(program.rank,), tuple(range(program.world))]) if rng.random() < 0.3 else None
-    ways = [group[: len(group) // 2], (program.rank,), group[::-1], tuple(range(program.world))]
-    ways.append(tuple(sorted({program.rank, (program.rank + 1) % program.world})))
-    return _other(rng, ways, group)
+    choices = [group[: len(group) // 2], (program.rank,), group[::-1], tuple(range(program.world))]
+    choices.append(tuple(sorted({program.rank, (program.rank + 1) % program.world})))
+    return _other(rng, choices, group)
 
 
 def _arguments(rng: random.Random, args: dict[str, Any]) -> dict[str, Any] | None:
@@ -224,23 +236,25 @@ def _arguments(rng: random.Random, args: dict[str, Any]) -> dict[str, Any] | Non
     if name == AGAIN:
         return {key: arg for key, arg in args.items() if key != AGAIN}
     if name == "tokens":
-        ways = [value[::-1], value[:-1], tuple(token + 1 for token in value) if isinstance(value[0], int) else value[:1]]
+        choices = [value[::-1], value[:-1], tuple(token + 1 for token in value) if isinstance(value[0], int) else value[:1]]
     elif name == "rows":
-        ways = [value[::-1], tuple(row + 1 for row in value), value[:-1]]
+        choices = [value[::-1], tuple(row + 1 for row in value), value[:-1]]
     else:
-        ways = [value[::-1], tuple(block[::-1] for block in value), value[:-1]]
-    return {**args, name: _other(rng, ways, value)}
+        choices = [value[::-1], tuple(block[::-1] for block in value), value[:-1]]
+    return {**args, name: _other(rng, choices, value)}
 
 
-def _places(programs: Programs, rank: int, place: int) -> list[tuple[int, int]]:
-    """Where every rank does what a rank does at a place: of the same operation, unit and part, the same number of times
-    before."""
-    wanted = programs[rank].instructions[place]
+def _matching(programs: Programs, rank: int, index: int) -> list[tuple[int, int]]:
+    """Pairs (rank, index) of the instructions that match the instruction at `index` of `rank`.
+
+    They have its operation, unit, micro-batch and half, and come after as many instructions like it on their rank.
+    """
+    wanted = programs[rank].instructions[index]
 
     def same(i: Instruction) -> bool:
         return (i.op, i.unit, i.micro_batch, i.half) == (wanted.op, wanted.unit, wanted.micro_batch, wanted.half)
 
-    number = sum(map(same, programs[rank].instructions[:place]))
+    number = sum(map(same, programs[rank].instructions[:index]))
     result = []
     for other, program in enumerate(programs):
         matching = [n for n, i in enumerate(program.instructions) if same(i)]
@@ -249,12 +263,14 @@ def _places(programs: Programs, rank: int, place: int) -> list[tuple[int, int]]:
 
 
 def _with(programs: Programs, rank: int, instructions: Sequence[Instruction], waits: bool) -> Programs:
-    made = with_waits(list(instructions)) if waits else tuple(instructions)
-    return [*programs[:rank], replace(programs[rank], instructions=made), *programs[rank + 1 :]]
+    """Programs with other instructions on a rank. waits: whether the instructions' waits are computed anew."""
+    changed = with_waits(list(instructions)) if waits else tuple(instructions)
+    return [*programs[:rank], replace(programs[rank], instructions=changed), *programs[rank + 1 :]]
 
 
 def _changing(name: str, *, everywhere: bool = False) -> Callable[[random.Random, Programs], tuple[str, Programs] | None]:
-    """Another value of a field of an instruction, on one rank or on all that have it alike; the waits follow from it."""
+    """A mutation: another value of a field of an instruction, on one rank, or everywhere on all ranks with matching
+    instructions. Waits are computed anew where they follow from the field."""
 
     def change(rng: random.Random, programs: Programs) -> tuple[str, Programs] | None:
         rank = rng.randrange(len(programs))
@@ -262,92 +278,93 @@ def _changing(name: str, *, everywhere: bool = False) -> Callable[[random.Random
         indices = [n for n, i in enumerate(program.instructions) if _worth(name, i)]
         if not indices:
             return None
-        place = rng.choice(indices)
-        i = program.instructions[place]
+        index = rng.choice(indices)
+        i = program.instructions[index]
         value = _field(rng, program, i, name)
         if (value is None and getattr(i, name) is None) or value == getattr(i, name):
             return None
         result = programs
-        for other, there in _places(programs, rank, place) if everywhere else [(rank, place)]:
+        for other, there in _matching(programs, rank, index) if everywhere else [(rank, index)]:
             rest = list(result[other].instructions)
             if getattr(rest[there], name) != getattr(i, name) and name == "group":
                 return None
             rest[there] = rest[there].changed(**{name: value})
             result = _with(result, other, rest, waits=name in ("reads", "writes", "lane", "after", "marks"))
         where = "all ranks" if everywhere else f"rank {rank}"
-        return f"{where}, {place}: {name} of {i} from {getattr(i, name)!r} to {value!r}", result
+        return f"{where}, {index}: {name} of {i} from {getattr(i, name)!r} to {value!r}", result
 
     return change
 
 
 def _worth(name: str, i: Instruction) -> bool:
-    """Whether a field of an instruction can be changed to some purpose."""
+    """Whether a change of this field of an instruction has any effect."""
     worth = {"args": bool(i.args), "group": len(i.group) > 1, "grouped": bool(i.grouped), "waits": bool(i.waits)}
     worth |= {"after": bool(i.after), "marks": bool(i.marks), "message_bytes": i.message_bytes > 0}
     return worth.get(name, True)
 
 
 def _freeing(later: bool) -> Callable[[random.Random, Programs], tuple[str, Programs] | None]:
-    """A buffer freed by a later instruction, or by an earlier one."""
+    """A mutation: a buffer is freed by a later instruction, or by an earlier one."""
 
     def change(rng: random.Random, programs: Programs) -> tuple[str, Programs] | None:
         rank = rng.randrange(len(programs))
         rest = list(programs[rank].instructions)
-        place = rng.choice([n for n, i in enumerate(rest) if i.frees and not i.grouped] or [0])
-        targets = range(place + 1, min(place + 9, len(rest))) if later else range(max(0, place - 8), place)
-        if not rest[place].frees or not targets:
+        index = rng.choice([n for n, i in enumerate(rest) if i.frees and not i.grouped] or [0])
+        targets = range(index + 1, min(index + 9, len(rest))) if later else range(max(0, index - 8), index)
+        if not rest[index].frees or not targets:
             return None
-        target, name = rng.choice(targets), rng.choice(rest[place].frees)
-        rest[place] = rest[place].changed(frees=tuple(other for other in rest[place].frees if other != name))
+        target, name = rng.choice(targets), rng.choice(rest[index].frees)
+        rest[index] = rest[index].changed(frees=tuple(other for other in rest[index].frees if other != name))
         rest[target] = rest[target].changed(frees=(*rest[target].frees, name))
-        return f"rank {rank}: {name} freed by {rest[target]}, not by {rest[place]}", _with(programs, rank, rest, True)
+        return f"rank {rank}: {name} freed by {rest[target]}, not by {rest[index]}", _with(programs, rank, rest, True)
 
     return change
 
 
-def _ordering(way: str, *, everywhere: bool = False) -> Callable[[random.Random, Programs], tuple[str, Programs] | None]:
-    """An instruction left out, done twice, or done earlier or later; the waits follow from the new order."""
+def _ordering(action: str, *, everywhere: bool = False) -> Callable[[random.Random, Programs], tuple[str, Programs] | None]:
+    """A mutation: an instruction is left out ("drop"), done twice ("twice"), done earlier ("move"), or exchanged with a later
+    one ("swap"). Waits are computed anew."""
 
     def change(rng: random.Random, programs: Programs) -> tuple[str, Programs] | None:
         rank = rng.randrange(len(programs))
-        place = rng.randrange(len(programs[rank].instructions) - 1)
+        index = rng.randrange(len(programs[rank].instructions) - 1)
         distance, result = rng.choice([1, 1, 2, 3, 5, 10, 40]), programs
-        what = str(programs[rank].instructions[place])
-        for other, there in _places(programs, rank, place) if everywhere else [(rank, place)]:
+        what = str(programs[rank].instructions[index])
+        for other, there in _matching(programs, rank, index) if everywhere else [(rank, index)]:
             rest = list(result[other].instructions)
-            if way == "swap":
+            if action == "swap":
                 target = min(there + distance, len(rest) - 1)
                 rest[there], rest[target] = rest[target], rest[there]
-            elif way == "move":
+            elif action == "move":
                 rest.insert(max(0, there - distance), rest.pop(there))
-            elif way == "drop":
+            elif action == "drop":
                 del rest[there]
             else:
                 rest.insert(there, rest[there].changed(marks=()))
             result = _with(result, other, rest, True)
-        return f"{'all ranks' if everywhere else f'rank {rank}'}, {place}: {way} {what} ({distance})", result
+        return f"{'all ranks' if everywhere else f'rank {rank}'}, {index}: {action} {what} ({distance})", result
 
     return change
 
 
 def _ungrouped(rng: random.Random, programs: Programs) -> tuple[str, Programs] | None:
-    """A send and a receive that are not grouped any more, or sends and receives in another order."""
+    """A mutation: a send and a receive that were grouped are issued one after the other, or two messages are exchanged."""
     rank = rng.randrange(len(programs))
     rest = list(programs[rank].instructions)
     indices = [n for n, i in enumerate(rest) if i.op.spec.kind == "message"]
     if not indices:
         return None
-    if (place := rng.choice(indices)) is not None and rest[place].grouped:
-        apart = list(rest[place].grouped)
-        rest[place : place + 1] = apart if rng.random() < 0.5 else apart[::-1]
+    if (index := rng.choice(indices)) is not None and rest[index].grouped:
+        single = list(rest[index].grouped)
+        rest[index : index + 1] = single if rng.random() < 0.5 else single[::-1]
     elif len(indices) > 1:
         a, b = rng.sample(indices, 2)
         rest[a], rest[b] = rest[b], rest[a]
-    return f"rank {rank}, {place}: messages in another order", _with(programs, rank, rest, True)
+    return f"rank {rank}, {index}: messages in another order", _with(programs, rank, rest, True)
 
 
 def _of_program(name: str, everywhere: bool = False) -> Callable[[random.Random, Programs], tuple[str, Programs] | None]:
-    """Another value of a field of a program, or of all that have the same there."""
+    """A mutation: another value of a field of one rank's program, or everywhere of all programs that have an equal value."""
 
     def change(rng: random.Random, programs: Programs) -> tuple[str, Programs] | None:
         rank = rng.randrange(len(programs))
@@ -356,8 +373,8 @@ def _of_program(name: str, everywhere: bool = False) -> Callable[[random.Random,
         other: Any = value
         if name == "buffers":
             key = rng.choice(_names(program))
-            ways = [{key: rng.choice([0, value[key] // 2, value[key] + 8, 2 * value[key]])}, {"host-hidden.0.7": 64}]
-            other = {**value, **(ways[0] if rng.random() < 0.9 else ways[1])}
+            choices = [{key: rng.choice([0, value[key] // 2, value[key] + 8, 2 * value[key]])}, {"host-hidden.0.7": 64}]
+            other = {**value, **(choices[0] if rng.random() < 0.9 else choices[1])}
         elif name == "persistent":
             key = rng.choice(sorted(value) if rng.random() < 0.5 else _names(program))
             other = value ^ {key}
@@ -376,8 +393,8 @@ def _of_program(name: str, everywhere: bool = False) -> Callable[[random.Random,
             other = rng.choice([value.in_dtype("float32"), value.with_fields(sequence=8)])
         elif name == "strategies":
             zero = rng.choice([1, 2, 3])
-            other_stage = tuple(replace(each, zero=zero) if each.degree("sdp") > 1 else each for each in value)
-            recomputed = tuple(replace(each, ckpt=not each.ckpt) for each in value)
+            other_stage = tuple(replace(old, zero=zero) if old.degree("sdp") > 1 else old for old in value)
+            recomputed = tuple(replace(old, ckpt=not old.ckpt) for old in value)
             other = rng.choice([value[::-1], value[:-1], recomputed, other_stage])
         elif name == "precision":
             other = _other(rng, PRECISIONS, value)
@@ -387,37 +404,40 @@ def _of_program(name: str, everywhere: bool = False) -> Callable[[random.Random,
             other = max(0, value + rng.choice([-1, 1, 2]))
         where = "all ranks" if everywhere else f"rank {rank}"
         return f"{where}: {name} of the program", [
-            replace(each, **{name: other}) if each is program or (everywhere and getattr(each, name) == value) else each
-            for each in programs
+            replace(old, **{name: other}) if old is program or (everywhere and getattr(old, name) == value) else old
+            for old in programs
         ]
 
     return change
 
 
 def _malformed(rng: random.Random, programs: Programs) -> tuple[str, Programs] | None:
-    """A field of another type, or far out of its range."""
+    """A mutation: a field of an instruction gets a value of another type, or far out of its range."""
     rank = rng.randrange(len(programs))
     program, rest = programs[rank], list(programs[rank].instructions)
-    place, name = rng.randrange(len(rest)), rng.choice([field.name for field in fields(Instruction)])
+    index, name = rng.randrange(len(rest)), rng.choice([field.name for field in fields(Instruction)])
     value = rng.choice([None, "x", -1, 10**6, ("x",), (None,), (10**6,), {"x": 1}, 1.5])
-    if value is None and getattr(rest[place], name) is None:
+    if value is None and getattr(rest[index], name) is None:
         return None
-    rest[place] = rest[place].changed(**{name: value})
-    made = replace(program, instructions=tuple(rest))
-    return f"rank {rank}, {place}: {name} is {value!r}", [*programs[:rank], made, *programs[rank + 1 :]]
+    rest[index] = rest[index].changed(**{name: value})
+    changed = replace(program, instructions=tuple(rest))
+    return f"rank {rank}, {index}: {name} is {value!r}", [*programs[:rank], changed, *programs[rank + 1 :]]
+
+
+ACTIONS = ("swap", "move", "drop", "twice")
 
 
 KINDS: dict[str, Callable[[random.Random, Programs], tuple[str, Programs] | None]] = {
-    **{each.name: _changing(each.name) for each in fields(Instruction) if each.name != "frees"},
+    **{field.name: _changing(field.name) for field in fields(Instruction) if field.name != "frees"},
     **{f"{name}, everywhere": _changing(name, everywhere=True) for name in EVERYWHERE},
     "freed later": _freeing(True),
     "freed earlier": _freeing(False),
-    **{f"{way}": _ordering(way) for way in ("swap", "move", "drop", "twice")},
-    **{f"{way}, everywhere": _ordering(way, everywhere=True) for way in ("swap", "move", "drop", "twice")},
+    **{action: _ordering(action) for action in ACTIONS},
+    **{f"{action}, everywhere": _ordering(action, everywhere=True) for action in ACTIONS},
     "messages": _ungrouped,
-    **{f"program's {each.name}": _of_program(each.name) for each in fields(Program) if each.name != "instructions"},
+    **{f"program's {field.name}": _of_program(field.name) for field in fields(Program) if field.name != "instructions"},
     **{f"program's {name}, everywhere": _of_program(name, True) for name in OF_ALL_PROGRAMS},
     "malformed": _malformed,
 }
-# Kinds whose changes may leave a sound program: another order of the same step, or a label of what nobody looks at.
+# Kinds whose changes may leave a sound program: another order of an equal step, or another label that nothing reads.
 OF_ORDER = frozenset({"waits", "after", "marks", "reads", "micro_batch", "half", "messages", "swap", "move", "twice"})

@@ -12,8 +12,11 @@ from trainplan.formulations.schedule.simulate import Work
 def random_partition_dict(
     rng: random.Random, sublayers: int = 10, stages: int = 6, micro_batches: int = 12, memory: bool = False
 ) -> dict[str, Any]:
-    """Ties, zeros, nearly equal sub-layers, overwhelming and unequal transfers, fewer micro-batches than stages, and with
-    memory tight, hopeless and uneven limits are all likely."""
+    """A random pipeline-partition instance as a dict of its file format, of at most these sizes.
+
+    Ties, zeros, nearly equal sub-layers, overwhelming and unequal transfers, and fewer micro-batches than stages are all
+    likely; with `memory` also tight, hopeless and uneven limits.
+    """
     length = rng.randint(1, sublayers)
     count = rng.randint(1, min(length, stages))
     noisy, largest = rng.random() < 0.3, rng.choice([3, 1000, 10**6, 10**8])
@@ -47,11 +50,13 @@ def random_partition_dict(
 def random_partition(
     seed: int, sublayers: int = 10, stages: int = 6, micro_batches: int = 12, memory: bool = False
 ) -> Instance:
+    """The instance of `random_partition_dict` for a seed."""
     return load(random_partition_dict(random.Random(seed), sublayers, stages, micro_batches, memory))
 
 
 def random_work(rng: random.Random, stages: int = 7) -> Work:
-    """Stages with ties, zeros, or times of all sizes; transfers none, small or overwhelming."""
+    """The pass times of at most `stages` random stages, with ties, zeros, or times of all sizes, and with transfers that are
+    zero, small or overwhelming."""
     p, most = rng.randint(1, stages), rng.choice([1, 3, 50, 10**9])
     moved = rng.choice([0, most // 10, most, 5 * most])
     return Work(

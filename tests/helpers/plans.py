@@ -1,4 +1,4 @@
-"""Small models and random plans of them."""
+"""Small models, and random plans for them, by kind of plan."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.models.precision import Precision
 from trainplan.profiling.models.sublayers import why_not_shared
 
-# Vocabularies that no tensor-parallel degree divides; chains that are tied, not tied, with post-norm, with grouped queries.
-# Without dropout a step on the same batch has a smaller loss; DROPPING are the same chains with it.
+# Vocabularies that no tensor-parallel degree divides; models that are tied, untied, with post-norm, with grouped queries.
+# Without dropout a second step on the same batch has a smaller loss; DROPPING are these models with dropout.
 _GPT2 = {"n_embd": 32, "n_head": 4, "n_inner": 64, "n_positions": 16, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
 _OTHER = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 16}
 _BERT = {**_OTHER, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -47,8 +47,19 @@ def plan_of(
     shares: Sequence[int] | None = None,
     sliced: int = 0,
 ) -> Plan:
-    """cuts: first units of the stages after the first. shares: micro-batches of each data-parallel replica. sliced: how many
-    micro-batches begin in halves."""
+    """A plan on `world` ranks whose stages have as many ranks each, in order.
+
+    Args:
+        model: the model.
+        strategies: the strategy of each unit, as a text.
+        world: the number of ranks.
+        samples: of one step, over all ranks.
+        micro_batches: of one step.
+        cuts: the first units of the stages after the first one.
+        schedule: the order of passes.
+        shares: the micro-batches of each data-parallel replica, where they are uneven.
+        sliced: the number of micro-batches that begin in halves.
+    """
     units: list[dict[str, Any]] = [{"name": u.name, "strategy": s} for u, s in zip(model.units, strategies, strict=True)]
     size = world // (len(cuts) + 1)
     bounds = list(pairwise([0, *cuts, len(units)]))
@@ -73,14 +84,15 @@ def plan_of(
 def pipeline(
     model: Model, stages: int, micro_batches: int, schedule: PassOrder = "1f1b", rows: int = 2, sliced: int = 0
 ) -> Plan:
-    """A device a stage, cut evenly; `rows` samples a micro-batch."""
+    """A pipeline with one device for each stage and stages of equal numbers of units; `rows` samples in a micro-batch."""
     units = len(model.units)
     cuts = [stage * units // stages for stage in range(1, stages)]
     return plan_of(model, ["single"] * units, stages, rows * micro_batches, micro_batches, cuts, schedule, sliced=sliced)
 
 
 def random_plan(rng: random.Random, world: int = 4, model: Model | None = None, stages: int | None = None) -> Plan:
-    """Any cuts, any schedule, up to 8 micro-batches; every unit takes any strategy of the whole tree, dp with sdp included."""
+    """A random plan with equal stages: any cuts, 1F1B or GPipe, up to 8 micro-batches, and for each unit any strategy of
+    Galvatron's whole decision tree, including dp with sdp."""
     model = model or rng.choice([GPT2, UNTIED, BERT, LLAMA])
     units = len(model.units)
     stages = stages or rng.choice([p for p in (1, 2, 4, 8) if p <= min(world, units)])
@@ -94,7 +106,7 @@ def random_plan(rng: random.Random, world: int = 4, model: Model | None = None, 
 
 
 def all_strategies(size: int) -> list[str]:
-    """Every strategy of a group of any size, without recomputation: degrees need not be powers of two."""
+    """Every strategy of a group of `size` ranks, as texts, without recomputation; degrees need not be powers of two."""
     strategies = []
     for count in range(4):
         for degrees in product(range(2, size + 1), repeat=count):
@@ -107,19 +119,19 @@ def all_strategies(size: int) -> list[str]:
 
 
 def random_unlike_plan(rng: random.Random, world: int = 4, sliced: bool = False) -> Plan:
-    """Stages on any disjoint ranks, of any sizes, each unit with any strategy of its stage; any cuts and schedule."""
+    """A random plan whose stages have different numbers of ranks, in any order, each unit with any strategy of its stage."""
     model = rng.choice([GPT2, UNTIED, BERT, LLAMA])
     stages = rng.randint(2 if sliced else 1, min(world, 4))
     ranks, cuts = rng.sample(range(world), world), sorted(rng.sample(range(1, world), stages - 1))
     groups = [sorted(ranks[a:b]) for a, b in pairwise([0, *cuts, world])]
     micro_batches = rng.choice([1, 2, 3, 5])
     if sliced:
-        return _laid_out(rng, model, groups, micro_batches, "1f1b", rng.randint(1, most_sliced(stages, micro_batches)))
-    return _laid_out(rng, model, groups, micro_batches, rng.choice(SCHEDULES))
+        return _on_groups(rng, model, groups, micro_batches, "1f1b", rng.randint(1, most_sliced(stages, micro_batches)))
+    return _on_groups(rng, model, groups, micro_batches, rng.choice(SCHEDULES))
 
 
 def random_interleaved_plan(rng: random.Random, world: int = 4) -> Plan:
-    """Two or more stages on each rank, in turn, on groups of any sizes; any cuts; each unit with any strategy of its stage."""
+    """A random interleaved plan: two or more stages on each rank, in turn, on groups of any sizes, with any cuts."""
     model = rng.choice([GPT2, UNTIED, BERT, LLAMA])
     units = len(model.units)
     depth = rng.choice([p for p in (2, 3, 4) if p <= world and 2 * p <= units])
@@ -128,11 +140,12 @@ def random_interleaved_plan(rng: random.Random, world: int = 4) -> Plan:
     if rng.random() < 0.5 and world % depth == 0:
         cuts = list(range(world // depth, world, world // depth))
     groups = [sorted(ranks[a:b]) for a, b in pairwise([0, *cuts, world])] * chunks
-    return _laid_out(rng, model, groups, rng.choice([1, 2, 3]) * depth, "interleaved-1f1b")
+    return _on_groups(rng, model, groups, rng.choice([1, 2, 3]) * depth, "interleaved-1f1b")
 
 
 def random_digits_plan(rng: random.Random, world: int = 6, model: Model | None = None) -> Plan:
-    """Stages of one size, which need not be a power of two, with strategies that write ranks in common digits."""
+    """A random plan with equal stages, whose size need not be a power of two, and whose strategies divide the ranks of a stage
+    alike (`Plan.regular`)."""
     while True:
         model = model or rng.choice([GPT2, UNTIED, BERT, LLAMA])
         units = len(model.units)
@@ -149,16 +162,17 @@ def random_digits_plan(rng: random.Random, world: int = 6, model: Model | None =
 
 
 def random_regular_interleaved_plan(rng: random.Random, world: int = 4, model: Model | None = None) -> Plan:
-    """Two or more stages on each rank, in turn, on groups of one size, a power of two, in order of ranks."""
+    """A random interleaved plan: two or more stages on each rank, in turn, on equal groups of consecutive ranks, whose size is
+    a power of two."""
     model = model or rng.choice([GPT2, UNTIED, BERT, LLAMA])
     units = len(model.units)
     depth = rng.choice([p for p in (2, 4) if p <= world and 2 * p <= units])
     size, chunks = world // depth, rng.randint(2, units // depth)
     groups = [list(range(stage * size, (stage + 1) * size)) for stage in range(depth)] * chunks
-    return _laid_out(rng, model, groups, rng.choice([1, 2, 3]) * depth, "interleaved-1f1b")
+    return _on_groups(rng, model, groups, rng.choice([1, 2, 3]) * depth, "interleaved-1f1b")
 
 
-def _laid_out(
+def _on_groups(
     rng: random.Random,
     model: Model,
     groups: Sequence[list[int]],
@@ -166,7 +180,7 @@ def _laid_out(
     schedule: PlanSchedule,
     sliced: int = 0,
 ) -> Plan:
-    """The stages of these ranks, cut anywhere, each unit with any strategy of its stage."""
+    """A random plan whose stages have these groups of ranks, with any cuts, and for each unit any strategy of its stage."""
     units, stages = len(model.units), len(groups)
     begins = [0, *sorted(rng.sample(range(1, units), stages - 1)), units]
     strategies = []
@@ -174,8 +188,8 @@ def _laid_out(
         for unit in model.units[begin:end]:
             tree = [text for text in all_strategies(len(group)) if unit.sublayer.runs_on(parse_strategy(text).degree("tp"))]
             strategies.append(rng.choice(tree) + rng.choice(["", "", "-ckpt"]))
-    apart = lcm(*(parse_strategy(text).data_degree for text in strategies)) * (2 if sliced else 1)
-    plan = plan_of(model, ["single"] * units, 1, micro_batches * apart, micro_batches).model_dump()
+    divisor = lcm(*(parse_strategy(text).data_degree for text in strategies)) * (2 if sliced else 1)
+    plan = plan_of(model, ["single"] * units, 1, micro_batches * divisor, micro_batches).model_dump()
     plan |= {"world": len({rank for group in groups for rank in group}), "schedule": schedule, "sliced": sliced}
     plan["stages"] = [
         {"ranks": group, "first_unit": begin, "last_unit": end - 1}
@@ -186,7 +200,7 @@ def _laid_out(
 
 
 def random_sliced_plan(rng: random.Random, world: int = 4, model: Model | None = None, stages: int | None = None) -> Plan:
-    """As `random_plan`, of 1F1B pipelines of which any number of micro-batches that can be sliced is, at least one."""
+    """A random plan as of `random_plan`, under 1F1B, with at least one sliced micro-batch, and any number that is possible."""
     model = model or rng.choice([GPT2, UNTIED, BERT, LLAMA])
     stages = stages or rng.choice([p for p in (2, 4, 8) if p <= min(world, len(model.units))])
     units, size = len(model.units), world // stages
@@ -200,7 +214,7 @@ def random_sliced_plan(rng: random.Random, world: int = 4, model: Model | None =
 
 
 def with_zero(rng: random.Random, plan: Plan) -> Plan:
-    """The plan with any ZeRO stage for each unit that has an sdp level."""
+    """The plan with a random ZeRO stage for each unit that has an sdp level."""
     strategies = (
         replace(strategy, zero=rng.choice([1, 2, 3])) if strategy.degree("sdp") > 1 else strategy
         for strategy in plan.strategies()
@@ -216,14 +230,14 @@ PRECISIONS = (
 
 
 def with_precision(rng: random.Random, plan: Plan, precision: Precision | None = None) -> Plan:
-    """The plan in bfloat16, with these model states or any others."""
+    """The plan in bfloat16, with this precision of master copies and gradients, or a random one."""
     model = plan.planned_model().in_dtype("bfloat16")
     precision = rng.choice(PRECISIONS) if precision is None else precision
     return plan.changed(model=model.shape(), model_digest=model.digest, precision=precision)
 
 
 def random_zero_plan(rng: random.Random, world: int = 4) -> Plan:
-    """Plans of all kinds that have sdp levels, any ZeRO stage for each unit, and 1 or 2 for one at least."""
+    """A random plan of any kind with sdp levels, a random ZeRO stage for each unit, and stage 1 or 2 for at least one."""
     kinds = [random_unlike_plan, random_interleaved_plan]
     if world & (world - 1) == 0:
         kinds += [random_plan, random_sliced_plan]
@@ -243,7 +257,10 @@ def uneven_plan(
     rng: random.Random | None = None,
     sliced: int = 0,
 ) -> Plan:
-    """Replicas with these numbers of micro-batches, of `rows` samples each; with `rng`, any cuts and any recomputation."""
+    """A plan whose data-parallel replicas have these numbers of micro-batches (`shares`), of `rows` samples each.
+
+    With `rng`, its cuts and recomputation are random; without, its stages have equal numbers of units.
+    """
     units, size = len(model.units), len(shares) * tp
     cuts = [stage * units // stages for stage in range(1, stages)]
     strategies = [f"dp{len(shares)}" + (f"-tp{tp}" if tp > 1 else "")] * units
@@ -254,7 +271,8 @@ def uneven_plan(
 
 
 def random_uneven_plan(rng: random.Random, world: int = 4, model: Model | None = None, stages: int | None = None) -> Plan:
-    """Any cuts, any schedule, any split of a stage into replicas and tensor parallelism, up to 5 micro-batches for each."""
+    """A random plan with uneven shares: any cuts, any schedule, any split of a stage into replicas and tensor parallelism, and
+    up to 5 micro-batches for each replica."""
     model = model or rng.choice([GPT2, UNTIED, BERT, LLAMA])
     stages = stages or rng.choice([p for p in (1, 2, 4, 8) if p <= min(world // 2, len(model.units))])
     size = world // stages
@@ -264,7 +282,7 @@ def random_uneven_plan(rng: random.Random, world: int = 4, model: Model | None =
 
 
 def sharing_tokens(rng: random.Random, plan: Plan) -> Plan:
-    """The plan with sequence parallelism in every other unit, at random, of those that it is possible for."""
+    """The plan with sequence parallelism in a random half of the units that support it."""
     units = []
     for unit, described in zip(plan.units, plan.planned_model().units, strict=True):
         strategy, tp = unit.strategy, unit.strategy.degree("tp")
@@ -274,7 +292,7 @@ def sharing_tokens(rng: random.Random, plan: Plan) -> Plan:
 
 
 def recomputing_modules(rng: random.Random, plan: Plan, modules: Sequence[Module] = MODULES) -> Plan:
-    """The plan with some of these modules recomputed, at random, in most units that are not recomputed whole."""
+    """The plan with a random choice of these modules recomputed in every unit that is not recomputed as a whole."""
     units = []
     for unit in plan.units:
         chosen = tuple(sorted(module for module in modules if rng.random() < 0.6))

@@ -1,6 +1,6 @@
-"""Two ranks of a pipeline whose second one is held up before it computes until the first one's second message is gone.
+"""Two ranks of a pipeline, of which the second waits before it computes until the first one's second message has been sent.
 
-Only a receive that is posted before can take that message meanwhile. For the processes of a test.
+Only a receive that was posted early can take that message meanwhile. A test's worker processes run `run_rank`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ PATIENCE_S = 3.0
 
 
 def run_rank(rank: int, world: int, job: dict[str, Any], report: Any) -> bool:
-    """A step under GPipe. On rank 1: whether rank 0 had sent its second message before rank 1's first computation."""
+    """Run one step under GPipe; returns, on rank 1, whether rank 0 had sent its second message before rank 1 first computed."""
     device, groups, _ = start_rank(rank, world, job)
     program = job["jobs"][0]["programs"][rank]
     executor, store = make_executor(program, groups, 0, device, job["transport"]), _get_default_store()
-    sends = [place for place, i in enumerate(program.instructions) if i.op is Op.SEND]
-    computes = next(place for place, i in enumerate(program.instructions) if i.op is Op.FORWARD)
+    sends = [index for index, i in enumerate(program.instructions) if i.op is Op.SEND]
+    computes = next(index for index, i in enumerate(program.instructions) if i.op is Op.FORWARD)
     early = False
 
-    def begins(place: int) -> None:
+    def begins(index: int) -> None:
         nonlocal early
-        if rank == 0 and place == sends[1] + 1:
+        if rank == 0 and index == sends[1] + 1:
             store.set("sent", "")
-        if rank == 1 and place == computes:
+        if rank == 1 and index == computes:
             try:
                 store.wait(["sent"], timedelta(seconds=PATIENCE_S))
                 early = True

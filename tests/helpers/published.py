@@ -1,7 +1,8 @@
-"""What Galvatron's engine itself (hetu-galvatron 2.4.0 from PyPI) says of an invented profile: `formulations/published.json`.
+"""Answers of Galvatron's own engine (hetu-galvatron 2.4.0 from PyPI) for an invented profile.
 
-costs: layers, ends, stages and iteration of random plans; searches: the plan it finds, without Ulysses layers. `slow` divides
-the bandwidths of all-reduces. Numbers only; made by running its cost_model.py, search_engine.py and dp_core.cpp.
+They are in `tests/formulations/published.json`. Its `costs` are times and bytes of layers, ends, stages and iterations of
+random plans; its `searches` are the plans that the engine finds, without Ulysses layers. `slow` divides the bandwidths of all-
+reduces. The numbers were made by running the engine's cost_model.py, search_engine.py and dp_core.cpp.
 """
 
 import json
@@ -29,6 +30,7 @@ NUMBERS: Json = json.loads((HERE / "formulations/published.json").read_text())
 
 
 def invented(slow: int = 1) -> EngineProfile:
+    """The invented profile that the engine was run with. slow: divides the bandwidths of all-reduces."""
     given = NUMBERS["profile"]
     measured = {}
     for ranks, times in given["measured"].items():
@@ -61,12 +63,16 @@ def invented(slow: int = 1) -> EngineProfile:
     )
 
 
-def told(case: Json) -> EngineOptions:
+def engine_options(case: Json) -> EngineOptions:
+    """The options that the engine was run with in a case of the file."""
     return EngineOptions(measured_messages=case["measured"], zero2=case["zero2"], both_orders=case["both"])
 
 
 def as_engine(instance: PipelineInstance, ends_ns: Callable[[Any], tuple[int, int]] = lambda _: (0, 0)) -> Instance:
-    """The same tables under the engine's iteration time. ends_ns: of each configuration."""
+    """A pipeline instance as one of the engine's problem, which has the engine's formula of the iteration time.
+
+    ends_ns: gives the times of the first and the last stage's ends (embedding and head) of a configuration.
+    """
     names = ("devices", "memory_bytes", "batch", "layer_names", "layer_kinds", "boundary_kinds")
     configurations = [
         Configuration(given.stages, given.micro_batches, given.tables, ends_ns=ends_ns(given))
@@ -77,12 +83,15 @@ def as_engine(instance: PipelineInstance, ends_ns: Callable[[Any], tuple[int, in
 
 @cache
 def large(batch: int, options: EngineOptions) -> Instance:
-    """Of the invented profile, with more memory than it needs."""
+    """An instance of the invented profile with more memory than any plan needs. batch: samples of one step."""
     return build(invented(), 100 * GIB, batch, options)
 
 
 def files(model: str, memory: str, times: str) -> list[pathlib.Path]:
-    """Skips where the published profiles are not there."""
+    """The files of a profile that Galvatron's authors published: a model's memory and times, and the hardware.
+
+    model: the folder. memory, times: names of files in it. Skips the test where the files are not there.
+    """
     kinds = ("allreduce_bandwidth_1nodes_8gpus_per_node", "p2p_bandwidth_1nodes_8gpus_per_node", "overlap_coefficient")
     hardware = [DATA / f"hardware/{kind}.json" for kind in (*kinds, "sp_time_1nodes_8gpus_per_node")]
     paths = [DATA / model / memory, DATA / model / times, *hardware]
@@ -92,14 +101,17 @@ def files(model: str, memory: str, times: str) -> list[pathlib.Path]:
 
 
 def llama() -> EngineProfile:
+    """The published profile of Llama 2 7B. Skips the test where it is not there."""
     names = (f"{kind}_profiling_bf16_llama2-7b_all.json" for kind in ("memory", "computation"))
     return read_engine_profile(files("llama2-7b", *names), layers=32, hidden_size=4096)
 
 
 def llama_plan() -> pathlib.Path:
+    """The file of the plan that Galvatron's authors published for Llama 2 7B on 8 GPUs."""
     return DATA / "llama2-7b/galvatron_config_llama2-7b_1nodes_8gpus_per_node_36GB_bf16.json"
 
 
 def bert() -> EngineProfile:
+    """The published profile of BERT-Large. Skips the test where it is not there."""
     names = (f"{kind}_profiling_bf16_hidden1024_head16.json" for kind in ("memory", "computation"))
     return read_engine_profile(files("bert-large", *names), layers=24, sequence=512)

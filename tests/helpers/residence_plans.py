@@ -1,4 +1,4 @@
-"""Plans whose units have states and inputs on the host, each as it likes: random ones, and by hand."""
+"""Plans whose units keep states and inputs in host memory, unit by unit: random plans, and plans with given residences."""
 
 from __future__ import annotations
 
@@ -29,8 +29,12 @@ KINDS: tuple[Kind, ...] = (
 
 
 def resident(plan: Plan, units: dict[int, dict[str, Any]], own_lane: bool = True) -> Plan:
-    """A plan with other residences of some units. units: by number, `states` as in ON_HOST or of other values; `hidden` for
-    inputs on the host, which makes the unit one that is recomputed; `kept_whole`."""
+    """The plan with other residences for some units.
+
+    units: by the unit's index, a dict of `states` (by kind, "host" or "device", as in ON_HOST), `hidden` (whether its inputs
+    are kept on the host, which also recomputes the unit) and `kept_whole` (whether gathered parameters are kept). own_lane:
+    whether copies have a lane of their own.
+    """
     content = plan.model_dump()
     for number, residence in units.items():
         unit = content["units"][number]
@@ -46,17 +50,17 @@ def resident(plan: Plan, units: dict[int, dict[str, Any]], own_lane: bool = True
 
 
 def random_residence(rng: random.Random) -> dict[str, Any]:
-    """Of one unit: anything that programs can do."""
+    """A random residence of one unit, as of `resident`."""
     on_host = rng.random() < 0.6
     states = {**ON_HOST, "parameters": rng.choice(["device", "host"])} if on_host else {}
     return {"states": states, "kept_whole": rng.random() < 0.4, "hidden": rng.random() < 0.4}
 
 
 def random_residence_plan(rng: random.Random, world: int = 4, kind: Kind | None = None) -> Plan:
-    """A random plan of some kind, some of whose units, or all, have something on the host."""
+    """A random plan of a kind (a generator of plans; default: a random one) with random residences of some or all units."""
     if kind is None:
-        able = [each for each in KINDS if world > 2 or each is not random_interleaved_plan]
-        kind = rng.choice(able if world > 1 else KINDS[:2])
+        possible = [generator for generator in KINDS if world > 2 or generator is not random_interleaved_plan]
+        kind = rng.choice(possible if world > 1 else KINDS[:2])
     plan = kind(rng, world)
     share = rng.choice([0.3, 0.7, 1.0])
     return resident(

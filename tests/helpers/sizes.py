@@ -1,4 +1,4 @@
-"""How much of an exhaustive test runs by default: `make test` takes a part of it, `make test-long` the whole."""
+"""Parameters of exhaustive tests: `make test` runs a part of their values, `make test-long` all of them."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ import pytest
 
 
 def some_and_all(some: Any, every: Any) -> list[Any]:
-    """Values of a parameter: one for a part of a test, and one for the whole, which only `make test-long` runs."""
+    """Two values of a test's parameter: `some` for a part of the test; `every` for the whole, run by `make test-long` only."""
     return [some, pytest.param(every, marks=pytest.mark.long)]
 
 
 def first_and_others(values: list[Any], count: int = 1) -> list[Any]:
-    """Values of a parameter, or tuples of several, of which only `make test-long` runs those after the first `count`."""
+    """The values of a test's parameter, or tuples for several parameters; `make test` runs only the first `count` of them."""
     tuples = [value if isinstance(value, tuple) else (value,) for value in values]
     return [*values[:count], *(pytest.param(*value, marks=pytest.mark.long) for value in tuples[count:])]

@@ -1,4 +1,4 @@
-"""A solver that tells what it has and never ends: a process for `Worker`, see test_stopping."""
+"""A solver process that reports its process id and then never ends, for tests of how searches are stopped."""
 
 import os
 import time
@@ -8,6 +8,7 @@ from trainplan.solvers.adapters.worker import Send, serve
 
 
 def solve(request: dict[str, Any], send: Send) -> dict[str, Any]:
+    """Allocate the bytes "taken_bytes" of the request, or return its "ends" at once; otherwise never return."""
     if request.get("taken_bytes"):
         return {"taken": len(bytearray(request["taken_bytes"]))}
     if request.get("ends"):

@@ -1,4 +1,4 @@
-"""Instances of memory-switches for the tests: random small ones, and realistic ones of the paper's shapes."""
+"""Instances of the problem memory-switches: random small ones, and realistic ones with the shapes of the paper's models."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from trainplan.formulations.plan.switches import ALL_ON, Switches, combinations
 
 
 def any_combinations(offload_needs_ckpt: bool = True) -> tuple[Switches, ...]:
-    """What a layer of a plan may do: the problem's combinations, with `segment_sync` and without."""
+    """All combinations of switches that a layer of a plan may have: the problem's, each with `segment_sync` on and off."""
     synchronised = combinations(offload_needs_ckpt)
     return tuple(replace(switches, segment_sync=on) for on in (False, True) for switches in synchronised)
 
 
 def simulated_step(instance: Instance, solution: Solution) -> Evaluation:
-    """The step of any switches, also without `segment_sync`, which the problem does not allow and plans do."""
+    """The simulated step of a solution, also without `segment_sync`, which plans allow and the problem does not."""
     return simulate_one(instance.columns, instance.nvlink, matrix([solution]))
 
 
 def random_instance(rng: np.random.Generator, layers: int, scale: int = 100, **fields: Any) -> Instance:
-    """Small whole numbers without structure; a limit between nothing fits and everything does. fields: of the file format."""
+    """A random instance of small numbers without structure, whose memory limit is between hopeless and ample.
+
+    scale: the largest time. fields: fields of the file format to replace.
+    """
 
     def below(limit: int) -> int:
         return int(rng.integers(limit))
@@ -58,7 +61,11 @@ def bert_instance(
     size: str, memory_bytes: int, *, batch: int, devices: int = 8, nvlink: bool = True, layers: int | None = None,
     noise: float = 0.0, seed: int = 0, **fields: Any,
 ) -> Instance:  # fmt: skip
-    """A model of Table 2, from its shapes, in half precision on A100 (NVLink) or 2080 Ti. noise: relative, by layer."""
+    """An instance for a model of the paper's Table 2, from its shapes, in half precision on A100 (NVLink) or 2080 Ti.
+
+    size: its key in TABLE_2. batch: samples of one step. layers: their number, where it is not the model's. noise: relative,
+    drawn for each layer. fields: fields of the file format to replace.
+    """
     count, hidden, feed_forward, heads = TABLE_2[size]
     rng = np.random.default_rng(seed)
     rows, tokens = batch // devices, 512 * (batch // devices)
@@ -68,7 +75,7 @@ def bert_instance(
     compute, link, bus, rate = (140e12, 180e9, 20e9, 2.0e9) if nvlink else (45e12, 8e9, 8e9, 1.0e9)
     forward = (2 * parameters * tokens + 4 * rows * 512 * 512 * hidden) / compute * 1e9
     gather, copy = 2 * parameters / link * 1e9, 2 * parameters / devices / bus * 1e9
-    made = []
+    layer_rows = []
     for _ in range(layers or count):
         f = [1 + noise * rng.uniform(-1, 1) for _ in range(20)]
         row = {
@@ -85,6 +92,6 @@ def bert_instance(
             "backward_peak_bytes": 2 * state + graph / 8 * f[13],
         }  # fmt: skip
         row = {name: int(value) for name, value in row.items()}
-        made.append(row | {"forward_peak_bytes": max(row["forward_peak_bytes"], state + row["graph_bytes"])})
-    given = {"problem": "memory-switches", "version": 1, "nvlink": nvlink, "memory_bytes": memory_bytes, "layers": made}
+        layer_rows.append(row | {"forward_peak_bytes": max(row["forward_peak_bytes"], state + row["graph_bytes"])})
+    given = {"problem": "memory-switches", "version": 1, "nvlink": nvlink, "memory_bytes": memory_bytes, "layers": layer_rows}
     return load(given | {"name": f"bert-{size}"} | fields)

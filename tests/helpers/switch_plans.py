@@ -1,4 +1,4 @@
-"""Plans with memory switches, random and by hand."""
+"""Plans with memory switches: random ones, and ones with given switches."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ LARGER = [
 def switch_plan(
     model: Model, world: int, switches: Sequence[Switches], nvlink: bool = True, samples: int | None = None
 ) -> Plan:
-    """switches: of each unit."""
+    """A plan of one stage on `world` ranks with given memory switches for each unit. samples: of a step (default: 2 a rank)."""
     strategy = f"sdp{world}" if world > 1 else "single"
     strategies = [strategy + ("-ckpt" if switch.ckpt else "") for switch in switches]
     content = plan_of(model, strategies, world, samples or 2 * world).model_dump()
     pairs = zip(content["units"], strategies, switches, strict=True)
-    content["units"] = [planned_unit(unit["name"], parse_strategy(text), each) for unit, text, each in pairs]
+    content["units"] = [planned_unit(unit["name"], parse_strategy(text), switch) for unit, text, switch in pairs]
     return load_plan({**content, "nvlink": nvlink})
 
 
 def random_switch_plan(rng: random.Random, world: int, model: Model | None = None, samples: int | None = None) -> Plan:
-    """Any legal switches of any unit, with NVLink or without."""
+    """A random plan with memory switches on `world` ranks: any legal switches for each unit, with NVLink or without."""
     model = model or rng.choice(MODELS)
     switches = [rng.choice(FREE) for _ in model.units]
     return switch_plan(model, world, switches, rng.choice([True, False]), samples or world * rng.choice([1, 2]))

@@ -1,7 +1,7 @@
-"""What torchrun does, with one import of torch and transformers for all ranks of all scripts.
+"""Runs scripts as torchrun does, but with one import of torch and transformers for all ranks of all scripts.
 
-python torch_scripts.py FOLDER WORLD "ARGUMENTS" ... : each folder's train.py on so many ranks with these arguments; what they
-print goes to FOLDER/out.txt. Adam's steps do not depend on the scale of gradients unless its epsilon is large: here it is.
+`python torch_scripts.py FOLDER WORLD "ARGUMENTS" ...` runs each folder's train.py on WORLD ranks with these arguments; their
+output goes to FOLDER/out.txt. AdamW gets a large epsilon, without which its steps would not depend on the scale of gradients.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ IMPORTED = (GPT2LMHeadModel, LlamaForCausalLM)
 
 
 def rank_of(folder: Path, rank: int, world: int, port: int, arguments: list[str]) -> int:
-    """Start a rank; the number of its process."""
-    number = os.fork()
-    if number:
-        return number
+    """Start a rank of a folder's script in a process of its own, and return that process' id.
+
+    rank, world: its number, and the number of ranks. port: the one at which the ranks meet. arguments: the script's.
+    """
+    process = os.fork()
+    if process:
+        return process
     names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": world, "RANK": rank, "LOCAL_RANK": rank}
     os.environ |= {name: str(value) for name, value in names.items()}
     for stream in (1, 2):
@@ -47,7 +50,7 @@ def rank_of(folder: Path, rank: int, world: int, port: int, arguments: list[str]
 
 
 def main() -> int:
-    """The number of ranks that failed."""
+    """Run all scripts that the command line names, one after the other, and return the number of ranks that failed."""
     failed = 0
     for index in range(1, len(sys.argv), 3):
         folder, world, arguments = Path(sys.argv[index]), int(sys.argv[index + 1]), sys.argv[index + 2].split()

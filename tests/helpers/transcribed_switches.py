@@ -1,8 +1,8 @@
-"""The step with memory switches once more, one number at a time: what the simulation of many choices is held against.
+"""A second implementation of the step with memory switches, one number at a time, to compare the vectorised simulation with.
 
-Operations are asked for in the order of issue, as the module docstring of the simulation has it; memory is the sum of buffers
-by their lives, each from a point up to another, so that nothing here is added and taken away again. Points are moments, and
-at one moment segments, in their order.
+Operations are issued in the order that the simulation's module docstring states. Memory at a point is the sum of the buffers
+alive there; each buffer has the points at which its life begins and ends. A point is a pair of a time in ns and the number of
+the segment, which orders what happens at one time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,19 @@ Point = tuple[int, int]
 
 @dataclass
 class Transcribed:
-    """One step. operations: (lane, what, layer, start, end) in order of issue; buffers: (bytes, from, to)."""
+    """One simulated step of an instance with the switches of each layer.
+
+    Attributes:
+        instance: the instance.
+        switches: the switches of each layer.
+        operations: (lane, operation, layer, start in ns, end in ns) in order of issue.
+        buffers: (bytes, first point, point of the end).
+        clock: by lane, when it is free again, in ns.
+        end_of: by operation and layer, its end in ns.
+        begun: by kind of buffer and layer, the point at which a buffer that is still alive began.
+        number_of_segment: the current segment.
+        time_ns: the time of the step.
+    """
 
     instance: Instance
     switches: tuple[Switches, ...]
@@ -46,14 +58,14 @@ class Transcribed:
         return sum(size for size, begin, end in self.buffers if begin <= point < end)
 
     def held_from(self, moment: int) -> int:
-        """From then on: with all that happens at the moment."""
+        """The bytes that are held just after a time in ns, when everything at that time has happened."""
         return self.held((moment, self.number_of_segment))
 
     @property
     def peak_bytes(self) -> int:
         return max(self.held(begin) for _, begin, _ in self.buffers)
 
-    # What is asked for
+    # Operations and buffers
 
     def lane(self, name: str) -> str:
         return "communication" if name == "copy" and not self.instance.nvlink else name
@@ -88,7 +100,7 @@ class Transcribed:
         for name in ("communication", "copy"):
             self.clock[name] = max(self.clock[name], self.clock["compute"])
 
-    # Operations
+    # Operations of single layers
 
     def prefetch_shard(self, i: int) -> None:
         if self.switches[i].lazy_prefetch:
@@ -123,7 +135,11 @@ class Transcribed:
         self.free("part of gradient", i, "partitioned_gradient_bytes", end)
 
     def compute(self, what: str, i: int, kind: str, leaves: int) -> tuple[int, int]:
-        """leaves: bytes that become buffers at once; the rest of the peak is workspace."""
+        """Issue a computation of a layer, and return its start and end in ns.
+
+        what: the operation. kind: the prefix of its fields in the instance. leaves: the bytes of its peak that become buffers
+        of their own; the rest is workspace, which is freed at its end.
+        """
         ready = self.end_of["all-gather", i], self.end_of["prefetch hidden", i]
         start, end = self.operation("compute", what, i, f"{kind}_ns", *ready)
         self.buffers.append((self.number(f"{kind}_peak_bytes", i) - leaves, self.point(start), self.point(end)))
@@ -224,8 +240,8 @@ class Transcribed:
             step()
         output, graph = self.number("output_bytes", i), self.number("graph_bytes", i)
         if own.ckpt:
-            again, _ = self.compute("recompute", i, "forward", graph)  # whose output goes at once
-            self.begin("graph", i, again)
+            recomputed, _ = self.compute("recompute", i, "forward", graph)  # its output is freed at once
+            self.begin("graph", i, recomputed)
         start, end = self.compute("backward", i, "backward", self.number("input_bytes", i) if i else 0)
         self.begin("gradient", i, start)
         self.free("graph", i, "graph_bytes", end)
@@ -241,4 +257,5 @@ class Transcribed:
 
 
 def transcribed(instance: Instance, solution: Solution) -> Transcribed:
+    """The simulated step of a solution of an instance."""
     return Transcribed(instance, solution.switches)

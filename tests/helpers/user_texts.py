@@ -1,5 +1,5 @@
-"""Every text that trainplan shows to its users, with where it stands: help, documentation, notebooks, screens, and the literals
-of its packages that are sentences."""
+"""Every text that trainplan shows to its users, with its position: help, documentation, notebooks, screens, and the literals of
+its packages that are sentences."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALLED: list[list[str]] = [
     *([name] for name in (*COMMANDS, *GROUPS)),
     *(["plan", "--like", like] for like in (*PRESETS, "all")),
 ]
-Text = tuple[str, str]  # where it stands, and what it says
+Text = tuple[str, str]  # a position, such as a file and line, and the text there
 
 
 def helps() -> Iterator[Text]:
@@ -41,8 +41,8 @@ def _helps(command: Any, path: str, words: Sequence[str]) -> Iterator[Text]:
     for parameter in command.params:
         for part in ("help", "rich_help_panel"):
             yield f"{where} {parameter.name}", getattr(parameter, part, None) or ""
-    for name, each in getattr(command, "commands", {}).items():
-        yield from _helps(each, f"{path} {name}", words)
+    for name, subcommand in getattr(command, "commands", {}).items():
+        yield from _helps(subcommand, f"{path} {name}", words)
 
 
 def pages() -> Iterator[Text]:
@@ -87,10 +87,13 @@ def report_page() -> Iterator[Text]:
 
 
 def literals() -> Iterator[Text]:
-    """Literals of the packages that are sentences or parts of them: those with a space that are no docstrings. A text that is
-    put together of several is taken together, with a dash for what is put in."""
+    """String literals of the packages that are sentences or parts of them: those with a space, without docstrings. An f-string
+    is one text, with a dash for each value that it inserts. The library's checker is left out: it is read with the files of
+    instances, and has the words of their fields, such as `units` and `beside`."""
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
+            if path.name == "check_library.py":
+                continue
             for node, text in _literals(ast.parse(path.read_text())):
                 if " " in text:
                     yield f"{path.relative_to(ROOT)}:{node.lineno}", text
@@ -113,14 +116,14 @@ def _literals(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
 
 
 def reference() -> Iterator[Text]:
-    """The docstrings of what the reference of the Python interface names."""
+    """The docstrings of the names that the page on the Python interface (docs/api.md) documents."""
     for name in re.findall(r"^::: (\S+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE):
         module, _, attribute = name.rpartition(".")
         yield name, CODE.sub("``", getattr(import_module(module), attribute).__doc__ or "")
 
 
 def exports() -> Iterator[Text]:
-    """The comments and docstrings of the script of torch that exports write."""
+    """The comments and docstrings of the training script that `export --to torch` writes."""
     path = ROOT / "execution/runtimes/torch/torch_script.py.jinja"
     for number, text in enumerate(path.read_text().splitlines(), 1):
         if "#" in text or '"""' in text:

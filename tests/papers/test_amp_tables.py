@@ -9,7 +9,7 @@ What falls short, and why:
   (`test_published_profile`): per-device times bring us more than they would have brought them.
 - TransGAN's blocks. Those of hidden 1024 have 81 tokens, and take 28 times the roofline's time in the authors' profile; those
   of hidden 16 four times. With the measured times every cut of Table 11 comes out within a layer.
-- GPT-2's cuts. Our head takes the time of more than two blocks. In Table 7 a stage of a block and the head stands beside
+- GPT-2's cuts. Our head takes the time of more than two blocks. In Table 7 a stage of a block and the head stands next to
   stages of two blocks, so theirs takes no more than one.
 - Table 10's second row: 1.99 s with mbs 2 for the cuts that Table 5 has at 1.25 s with mbs 1. We know no cause.
 - With pp 1, mbs 2 GPT-2 was out of memory on 16 GiB (by the authors' logs). Ours needs 13.7 GiB (8 with fused attention, which
@@ -175,7 +175,7 @@ def test_seconds_of_all_settings(name: str) -> None:
 
 
 def test_predictions_that_the_authors_published() -> None:
-    """AMP's own predictions on the rows that it published them for, with measured layer times, beside ours without any."""
+    """AMP's own predictions on the rows that it published them for, with measured layer times, against ours without any."""
     for name in ("homogeneous", "heterogeneous cluster"):
         setting, reading = of((name, "estimated"))
         theirs = [value for table in setting.tables for value in PUBLISHED_PREDICTIONS[table]]
@@ -197,7 +197,7 @@ def test_other_readings() -> None:
 
 
 def test_published_profile() -> None:
-    """What the authors' predictions of pp 1 say of one sample's layers: a V100 is 1.4 times as fast as a T4, not 2.6 times."""
+    """By the authors' predictions of pp 1 for one sample's layers, a V100 is 1.4 times as fast as a T4, not 2.6 times."""
     parameters = 1024 * 52256 + 24 * 12 * 1024**2
     sums = []
     for seconds, bits in PUBLISHED_DP16.values():
@@ -222,14 +222,14 @@ def test_published_profile() -> None:
 
 @pytest.mark.parametrize("pair", PAIRS, ids=": ".join)
 def test_cuts(pair: tuple[str, str]) -> None:
-    """The paper's cuts beside AMP's method on our layer times, per-device times, and the least Eq. 4."""
+    """The paper's cuts against AMP's method on our layer times, per-device times, and the least Eq. 4."""
     print(f"\n{pair[0]}, layer times {pair[1]}")
     near = total = 0
     for found in study.cuts_of(*of(pair)):
         print(f"  {found.candidate}: {found.near()} of {len(found.paper[0])} within one layer")
-        for told in ("paper", "amp", "device", "optimum"):
-            cuts, time_ns = getattr(found, told)
-            print(f"    {told:<8}{time_ns / 1e9:7.3f} s  {list(cuts)}")
+        for reported in ("paper", "amp", "device", "optimum"):
+            cuts, time_ns = getattr(found, reported)
+            print(f"    {reported:<8}{time_ns / 1e9:7.3f} s  {list(cuts)}")
         near, total = near + found.near(), total + len(found.paper[0])
         assert found.optimum[1] <= min(found.paper[1], found.amp[1], found.device[1])
     print(f"  {near} of {total} cuts within one layer of the paper's")
@@ -237,11 +237,11 @@ def test_cuts(pair: tuple[str, str]) -> None:
     assert near >= NEAR[pair][0]
 
 
-@pytest.mark.parametrize("place", (0, 1, 3))
-def test_least_time_is_the_least(place: int) -> None:
+@pytest.mark.parametrize("index", (0, 1, 3))
+def test_least_time_is_the_least(index: int) -> None:
     """Against all cuts into two and four stages."""
     setting, reading = of(("homogeneous", "estimated"))
-    given, candidate = study.instance(setting, reading), CANDIDATES[7][place]
+    given, candidate = study.instance(setting, reading), CANDIDATES[7][index]
     placed = given.placed(study.solution(given, candidate).degrees, range(16))
     sync, more, times = cache(placed.sync_ns), given.batch // (candidate.dp * candidate.mbs) - 1, []
     for cuts in combinations(range(1, given.layers), candidate.pp - 1):
@@ -253,12 +253,12 @@ def test_least_time_is_the_least(place: int) -> None:
     assert evaluate(given, found).time_ns == min(times)
 
 
-@pytest.mark.parametrize(("name", "place"), (("homogeneous", 1), ("heterogeneous model", 0)))
-def test_the_papers_table_gives_the_same(name: str, place: int) -> None:
+@pytest.mark.parametrize(("name", "index"), (("homogeneous", 1), ("heterogeneous model", 0)))
+def test_the_papers_table_gives_the_same(name: str, index: int) -> None:
     """Eq. 5 of AMP's own dynamic program is that of the fast method."""
     setting, reading = of((name, "estimated"))
     given = study.instance(setting, reading)
-    own = study.solution(given, CANDIDATES[setting.tables[1]][place])
+    own = study.solution(given, CANDIDATES[setting.tables[1]][index])
     plans = [assigned(given, own.degrees, own.placement, method) for method in ("exact", "amp-dp")]
     fast, table = (max(evaluate(given, plan).pipelines_ns) for plan in plans)
     assert fast == table
@@ -300,7 +300,7 @@ def test_strategies_are_as_many() -> None:
 
 
 def test_table_2() -> None:
-    """The whole of Algorithm 1 for GPT-2 on 4 x 4 devices, beside the paper's seconds; benchmarks/ has the other sizes."""
+    """The whole of Algorithm 1 for GPT-2 on 4 x 4 devices, next to the paper's seconds; benchmarks/ has the other sizes."""
     result = solve(study.instance(*of(("homogeneous", "estimated"))), "amp")
     print(f"\n4 x 4 devices: {result.solve_seconds:.2f} s, in the paper {OPTIMIZATION_S[4]} s")
     assert result.status == "feasible"
@@ -321,12 +321,12 @@ def test_uniform_assignments() -> None:
 # Mixed devices
 
 
-@pytest.mark.parametrize("case", study.CASES, ids=study.told)
+@pytest.mark.parametrize("case", study.CASES, ids=study.label)
 def test_mixed_devices(case: tuple[str, int, int | None]) -> None:
     """On the mixed cluster the exact placement is never worse than the heuristic; stored solutions are what they say."""
-    found = STUDY["steps"][study.told(case)]
+    found = STUDY["steps"][study.label(case)]
     times = {name: row["time_ns"] for name, row in found.items()}
-    print(f"\n{study.told(case)}")
+    print(f"\n{study.label(case)}")
     for name, row in found.items():
         bound = f", bound {row['bound_ns'] / 1e6:.3f}" if row["bound_ns"] else ""
         chosen = {key: row["solution"][key] for key in ("pp", "dp", "tmp", "mbs", "cuts", "shares")}
@@ -358,5 +358,5 @@ def test_what_each_step_brings() -> None:
 def test_stored_steps_are_ours(name: str) -> None:
     """One case, computed again: the one that every step is better in."""
     case = ("gpt2", 31, None)
-    result, stored = study.step(*case, name), STUDY["steps"][study.told(case)][name]
+    result, stored = study.step(*case, name), STUDY["steps"][study.label(case)][name]
     assert (result.objective, result.status) == (stored["time_ns"], stored["status"])

@@ -13,8 +13,8 @@ What falls short, and why:
   4 to 6 stages. So the paper's planners ran with other profiles or in another form; `told` takes its word.
 - AutoPipe takes 2 stages for 1.3B, not 4: they fit our memory, with 20.2 of 24 GiB. And DAPPLE's, out of memory in the paper,
   fit with 19.1. Ours counts 16 bytes a parameter and logits in half precision; Megatron-LM holds 18 or 20 (as the notes on its
-  distributed optimizer have it), and logits in single precision, beside CUDA's context. 762M with Mbs 32, out of memory there,
-  takes 96 % of the memory with us.
+  distributed optimizer have it), and logits in single precision, in addition to CUDA's context. 762M with Mbs 32, out of memory
+  there, takes 96 % of the memory with us.
 - Cuts on 8 GPUs, which the text does not tell. The printed times are not those of the least of their objectives:
   DAPPLE's are of 4 layers on the first GPU, not 3 (`test_dapple_on_8_gpus`); 1.3B with Piper's 5 stages is as fast as
   AutoPipe's 4 with us, or faster, and 7 to 14 % slower in the paper. All five wrong orders are on 8 GPUs.
@@ -120,7 +120,7 @@ def test_single_precision_is_not_what_ran() -> None:
     single = study.OTHER_READINGS[0]
     assert single.dtype == "float32"
     for setting in BIG:
-        cell = study.outcome(setting, "A", 0, study.told(setting, "A", 0, single), single)
+        cell = study.outcome(setting, "A", 0, study.plan_of_text(setting, "A", 0, single), single)
         assert cell["failure"] == "OOM"
     setting = SETTINGS[4]
     slope = setting.slope_ms("A")
@@ -131,13 +131,14 @@ def test_single_precision_is_not_what_ran() -> None:
 
 
 def test_other_readings() -> None:
-    """Of all, ours leaves AutoPipe's stage 2 with the paper's layers, and is nearest to Figure 9's planner (at most 1.10)."""
+    """Among all, ours leaves AutoPipe's stage 2 with the paper's layers, and is nearest to Figure 9's planner (at most
+    1.10)."""
     print(f"\nGPT-2 345M: layers on AutoPipe's stage 2 of 2 (paper {AUTOPIPE_SECOND_STAGE}), and the planner over Megatron-LM")
     largest = {}
     for reading in (study.ESTIMATED, *study.OTHER_READINGS):
         given = study.instance("gpt2-345m", 32, 4, 8, reading)
         times = given.forward_ns + given.backward_ns
-        layers = 24 - (study.told(SETTINGS[2], "A", 0, reading).cuts[0] - 1) / 2
+        layers = 24 - (study.plan_of_text(SETTINGS[2], "A", 0, reading).cuts[0] - 1) / 2
         largest[reading.name] = study.speedups("gpt2-345m", 32, 4, 8, reading)["planner"]
         head = times[-1] / (times[1] + times[2])
         print(f"  {reading.name:<16} {layers:4.1f}, {largest[reading.name]:.3f}; the head takes {head:.2f} of a layer")
@@ -159,8 +160,8 @@ def test_gaps(name: str) -> None:
         assert row["status"] == "optimal"
         for method in methods:
             gaps[method].append(row[method] / row["optimum"] - 1)
-        told = ", ".join(f"{method} {gaps[method][-1]:.2%}" for method in methods)
-        print(f"  p {p:2}: {row['optimum'] / 1e6:9.3f} ms; {told}")
+        reported = ", ".join(f"{method} {gaps[method][-1]:.2%}" for method in methods)
+        print(f"  p {p:2}: {row['optimum'] / 1e6:9.3f} ms; {reported}")
     assert min(map(min, gaps.values())) >= 0
     assert max(gaps["autopipe"]) < (0.001 if name in ("gpt2-345m", "gpt2-1.3b") else 0.025)
     assert max(gaps["autopipe, published"]) == 0
@@ -204,7 +205,7 @@ def test_table_2() -> None:
 
 @pytest.mark.parametrize("kind", REACHED)
 def test_tables_3_and_4(kind: str) -> None:
-    """Every cell beside the printed one; the order of the algorithms in each."""
+    """Every cell next to the printed one; the order of the algorithms in each."""
     found = STUDY[kind]
     for setting in SETTINGS:
         print(f"\n{setting}, {kind}")
@@ -228,13 +229,13 @@ def test_tables_3_and_4(kind: str) -> None:
 @pytest.mark.parametrize("setting", [setting for setting in SETTINGS if setting.gpus < 16], ids=str)
 def test_stored_plans_are_ours(setting: Setting) -> None:
     for algorithm in ALGORITHMS:
-        for kind, chosen in (("planned", study.planned), ("told", study.told)):
+        for kind, chosen in (("planned", study.planned), ("told", study.plan_of_text)):
             cell = study.outcome(setting, algorithm, 1, chosen(setting, algorithm, 1), study.ESTIMATED)
             assert cell == STUDY[kind][study.key(setting, algorithm, 1)]
 
 
 def test_plans() -> None:
-    """What the text says of them, and what our planners choose."""
+    """Plans as the text describes them, and those that our planners choose."""
     print("\nstages, paper and ours:")
     alike = dict.fromkeys(ALGORITHMS, 0)
     for index, setting in enumerate(SETTINGS):
@@ -242,8 +243,8 @@ def test_plans() -> None:
             cell = STUDY["planned"][study.key(setting, algorithm, 2)]
             same = len(cell["replicas"]) == STAGES[algorithm][index]
             alike[algorithm] += same
-            told = f"paper {STAGES[algorithm][index]}, ours {len(cell['replicas'])} x {cell['replicas']}"
-            print(f"  {setting}, {PLANNERS[algorithm]}: {told}")
+            reported = f"paper {STAGES[algorithm][index]}, ours {len(cell['replicas'])} x {cell['replicas']}"
+            print(f"  {setting}, {PLANNERS[algorithm]}: {reported}")
     assert alike == {"D": 0, "P": 1, "A": 4}
     for setting in BIG:
         cut = STUDY["planned"][study.key(setting, "A", 0)]["cuts"]
@@ -257,7 +258,7 @@ def test_plans() -> None:
 
 @pytest.mark.parametrize("algorithm", APART)
 def test_micro_batches_more(algorithm: str) -> None:
-    """What a micro-batch more takes, over AutoPipe's: no start-up, no all-reduce, and no speed of the device is in it."""
+    """The time of one more micro-batch, over AutoPipe's: no start-up, no all-reduce, and no speed of the device is in it."""
     print(f"\n{PLANNERS[algorithm]} over AutoPipe, a micro-batch more:")
     for setting, apart in zip(SETTINGS, APART[algorithm], strict=True):
         printed, own = setting.slope_ms(algorithm), setting.slope_ms("A")
@@ -328,8 +329,8 @@ def test_balance() -> None:
                 for per_step in (False, True)
             ]
             reached[algorithm, setting.gpus] = found
-            told = f"of a micro-batch {found[0]:.2f}, of a step {found[1]:.2f}; paper {BALANCE[algorithm]} for 4 and 8 GPUs"
-            print(f"  {PLANNERS[algorithm]}, {setting.gpus} GPUs: {told}")
+            reported = f"of a micro-batch {found[0]:.2f}, of a step {found[1]:.2f}; paper {BALANCE[algorithm]} for 4 and 8 GPUs"
+            print(f"  {PLANNERS[algorithm]}, {setting.gpus} GPUs: {reported}")
             assert 2 < found[0] < found[1] < 13
     assert reached["D", 4][0] == pytest.approx(BALANCE["D"][0], abs=0.1)
     low, high = BALANCE["P"]
@@ -379,8 +380,8 @@ def test_startup() -> None:
     print("\nstart-up over Megatron-LM's, GPT-2 345M, Mbs 4:")
     for p in (2, 4, 8, 12):
         row = STUDY["figure 10"][f"gpt2-345m, p {p}"]["startup"]
-        told = f"{study.interleaved_startup('gpt2-345m', 4, p):.3f}" if 24 % (2 * p) == 0 else "does not divide the layers"
-        print(f"  p {p:2}: slicer {row['slicer']:.4f}, with the planner {row['both']:.4f}, interleaved {told}")
+        reported = f"{study.interleaved_startup('gpt2-345m', 4, p):.3f}" if 24 % (2 * p) == 0 else "does not divide the layers"
+        print(f"  p {p:2}: slicer {row['slicer']:.4f}, with the planner {row['both']:.4f}, interleaved {reported}")
         assert row["slicer"] == pytest.approx(STARTUP, abs=1e-6)
         assert STARTUP < row["both"] < 0.55
     assert study.interleaved_startup("gpt2-345m", 4, 4) == pytest.approx(STARTUP, abs=0.02)

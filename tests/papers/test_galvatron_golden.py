@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import trainplan as tp
+from tests.helpers.refusals import refused
 
 LAYER_MS = [12.4057201385498, 28.454231262207003, 39.43479309082031, 52.60663909912111]
 LAYER_MS += [70.75289154052746, 82.6971145629883, 106.13850097656245, 123.1998901367187]
@@ -93,8 +94,8 @@ def test_the_engines_golden_cases(
     assert 64e9 / result.objective == pytest.approx(throughput, rel=1e-7)
     configuration = instance.configurations[result.solution["configuration"]]
     assert [configuration.tables.strategies[s] for s in result.solution["choice"]] == names
-    told = instance.provenance["choices"][result.solution["configuration"]]
-    assert {name: told[name] for name in choice} == choice
+    reported = instance.provenance["choices"][result.solution["configuration"]]
+    assert {name: reported[name] for name in choice} == choice
 
 
 def test_switches_narrow_the_space(files: Path) -> None:
@@ -108,17 +109,17 @@ def test_switches_narrow_the_space(files: Path) -> None:
     assert {name for c in narrow.configurations for name in c.tables.strategies if "tp" in name and "tp2" not in name} == set()
     assert max(choice["most_tp"] for choice in narrow.provenance["choices"]) == 2
     apart = built(sequence_parallel=False)
-    place = next(i for i, c in enumerate(apart.configurations) if c.stages == 1 and "tp8-ckpt" in c.tables.strategies)
-    tables, shared = (one.configurations[place].tables for one in (apart, built()))
+    index = next(i for i, c in enumerate(apart.configurations) if c.stages == 1 and "tp8-ckpt" in c.tables.strategies)
+    tables, shared = (one.configurations[index].tables for one in (apart, built()))
     tp8 = tables.strategies.index("tp8-ckpt")
     assert (tables.forward_bytes[1, tp8], shared.forward_bytes[1, tp8]) == (8 * 56 * 2**20, 56 * 2**20)
     assert (tables.backward_bytes < shared.backward_bytes).all()
     for options, problem in (
-        ({"micro_batches": 3}, "micro_batches is 3; give a divisor of batch 64"),
-        ({"most_tp": 0}, "most_tp is 0; give at least 1"),
-        ({"parameter_mib": -1.0}, "parameter_mib is -1; give MiB"),
+        ({"micro_batches": 3}, ("micro_batches", 3, "--batch 64")),
+        ({"most_tp": 0}, ("most_tp", 0, 1)),
+        ({"parameter_mib": -1.0}, ("parameter_mib", -1, "1e-06")),
     ):
-        with pytest.raises(tp.InputError, match=problem):
+        with refused(*problem):
             tp.build("galvatron-engine", engine_files=files, batch=64, memory="36GiB", **given | options)
 
 
@@ -126,5 +127,5 @@ def test_several_types_of_layers_are_refused(files: Path) -> None:
     path = files / "computation_profiling_bf16_llama.json"
     times = {f"layertype_{i}_bsz1_seq8192": 2.0 for i in range(2)} | {"layertype_other_bsz1_seq[8192,8192]": 1.0}
     path.write_text(json.dumps(times))
-    with pytest.raises(tp.InputError, match="has 2 types of layers, and the engine is taken here with one; plan with"):
+    with refused("", problem=2, fix="`trainplan profile import`"):
         tp.build("galvatron-engine", engine_files=files, batch=64, memory="36GiB", layers=28, hidden_size=3584)

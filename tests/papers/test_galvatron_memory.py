@@ -29,7 +29,7 @@ def states(model: Model, ranks: int, tp: int = 1) -> int:
 
 
 def activations(model: Model, rows: int, tp: int) -> int:
-    """What forward leaves for backward on one of `tp` devices; a part that cannot be split is whole on each."""
+    """Bytes that forward leaves for backward on one of `tp` devices; a part that cannot be split is whole on each."""
     found = 0
     for unit in model.units:
         part = unit.sublayer
@@ -86,7 +86,7 @@ def test_table_ii_from_shapes(strategy: str) -> None:
 
     dp: ViT-Huge-32 at 12 GiB has room for 8 samples here and 16 in the table, with 86 MiB missing; Swin-Huge-32 at 20 GiB the
     other way round, for our count of Swin's activations is 2 % below Table I's. No single constant gives both.
-    tp: all nine are one step. With 1.2 GiB it is 26 cells: the constant that suits data parallelism is a little large here.
+    tp: all nine are one step. With 1.2 GiB it is 26 cells: the constant that fits data parallelism is a little large here.
     sdp: ten cells, all too large here: FairScale's gathered parameters and unsharded gradients are not counted.
     pp: equal layers a stage stand for a partition that the paper does not give (its code balances the memory of Swin's unlike
     layers, hence 8 to 48 samples too few here); elsewhere one step too large, or two: GPipe's buffers at cuts are not counted.

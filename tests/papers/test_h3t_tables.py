@@ -12,7 +12,7 @@ results: how many 2080 Ti share a link to the host. What comes out:
   greedy solver's and those of slow PCI-E are as printed. Equally good plans differ much: of the layers of optimal plans in the
   default case 2 to 98 % prefetch lazily, so that the printed 8 % and the 90 % of slow FPU are optimal alike.
 - Figure 6. The DP is best of the paper's methods in 75 % of 72 cases, in all of them where memory is tight or medium; greedy is
-  0.5 % behind the best in the median; manual is the worst that finds a plan in 82 %, behind by 9 % where memory is ample;
+  0.5 % slower the best in the median; manual is the worst that finds a plan in 82 %, slower by 9 % where memory is ample;
   random finds nothing in 54 %. With 8 on a link DP loses to greedy and to manual on BERT-6B under two limits, as in the text.
 - Table 5. The DP with the paper's 128 levels takes under a second where the paper's took 3 to 14 minutes, and so does the proof
   of the optimum.
@@ -29,7 +29,7 @@ What falls short, and why:
   fall or stay; of plans equally good the DP takes one (its partition rises from 96 to 98 %). In the printed table two of the
   four rise, which the text does not say.
 - Table 6's default has 90 % partition and 21 % offloading. No reading of the link has both: our optima offload 65 % or nothing.
-- Where nothing has to be saved, greedy and manual are optimal and the DP is 3.7 % behind: its grid rounds every layer up.
+- Where nothing has to be saved, greedy and manual are optimal and the DP is 3.7 % slower: its grid rounds every layer up.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def test_limits_are_stored(method: str) -> None:
     given, stored = SHARED[2].instance, STUDY["limits"][str(SHARED[2])]
     limits = study.limits(given)
     assert [str(limit) for limit in limits] == list(stored)
-    assert study.told(study.run(study.within(given, limits[2]), method)) == stored[str(limits[2])][method]
+    assert study.summary(study.run(study.within(given, limits[2]), method)) == stored[str(limits[2])][method]
 
 
 def test_switched_on_shares_of_all_optima() -> None:
@@ -162,7 +162,7 @@ def test_data_is_stored(name: str) -> None:
     assert study.limits(given, 3) == [row["limit_bytes"] for row in stored.values()]
     for method in ("label-setting", "h3t-dp"):
         found = study.run(study.within(given, stored["medium"]["limit_bytes"]), method)
-        assert study.told(found) == stored["medium"]["methods"][method]
+        assert study.summary(found) == stored["medium"]["methods"][method]
 
 
 # Table 6
@@ -297,7 +297,8 @@ def test_greedy_is_close(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["own", "shared"])
 def test_manual_is_often_worst(kind: str) -> None:
-    """Of those that find a plan; by the more, the more memory there is; but optimal once nothing has to be saved."""
+    """Manual is the worst of those that find a plan, the more often the more memory there is, but optimal once nothing has to
+    be saved."""
     assert standing(_ranked(kind, "all"), "manual").worst > 0.6
     assert standing(_ranked(kind, "tight", "medium"), "manual").worst == 1
     tight, ample, idle = (standing(_ranked(kind, rank), "manual") for rank in ("tight", "ample", "nothing to save"))
@@ -332,7 +333,7 @@ def test_no_method_is_below_the_optimum() -> None:
 
 
 def test_the_dp_loses_by_its_grid() -> None:
-    """Half as many levels, and it is further behind the optimum, by more than a tenth."""
+    """Half as many levels, and it is further from the optimum, by more than a tenth."""
     cell = cells(STUDY, SHARED[2:3])[4]
     time = cell.times["DP"]
     coarse = study.run(study.within(SHARED[2].instance, cell.limit_bytes), "h3t-dp", levels=64).objective
@@ -353,7 +354,7 @@ def test_seconds(where: str) -> None:
 
 
 def test_share_of_the_peak() -> None:
-    """What A100 would reach in products alone, by the printed seconds and by ours."""
+    """The speed that A100 would reach in products alone, by the printed seconds and by ours."""
     cases = [case for case in EVERY if "a100" in case.setting.environment]
     printed = [study.reached(case, case.setting.all_on_s) for case in cases]
     ours = [study.reached(case, STUDY["steps"][str(case)]["all on"]["time_ns"] / 1e9) for case in cases]
@@ -362,7 +363,8 @@ def test_share_of_the_peak() -> None:
 
 
 def test_order_of_the_methods() -> None:
-    """DP, greedy, all on, in every setting; the paper's DP is behind its greedy in 3 of 12, and its all on before one in 3."""
+    """DP, greedy, all on, in every setting; the paper's DP is slower than its greedy in 3 of 12, and its all on before one in
+    3."""
     for case in (*EVERY, *SHARED):
         row = STUDY["steps"][str(case)]
         assert row["random"] is None  # "it fails on all these settings"
@@ -391,7 +393,7 @@ def test_search_seconds() -> None:
 
 
 def test_search_is_as_stored() -> None:
-    """The same plan's step, in less than a twentieth of the printed minutes."""
+    """The search finds the step of the stored plan again, in less than a twentieth of the printed minutes."""
     row = SEARCHES[2]
     given = study.within(study.instance(row.model, "h3t-a100-64", row.batch), row.limit_gb * GB)
     found = study.run(given, "h3t-dp")

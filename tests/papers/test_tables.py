@@ -1,4 +1,4 @@
-"""Galvatron-BMW's Tables II to V and Figure 4: our cells beside the printed ones. `pytest -s` shows every figure.
+"""Galvatron-BMW's Tables II to V and Figure 4: our cells next to the printed ones. `pytest -s` shows every figure.
 
 All cells are in study.json (`make study`); some are computed again here, so that a change shows.
 """
@@ -19,7 +19,7 @@ STUDY: dict[str, Any] = galvatron_study.load_study()
 
 
 def test_printed_numbers_keep_the_papers_order() -> None:
-    """What the text says of the tables holds of the numbers as read from the scan: a check of both."""
+    """Statements of the text about the tables hold for the numbers as read from the scan: a check of both."""
     for column in COLUMNS.values():
         for larger, smaller in galvatron_study.ORDER:
             above, below = column.printed[larger], column.printed[smaller]
@@ -65,9 +65,9 @@ def test_table(table: str) -> None:
         print(f"\n{column}" + ("" if rank is None else f": rank correlation {rank:.2f}"))
         for name in PLANNERS:
             printed, ours = column.printed[name], cells[name]
-            told = "unreadable" if printed is None else f"{printed.throughput:8.2f} ({printed.batch})"
+            reported = "unreadable" if printed is None else f"{printed.throughput:8.2f} ({printed.batch})"
             note = "  calibrated, not scored" if galvatron_study.calibrated(column, name) else ""
-            print(f"  {name:<22}{ours['throughput']:8.2f} ({ours['batch']:>4}) ours {told:>16} printed{note}")
+            print(f"  {name:<22}{ours['throughput']:8.2f} ({ours['batch']:>4}) ours {reported:>16} printed{note}")
     ranks = [value for value in score.correlations.values() if not math.isnan(value)]
     same = sum(printed in ours for _, ours, printed in score.winners)
     agree = score.fits[True, True] + score.fits[False, False]
@@ -126,8 +126,8 @@ def test_optima_are_ordered(key: str, batch: int) -> None:
 def test_readings_of_what_the_paper_leaves_open() -> None:
     """With 8 micro-batches, GPipe is nearer than 1F1B for Galvatron, DP+PP and DeepSpeed 3D: by batch sizes at 12 GiB."""
     apart = galvatron_study.reading_distances(STUDY)
-    for told, (batch, throughput) in apart.items():
-        print(f"{told:<52} batch size a factor {batch:.2f} from the printed, throughput {throughput:.2f}")
+    for reported, (batch, throughput) in apart.items():
+        print(f"{reported:<52} batch size a factor {batch:.2f} from the printed, throughput {throughput:.2f}")
     for name in ("deepspeed-3d", "galvatron-dp-pp", "galvatron"):
         own = galvatron_study.READINGS[name].schedule
         assert own == "gpipe"
@@ -161,8 +161,8 @@ def test_figure_4(model: str, batch: int) -> None:
     found = galvatron_study.figure_4(model, batch)
     for name, bar in found.items():
         printed = FIGURE_4_BERT.get(name) if model.startswith("bert") else None
-        told = f"   printed {list(printed[0])} {printed[1]:.3f} {printed[2]:.3f} {printed[3]:.2f}" if printed else ""
-        print(f"{model} {name:<8} {bar['partition']} {bar['time']:.3f} {bar['memory']:.3f} {bar['throughput']:.2f}{told}")
+        reported = f"   printed {list(printed[0])} {printed[1]:.3f} {printed[2]:.3f} {printed[3]:.2f}" if printed else ""
+        print(f"{model} {name:<8} {bar['partition']} {bar['time']:.3f} {bar['memory']:.3f} {bar['throughput']:.2f}{reported}")
     time, best, memory = found["time"], found["optimal"], found["memory"]
     assert time["throughput"] > best["throughput"] > memory["throughput"]
     assert time["time"] > best["time"] > memory["time"]

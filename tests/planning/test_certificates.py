@@ -38,7 +38,7 @@ def checked(plan: Plan | dict[str, Any], **more: Any) -> CheckedPlan:
 def test_a_claim_is_checked_without_a_solver(answer: PlanningResult, monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer.plan is not None and answer.plan.claim is not None and answer.plan.claim.evidence is not None
     text = answer.plan.model_dump_json()
-    assert tp.check is not None  # its module is imported when it is first asked for, and is to have the solver
+    assert tp.check is not None  # its module is imported when it is first requested, and is to have the solver
     with monkeypatch.context() as patch:
         patch.setattr("trainplan.solvers.core.solve.solve", None)
         found = checked(load_plan(json.loads(text)))
@@ -56,10 +56,10 @@ def test_claims_that_do_not_hold_are_refuted(answer: PlanningResult) -> None:
 
     def changed(*path: Any, to: Any) -> tuple[str, ...]:
         record = json.loads(answer.plan.model_dump_json())  # type: ignore[union-attr]
-        place = record["claim"]
+        node = record["claim"]
         for key in path[:-1]:
-            place = place[key]
-        place[path[-1]] = to(place[path[-1]]) if callable(to) else to
+            node = node[key]
+        node[path[-1]] = to(node[path[-1]]) if callable(to) else to
         return checked(record).violations
 
     assert any("objective is" in text for text in changed("objective_ns", to=lambda ns: ns - 1))
@@ -70,8 +70,8 @@ def test_claims_that_do_not_hold_are_refuted(answer: PlanningResult) -> None:
     assert any("option 'foo'" in text for text in changed("evidence", "options", "foo", to=1))
     assert any("shows" in text for text in changed("evidence", "bound_ns", to=lambda ns: ns + 1))
     rows = answer.plan.claim.evidence.proof["configurations"]  # type: ignore[union-attr, index]
-    place = max(range(len(rows)), key=lambda at: len(rows[at].get("prices", ())))
-    path = "evidence", "proof", "configurations", place, "impossible_ns"
+    node = max(range(len(rows)), key=lambda at: len(rows[at].get("prices", ())))
+    path = "evidence", "proof", "configurations", node, "impossible_ns"
     assert any("may have a step" in text for text in changed(*path, to=lambda ns: 10 * ns))
     assert any("another instance" in text for text in changed("evidence", "proof", "instance", to="0"))
     assert any("another instance" in text for text in changed("evidence", "memory_bytes", to=lambda size: size // 2))
@@ -92,11 +92,11 @@ def test_evidence_for_less_memory_says_nothing_of_more(answer: PlanningResult) -
 
 
 def test_gathering_evidence_says_what_it_is_at(answer: PlanningResult) -> None:
-    told: list[Point | str] = []
-    made = tp.certify(answer, progress=told.append)
+    reported: list[Point | str] = []
+    made = tp.certify(answer, progress=reported.append)
     assert made.plan is not None and made.plan.claim is not None and made.plan.claim.evidence is not None
-    texts = [each for each in told if isinstance(each, str)]
-    bounds = [each.bound for each in told if isinstance(each, Point)]
+    texts = [entry for entry in reported if isinstance(entry, str)]
+    bounds = [entry.bound for entry in reported if isinstance(entry, Point)]
     assert texts == ["gathering evidence of the proven lower bound", "checking the evidence"]
     assert bounds == sorted(bounds) and bounds[-1] == made.plan.claim.evidence.bound_ns  # type: ignore[type-var]
     assert "by evidence that is checked without any solver" in dict(made.summary())["certificate"]
@@ -133,8 +133,8 @@ def test_a_plan_of_a_profile_is_checked_with_it() -> None:
 
 @pytest.mark.parametrize("runtime", ["torch", "torchtitan", "megatron"])
 def test_claims_within_a_runtime_are_checked_within_the_memory_that_it_leaves(runtime: str) -> None:
-    """In bfloat16, where torch keeps gradients of shards in float32 beside what the plan has."""
-    answer = tp.plan(model="llama3-8b", cluster="h100:8", batch=32, sequence=4096, for_=runtime, beside=False)
+    """In bfloat16, where torch keeps gradients of shards in float32 in addition to what the plan has."""
+    answer = tp.plan(model="llama3-8b", cluster="h100:8", batch=32, sequence=4096, for_=runtime, comparisons=False)
     certified = tp.certify(answer)
     assert certified.plan is not None
     claim = checked(certified.plan).claim

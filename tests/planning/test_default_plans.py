@@ -1,4 +1,4 @@
-"""What `plan` does where no preset is named: the joint problem, or what it does not take, as the preset that does."""
+"""`plan` without a preset solves the joint problem, or uses the preset that takes what the joint problem does not."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from trainplan.execution.prediction.compiled_plan import compiled
 from trainplan.formulations.plan.request import Request
-from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.clusters.network import Matrix
 from trainplan.profiling.models.model import Model, load_model
 
 import trainplan as tp
 from tests.helpers.calls import call
+from tests.helpers.refusals import refused
 from tests.helpers.sizes import some_and_all
 from trainplan.planning.presets import MIXED, OTHERWISE, PRESETS
 from trainplan.planning.result import PlanningResult
@@ -43,14 +43,14 @@ def test_equal_devices_are_planned_jointly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "why"),
+    ("requested", "why"),
     [
         ({"space": "no-ckpt"}, "--space is no option of joint"),
         ({"takeaway3": False}, "--takeaway3 is no option of joint"),
     ],
 )
-def test_what_joint_does_not_take_is_planned_as_before_and_says_why(asked: dict[str, Any], why: str) -> None:
-    given = REQUEST | asked
+def test_what_joint_does_not_take_is_planned_as_before_and_says_why(requested: dict[str, Any], why: str) -> None:
+    given = REQUEST | requested
     answer = tp.plan(**given)
     assert answer.preset.name == OTHERWISE and answer.instead is not None and why in answer.instead
     alike = tp.plan(like=OTHERWISE, **given)
@@ -69,7 +69,7 @@ def test_a_method_plans_the_same_problem_as_without_it(method: str) -> None:
 
 @pytest.mark.parametrize(("method", "like"), [("galvatron-bmw", "galvatron-bmw"), ("amp", "amp"), ("h3t-dp", "h3t")])
 def test_a_method_of_another_problem_is_refused_with_what_would_work(method: str, like: str) -> None:
-    with pytest.raises(InputError, match=f"give like {like} method {method}, or one of exact, decomposition"):
+    with refused("method", problem=method, fix=(f"--like {like}", f"--method {method}", "exact", "decomposition")):
         tp.plan(**REQUEST, method=method)
     assert call("plan", "gpt2", "cpu-4", "--batch", "8", "--method", method).returncode == 2
     assert tp.plan(model=small(2), cluster="cpu-4", batch=8, like=like, method=method).preset.name == like
@@ -78,22 +78,23 @@ def test_a_method_of_another_problem_is_refused_with_what_would_work(method: str
 @pytest.mark.parametrize("method", ["milp", "cpsat"])
 def test_a_problem_too_large_for_a_method_is_refused(method: str) -> None:
     large: dict[str, Any] = {"model": "llama3-8b", "cluster": "h100:8x8", "batch": 512, "sequence": 8192}
-    with pytest.raises(InputError, match="of at most 100,000; give exact"):
-        tp.plan(**large, method=method, time_limit=5)
+    with refused("method", problem="100,000", fix="exact"):
+        tp.plan(**large, method=method, time_limit=600)  # which a slow machine does not need either
 
 
 def test_devices_of_several_kinds_are_placed_as_amp_does() -> None:
-    """Which devices a stage has decides most there: Galvatron-BMW, which takes them for equal, is far slower by the walks."""
-    asked: dict[str, Any] = {"model": "gpt2-xl", "dtype": "float32", "cluster": "amp-heterogeneous-16", "batch": 16}
-    answer = tp.plan(**asked, gap=0.05)
+    """Which devices a stage has decides most there: Galvatron-BMW, which takes them for equal, is far slower by the
+    simulations."""
+    requested: dict[str, Any] = {"model": "gpt2-xl", "dtype": "float32", "cluster": "amp-heterogeneous-16", "batch": 16}
+    answer = tp.plan(**requested, gap=0.05)
     assert (answer.preset.name, answer.instead is not None) == (MIXED, True) and "devices are of 2 kinds" in str(answer.instead)
-    assert step_ns(answer) < 0.8 * step_ns(tp.plan(**asked, like=OTHERWISE, gap=0.05))
+    assert step_ns(answer) < 0.8 * step_ns(tp.plan(**requested, like=OTHERWISE, gap=0.05))
 
 
 def test_defaults_of_the_other_preset_change_nothing() -> None:
     assert tp.plan(**REQUEST, takeaway3=True).preset.name == "joint"
     assert tp.plan(**REQUEST, space=None).preset.name == "joint"
-    with pytest.raises(InputError, match="sliced is 2; leave it out"):
+    with refused("sliced", problem=2, fix=("galvatron-bmw", "--space")):
         tp.plan(**REQUEST, sliced=2, space="full")
 
 
@@ -127,7 +128,7 @@ def test_the_command_says_which_and_why() -> None:
 
 @pytest.mark.parametrize("requests", some_and_all(4, 24))
 def test_the_default_is_never_worse_than_the_preset_it_replaced(requests: int) -> None:
-    """By the walks, on random models, clusters, batches and memories, tight ones among them."""
+    """By the simulations, on random models, clusters, batches and memories, tight ones among them."""
     rng, better, tried = random.Random(3), 0, 0
     for _ in range(requests):
         cluster: Cluster = load_cluster(rng.choice(["cpu-4", "rtx-titan-8", "a100-16"]))
@@ -180,8 +181,8 @@ def test_models_in_half_precision_keep_the_masters_that_their_memory_is_counted_
     like: str | None, dtype: str, master: str | None
 ) -> None:
     """16 bytes a parameter: 2 + 2, a master copy and two moments of 4 each; else 4 x 4."""
-    asked = REQUEST | {"dtype": dtype, "cluster": "h100-8", "pipeline": 1} | ({"dp": 8} if like is None else {})
-    plan = tp.plan(like=like, **asked).plan
+    requested = REQUEST | {"dtype": dtype, "cluster": "h100-8", "pipeline": 1} | ({"dp": 8} if like is None else {})
+    plan = tp.plan(like=like, **requested).plan
     assert plan is not None and plan.precision.master == master
     if like is None:
         assert plan.one_strategy == "dp8"
@@ -195,13 +196,13 @@ def test_twelve_nodes_are_planned_with_degrees_that_divide_them() -> None:
     assert answer.plan is not None and answer.plan.world == 96 and answer.plan.regular
     assert {strategy.group for strategy in answer.plan.strategies()} == {48}
     assert all(strategy.strides().get("tp", 1) == 1 and strategy.degree("tp") <= 8 for strategy in answer.plan.strategies())
-    claim = answer.plan.claim  # of streams: no walk over lanes takes less
+    claim = answer.plan.claim  # of streams: no simulation over lanes takes less
     assert claim is not None and claim.bound_ns is not None and claim.bound_ns <= claim.objective_ns <= step_ns(answer)
 
 
 @pytest.mark.parametrize("found", [(), ("rank 0: is wrong",)])
 def test_programs_of_the_answer_alone_are_checked(monkeypatch: pytest.MonkeyPatch, found: tuple[str, ...]) -> None:
-    """Of several plans that are walked."""
+    """Several plans are simulated, and the programs of one of them are checked."""
     checked = []
 
     def check(classes: Any) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What units could have instead, against evaluating every other option; and the command."""
+"""Options that units could have instead, against evaluating every other option; and the command."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from trainplan.formulations.joint.enumeration import solutions
 from trainplan.formulations.joint.evaluation import evaluate, malformed, over_memory, violations
 from trainplan.formulations.joint.unit_alternatives import Alternative, unit_alternatives
-from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
 from tests.helpers.calls import call
 from tests.helpers.joint_instances import random_instance
+from tests.helpers.refusals import refused
 
 REQUEST = ["--model", "gpt2", "--cluster", "cpu-4", "--batch", "8", "--sequence", "64"]
 
@@ -43,7 +43,7 @@ def test_changes_are_what_all_other_options_come_to() -> None:
                     (over if over_memory(instance, other, costs) else fits).append(Alternative(option.name, costs.time_ns, 0))
                 least = min((fit.step_ns for fit in fits), default=None)
                 assert (None if row.next_best is None else row.next_best.step_ns) == least
-                shorter = min((each.step_ns for each in over if each.step_ns < step_ns), default=None)
+                shorter = min((entry.step_ns for entry in over if entry.step_ns < step_ns), default=None)
                 assert (None if row.prevented is None else row.prevented.step_ns) == shorter
                 fitting, prevented = fitting + (least is not None), prevented + (shorter is not None)
     assert fitting > 100 and prevented > 8
@@ -74,7 +74,7 @@ def test_a_plan_at_its_limit_says_what_keeps_it_from_a_shorter_step(tmp_path: Pa
 def test_a_plan_without_evidence_is_refused_in_one_line() -> None:
     answer = tp.plan(model="gpt2", cluster="cpu-4", batch=8, sequence=64, gap=1e-2)
     assert answer.plan is not None
-    with pytest.raises(InputError, match=r"claim.evidence is missing; give a plan that"):
+    with refused("claim.evidence", where="plan", fix="`trainplan plan -o`"):
         tp.explain(answer.plan)
     stopped = tp.explain(tp.certify(answer, time_limit=1).plan, time_limit=0)
     assert not stopped.complete and all(change.next_best is None for change in stopped.changes)

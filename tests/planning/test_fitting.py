@@ -21,12 +21,12 @@ def test_a_plan_is_found_with_the_least_memory_and_none_below_the_bound(for_: st
     assert found.fits and found.bound_bytes is not None and found.peak_bytes is not None
     enough = tp.fit(**REQUEST, for_=for_, memory=max(*found.answer.walk_bytes, found.peak_bytes))
     assert enough.fits
-    below = tp.plan(**REQUEST, for_=for_, memory=found.bound_bytes - 1, beside=False)
+    below = tp.plan(**REQUEST, for_=for_, memory=found.bound_bytes - 1, comparisons=False)
     assert below.plan is None and below.result.status == "infeasible"
 
 
 def test_the_least_peak_is_below_that_of_the_fastest_plan() -> None:
-    fastest = tp.plan(**REQUEST, beside=False)
+    fastest = tp.plan(**REQUEST, comparisons=False)
     found = tp.fit(**REQUEST)
     assert fastest.plan is not None and fastest.plan.predicted is not None and found.peak_bytes is not None
     assert found.peak_bytes < fastest.plan.predicted.most_bytes
@@ -38,18 +38,18 @@ def test_what_does_not_fit_says_what_would_and_that_does() -> None:
     needed = found.answer.needed_bytes
     assert needed is not None and found.bound_bytes is not None and found.bound_bytes <= needed
     assert tp.fit(**REQUEST, memory=needed).fits
-    assert tp.plan(**REQUEST, memory=needed, beside=False, time_limit=20).plan is not None
+    assert tp.plan(**REQUEST, memory=needed, comparisons=False, gap=0.5).plan is not None
 
 
 def test_the_command_answers_yes_or_no_by_its_exit_code() -> None:
     yes, no = call("fit", *WORDS), call("fit", *WORDS, "--memory", "300MiB", "--json")
     assert yes.returncode == 0 and yes.stdout.startswith("FITS       yes")
     assert no.returncode == 1
-    told = json.loads(no.stdout)
-    assert told["fits"] is False and told["needed_bytes"] >= told["bound_bytes"]
+    reported = json.loads(no.stdout)
+    assert reported["fits"] is False and reported["needed_bytes"] >= reported["bound_bytes"]
 
 
-def test_without_a_batch_there_is_a_sample_for_each_gpu_and_it_is_said() -> None:
+def test_without_a_batch_there_is_a_sample_for_each_gpu_and_it_is_reported() -> None:
     shown = call("fit", "gpt2", "cpu-4", "--seq", "64").stdout
     assert "a batch of 4 samples, one for each GPU (--batch)" in shown
     assert "trainplan plan gpt2 cpu-4 --seq 64 --batch 4" in shown
@@ -60,7 +60,7 @@ def test_mixed_devices_are_answered_too() -> None:
     assert found.fits and found.answer.preset.name == "amp"
 
 
-def test_a_number_of_gpus_that_was_not_found_in_the_time_is_said_to_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_of_gpus_that_was_not_found_in_the_time_is_reported_to_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainplan.planning.shortage.fewest_devices", lambda way: (None, "more than 88; the time was up"))
     found = tp.fit(**REQUEST, memory="300MiB")
     rows = dict(fit_screen(found, True, "trainplan plan gpt2 cpu-4"))

@@ -48,9 +48,9 @@ def test_the_command_draws_a_frontier(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
     shown = call("frontier", path, *words[:6], "--points", "3").stdout
     assert "lower bound" in shown and shown.count("decomposition") == 3
-    for wrong, told in ((["--from", "1GiB"], "--to are not both given"), (["--points", "1"], "--points is 1")):
+    for wrong, reported in ((["--from", "1GiB"], "--to are not both given"), (["--points", "1"], "--points is 1")):
         refused = call("frontier", path, *wrong)
-        assert refused.returncode == 2 and told in refused.stderr
+        assert refused.returncode == 2 and reported in refused.stderr
 
 
 def test_what_is_proven_alone_has_the_strongest_colour() -> None:

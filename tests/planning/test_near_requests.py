@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.clusters.network import Island
 
 import trainplan as tp
 from tests.helpers.calls import call
+from tests.helpers.refusals import refused
 from trainplan.planning.what_if import CHANGES, better_batch, changed_cluster
 
 GPT2: dict[str, Any] = {"model": "gpt2", "batch": 16, "sequence": 1024}
@@ -30,23 +30,23 @@ def test_with_the_fewest_devices_there_is_a_plan_and_with_each_number_before_non
         assert tp.fit(**GPT2, **TIGHT, cluster=f"h100:{devices}").fits is False
 
 
-def test_more_devices_stand_beside_the_fewest(fewest: Any) -> None:
+def test_more_devices_are_shown_with_the_fewest(fewest: Any) -> None:
     found = fewest.first.request.origin.devices
-    assert [each.request.origin.devices for each in fewest.larger] == [2 * found, 4 * found]
-    assert all(each.step_ns < fewest.first.step_ns for each in fewest.larger)
+    assert [entry.request.origin.devices for entry in fewest.larger] == [2 * found, 4 * found]
+    assert all(entry.step_ns < fewest.first.step_ns for entry in fewest.larger)
 
 
-def test_a_range_begins_where_it_is_said() -> None:
+def test_a_range_begins_where_it_is_stated() -> None:
     made = tp.plan_sizes(**GPT2, cluster="h100:8", devices="4-8", gap=0.1)
     assert made.tried == () and made.first is not None and made.first.request.origin.devices == 4
-    assert [each.request.origin.devices for each in made.larger] == [8]
+    assert [entry.request.origin.devices for entry in made.larger] == [8]
     none = tp.plan_sizes(**GPT2, **TIGHT, cluster="h100", devices="1-1")
     assert none.first is None and none.proven and none.tried == (1,)
 
 
 @pytest.mark.parametrize("text", ["0", "8-4", "many", "4-", "1-99999999"])
 def test_devices_that_are_no_numbers_are_refused(text: str) -> None:
-    with pytest.raises(InputError, match="devices"):
+    with refused("devices", text, ("any", "16-512", 131072)):
         tp.plan_sizes(**GPT2, cluster="h100", devices=text)
 
 
@@ -81,10 +81,17 @@ def test_a_factor_of_one_changes_nothing(name: str) -> None:
 
 def test_what_if_predicts_what_a_plan_on_such_a_cluster_does() -> None:
     request = {**GPT2, "cluster": "h100:2x4,network=100Gb/s"}
-    told = tp.what_if(tp.plan(**request, beside=False), "network=2")
-    same = tp.plan(**{**request, "cluster": "h100:2x4,network=200Gb/s"}, beside=False)
-    assert told.share is not None and told.share < 0
-    assert told.after.step_ns == pytest.approx(same.step_ns, rel=0.005)
+    reported = tp.what_if(tp.plan(**request, comparisons=False), "network=2")
+    same = tp.plan(**{**request, "cluster": "h100:2x4,network=200Gb/s"}, comparisons=False)
+    assert reported.share is not None and reported.share < 0
+    assert reported.after.step_ns == pytest.approx(same.step_ns, rel=0.005)
+
+
+def test_what_if_changes_a_runtimes_prediction_with_each_rate() -> None:
+    before = tp.plan(model="gpt2", cluster="h100:2x2", batch=16, sequence=1024, for_="megatron", comparisons=False)
+    for factors in ("flops=2", "network=2", "nvlink=0.05"):
+        found = tp.what_if(before, factors)
+        assert found.share is not None and (found.share > 0) == ("0.05" in factors) and found.share != 0
 
 
 @pytest.mark.parametrize("text", ["netwrk=1.2", "network", "network=0", "flops=nan", "memory=-1", "network=fast"])
@@ -95,17 +102,17 @@ def test_what_if_names_what_it_can_change(text: str) -> None:
 
 
 def test_a_batch_that_devices_do_not_divide_is_held_against_the_next_that_they_do() -> None:
-    made = tp.plan(**{**GPT2, "batch": 60}, cluster="h100:2x4", beside=False)
+    made = tp.plan(**{**GPT2, "batch": 60}, cluster="h100:2x4", comparisons=False)
     found = better_batch(made, 20.0)
     assert found is not None and found.batch == 64
-    other = tp.plan(**{**GPT2, "batch": 64}, cluster="h100:2x4", beside=False)
+    other = tp.plan(**{**GPT2, "batch": 64}, cluster="h100:2x4", comparisons=False)
     assert made.step_ns is not None and other.step_ns is not None
     assert found.gain == pytest.approx(1 - (other.step_ns / 64) / (made.step_ns / 60), abs=0.01)
 
 
 @pytest.mark.parametrize("batch", [64, 8, 40, 9])
 def test_batches_that_limit_nothing_or_are_far_from_a_better_one_are_left_alone(batch: int) -> None:
-    made = tp.plan(**{**GPT2, "batch": batch}, cluster="h100:2x4", beside=False, gap=0.2)
+    made = tp.plan(**{**GPT2, "batch": batch}, cluster="h100:2x4", comparisons=False, gap=0.2)
     assert better_batch(made, 0.1) is None
 
 
@@ -114,8 +121,8 @@ def test_the_screen_and_json_say_what_is_near() -> None:
     shown = call(*words).stdout
     assert "WHAT IF    memory x 0.9, network x 1.2: " in shown and "layout" in shown
     assert "BATCH      batch 64 would take" in shown
-    told = json.loads(call(*words, "--json").stdout)
-    assert told["what_if"]["factors"] == {"memory": 0.9, "network": 1.2} and told["better_batch"]["batch"] == 64
+    reported = json.loads(call(*words, "--json").stdout)
+    assert reported["what_if"]["factors"] == {"memory": 0.9, "network": 1.2} and reported["better_batch"]["batch"] == 64
     sized = call("plan", "gpt2", "h100", "--devices", "1-2", "--batch", "16", "--seq", "1k", "--json", "--gap", "0.1")
     assert json.loads(sized.stdout)["devices"]["fewest_devices"] == 1
 

@@ -1,4 +1,4 @@
-"""Engineer's units of plans, the best plan with one strategy beside the optimum, and how both are shown."""
+"""Engineer's units of plans, the best plan with one strategy next to the optimum, and how both are shown."""
 
 from __future__ import annotations
 
@@ -46,22 +46,24 @@ def test_a_span_of_time_that_is_covered_twice_counts_once() -> None:
         assert union_ns(starts, ends) == len(covered)
 
 
-def test_shares_of_the_devices_time_are_those_of_the_walk() -> None:
+def test_shares_of_the_devices_time_are_those_of_the_simulation() -> None:
     """Instructions of known durations: what runs on one lane adds up, and all that is left is the bubble."""
     rng = random.Random(3)
     for _ in range(10):
         plan = random_plan(rng)
         judged = predict_from_costs(plan, lambda _: lambda _, done: 3 + 4 * (done.stream == "compute"))
-        told, step, compute, rest = performance(plan, judged), judged.step_ns, 0, 0
+        reported, step, compute, rest = performance(plan, judged), judged.step_ns, 0, 0
         for program in judged.time.programs:
             compute += sum(7 for i in program.instructions if i.stream == "compute")
             rest += sum(3 for i in program.instructions if i.stream != "compute")
-        assert told.compute == pytest.approx(compute / plan.world / step)
-        assert told.exposed_communication + told.exposed_copies == pytest.approx(rest / plan.world / step)
-        assert told.compute + told.exposed_communication + told.exposed_copies + told.bubble == pytest.approx(1)
-        assert told.samples_per_s == pytest.approx(plan.batch.global_samples / step * 1e9)
-        assert told.tokens_per_s_per_device * plan.world == pytest.approx(told.samples_per_s * plan.planned_model().tokens)
-        assert told.mfu is None, "no cluster tells the devices' peak"
+        assert reported.compute == pytest.approx(compute / plan.world / step)
+        assert reported.exposed_communication + reported.exposed_copies == pytest.approx(rest / plan.world / step)
+        assert reported.compute + reported.exposed_communication + reported.exposed_copies + reported.bubble == pytest.approx(1)
+        assert reported.samples_per_s == pytest.approx(plan.batch.global_samples / step * 1e9)
+        assert reported.tokens_per_s_per_device * plan.world == pytest.approx(
+            reported.samples_per_s * plan.planned_model().tokens
+        )
+        assert reported.mfu is None, "no cluster tells the devices' peak"
 
 
 def test_memory_by_stage_is_the_peak_split_by_what_holds_it() -> None:
@@ -69,20 +71,20 @@ def test_memory_by_stage_is_the_peak_split_by_what_holds_it() -> None:
     for _ in range(10):
         plan = random_plan(rng)
         judged = predict_from_costs(plan, lambda _: lambda _, done: 1)
-        for stage, told in zip(plan.stages, performance(plan, judged).stages, strict=True):
-            assert told.peak_bytes == max(judged.peak_bytes[rank] for rank in stage.ranks)
-            assert sum(getattr(told, f"{part}_bytes") for part in PARTS) == told.peak_bytes
-            assert told.parameters_bytes == told.gradients_bytes == told.optimizer_bytes // 2 > 0
+        for stage, reported in zip(plan.stages, performance(plan, judged).stages, strict=True):
+            assert reported.peak_bytes == max(judged.peak_bytes[rank] for rank in stage.ranks)
+            assert sum(getattr(reported, f"{part}_bytes") for part in PARTS) == reported.peak_bytes
+            assert reported.parameters_bytes == reported.gradients_bytes == reported.optimizer_bytes // 2 > 0
         for rounds, walk in zip(judged.time.rounds, judged.memory, strict=True):
             assert sum(peak_buffers(rounds.few, walk).values()) == walk.peak_bytes == memory_walk(rounds.few).peak_bytes
 
 
 def test_mfu_counts_three_forward_passes_of_the_model() -> None:
-    told = planned(micro_batches=4, pipeline=2).performance
-    assert told is not None and told.mfu is not None
+    reported = planned(micro_batches=4, pipeline=2).performance
+    assert reported is not None and reported.mfu is not None
     forward = sum(unit.sublayer.forward_flops(16, 1) for unit in SMALL.units)
-    assert told.mfu == pytest.approx(3 * forward / (told.step_ns / 1e9 * 8 * CLUSTER.kinds[0].flops_per_s["float32"]))
-    assert [row[0] for row in told.summary()] == ["throughput", "MFU", "device time"]
+    assert reported.mfu == pytest.approx(3 * forward / (reported.step_ns / 1e9 * 8 * CLUSTER.kinds[0].flops_per_s["float32"]))
+    assert [row[0] for row in reported.summary()] == ["throughput", "MFU", "device time"]
 
 
 def test_many_devices_are_judged_by_classes_and_say_the_same_units() -> None:
@@ -146,7 +148,7 @@ def test_the_best_choice_for_all_layers_of_memory_switches() -> None:
         assert uniform_objective(instance) == best
 
 
-def test_the_best_plan_with_one_strategy_stands_beside_the_optimum() -> None:
+def test_the_best_plan_with_one_strategy_is_shown_with_the_optimum() -> None:
     whole = planned()
     assert whole.plan is not None
     limit = max(whole.walk_bytes) * 3 // 5
@@ -161,15 +163,18 @@ def test_the_best_plan_with_one_strategy_stands_beside_the_optimum() -> None:
     assert found.uniform_excess == other.plan.predicted.step_ns / found.plan.predicted.step_ns - 1
     (text,) = (text for label, text in found.summary() if label == "one strategy")
     assert in_words(other.plan.one_strategy) in text and f"{found.uniform_excess:+.2%}" in text
-    told = found.to_dict()
-    assert told["uniform"]["units"] == [unit.model_dump() for unit in other.plan.units] and told["performance"]["step_ns"] > 0
+    reported = found.to_dict()
+    assert (
+        reported["uniform"]["units"] == [unit.model_dump() for unit in other.plan.units]
+        and reported["performance"]["step_ns"] > 0
+    )
 
 
 @pytest.mark.parametrize(("walks", "looks"), [(3, True), (10**12, False)])
-def test_one_strategy_is_looked_for_where_there_is_time_to_walk_it(
+def test_one_strategy_is_looked_for_where_there_is_time_to_simulate_it(
     walks: int, looks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The time that has to be left is so many times that of the longest walk."""
+    """The time that has to be left is a given multiple of that of the longest simulation."""
     memory = max(planned().walk_bytes) * 3 // 5
     monkeypatch.setattr(single_strategy, "WALKS", walks)
     found = tp.plan(model=SMALL, cluster=CLUSTER, batch=16, memory=memory, time_limit=10_000)
@@ -195,9 +200,9 @@ def test_reprs_are_short_and_displays_are_tables() -> None:
         and len(repr(found.instance)) < 120
     )
     assert repr(found.plan) == "<Plan of 'gpt2': 8 devices, 2 stages, 4 micro-batches>"
-    for each in (found, found.instance, found.result):
-        assert each._repr_html_().startswith("<table><tr><th") and "</td></tr></table>" in each._repr_html_()
-        assert each.__rich__().row_count == len(each.summary())
+    for entry in (found, found.instance, found.result):
+        assert entry._repr_html_().startswith("<table><tr><th") and "</td></tr></table>" in entry._repr_html_()
+        assert entry.__rich__().row_count == len(entry.summary())
     assert " ns" not in found._repr_html_(), "raw nanoseconds are for JSON"
 
 

@@ -1,4 +1,4 @@
-"""The papers' planners beside the joint optimum: all judged by the walks, none better than what contains it."""
+"""The papers' planners next to the joint optimum: all judged by the simulations, none better than what contains it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
 from tests.helpers.calls import call
+from tests.helpers.refusals import refused
 from trainplan.planning.compare_planners import BEGUN
 from trainplan.planning.presets import PAPERS
 
@@ -23,7 +23,7 @@ WORDS = ["--model", "gpt2", "--cluster", "cpu-4", "--batch", "8", "--sequence", 
 @pytest.mark.parametrize(("cluster", "memory"), [("cpu-4", None), ("a100-16", None), ("a100-16", "8MiB")])
 def test_no_planner_is_better_than_the_joint_optimum(cluster: str, memory: str | None) -> None:
     rows = tp.compare_planners(model=MODEL, cluster=cluster, batch=32, memory=memory, gap=1e-5)
-    assert [row.planner for row in rows] == [*(each.label for each in PAPERS), f"{PAPERS[0].label}, {BEGUN}"]
+    assert [row.planner for row in rows] == [*(paper.label for paper in PAPERS), f"{PAPERS[0].label}, {BEGUN}"]
     best, last = rows[0], rows[-1]
     assert best.step_ns is not None and best.above == 0 and best.gap is not None and 0 <= best.gap < 0.05
     for row in rows[1:]:
@@ -38,9 +38,9 @@ def test_no_planner_is_better_than_the_joint_optimum(cluster: str, memory: str |
 
 def test_the_step_of_each_is_that_of_its_plan() -> None:
     rows = {row.planner: row for row in tp.compare_planners(model=MODEL, cluster="cpu-4", batch=16)}
-    for each in PAPERS[1:]:
-        plan = tp.plan(like=each.preset, method=each.method, model=MODEL, cluster="cpu-4", batch=16, backend="serial").plan
-        assert plan is not None and tp.simulate(plan).step_ns == rows[each.label].step_ns
+    for paper in PAPERS[1:]:
+        plan = tp.plan(like=paper.preset, method=paper.method, model=MODEL, cluster="cpu-4", batch=16, backend="serial").plan
+        assert plan is not None and tp.simulate(plan).step_ns == rows[paper.label].step_ns
 
 
 def test_the_command_compares_planners() -> None:
@@ -50,26 +50,26 @@ def test_the_command_compares_planners() -> None:
     rows = json.loads(done.stdout)
     assert rows[0]["planner"] == "joint optimum" and {"step_ns", "peak_bytes", "gap", "seconds", "above"} <= set(rows[0])
     shown = call("compare-planners", *words).stdout
-    assert all(each.label in shown for each in PAPERS) and "above the joint optimum" in shown
+    assert all(paper.label in shown for paper in PAPERS) and "above the joint optimum" in shown
     assert BEGUN in shown and "with theirs" in shown
     assert "--batch is missing" in call("compare-planners", *words[:4]).stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ([*WORDS, "--schedule", "none"], "--schedule is 'none'"),
         ([*WORDS, "--seed", "-1"], "--seed is -1"),
     ],
 )
-def test_values_are_refused_by_name(words: list[str], told: str) -> None:
+def test_values_are_refused_by_name(words: list[str], message: str) -> None:
     done = call("compare-planners", *words)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and told in done.stderr
-    with pytest.raises(InputError, match="method is 'amp'; leave it out: each planner has its own"):
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and message in done.stderr
+    with refused("method", problem="amp"):
         tp.compare_planners(model=MODEL, cluster="cpu-4", batch=16, method="amp")
 
 
-def test_the_optimum_is_planned_as_it_is_asked_for() -> None:
+def test_the_optimum_is_planned_as_it_is_requested() -> None:
     """With the options of the joint problem; planners have what means the same to them, and rows say what they went without."""
     request: dict[str, Any] = {"model": MODEL, "cluster": "rtx-titan-8", "batch": 16, "pipeline": 2, "forbid": ["sdp"]}
     rows = {row.planner: row for row in tp.compare_planners(**request)}
@@ -104,5 +104,5 @@ def test_a_search_begins_from_plans_of_any_planner() -> None:
         assert solution is not None
         again = begun.problem.plan(instance, solution, begun.request)
         assert (again.units, again.stages, again.batch) == (plan.units, plan.stages, plan.batch)
-    with pytest.raises(InputError, match="incumbents are 1 plan, none of joint for what is asked for; leave them out"):
+    with refused("incumbents", problem=(1, "joint")):
         tp.plan(model=MODEL, cluster="rtx-titan-8", batch=8, incumbents=[best])

@@ -1,4 +1,4 @@
-"""What a file runs is a plan like any other: no bound, no best plan and no change that is offered may contradict it."""
+"""The run of a file is a plan like any other: no bound, no best plan and no change that is offered may contradict it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from trainplan.profiling.models.model import load_model
 import trainplan as tp
 from tests.helpers.plans import plan_of
 from tests.helpers.sizes import first_and_others
-from trainplan.imported_runs.assess import LEAST_GAIN, JudgedRun, neighbours
+from trainplan.imported_runs.assess import LEAST_GAIN, JudgedRun
+from trainplan.imported_runs.neighbours import neighbours
 
 FILES = {
     "megatron": "launch.sh",
@@ -23,12 +24,12 @@ FILES = {
     "accelerate": "accelerate.yaml",
     "megatron-bridge": "bridge.yaml",
 }
-CLUSTERS = ("h100:8", "a100:8", "a100-16")  # of the last, a paper's, the walks are the prediction
+CLUSTERS = ("h100:8", "a100:8", "a100-16")  # of the last, a paper's, the simulations are the prediction
 SIZES = {"hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 8}
 
 
 def judged(seed: int, folder: Path) -> tuple[JudgedRun, dict[str, Any]]:
-    """A random plan of a random runtime, some decisions away from a usual one, exported and judged; and what was asked."""
+    """A random plan of a random runtime, some decisions away from a usual one, exported and judged; and the request."""
     rng = random.Random(seed)
     to, cluster = rng.choice(list(FILES)), rng.choice(CLUSTERS)
     model = load_model("llama3-8b", 2048, "bfloat16")
@@ -44,7 +45,7 @@ def judged(seed: int, folder: Path) -> tuple[JudgedRun, dict[str, Any]]:
     made = tp.export(plan, to)
     write_export(made, folder)
     (folder / "config.json").write_text(json.dumps(model.config))
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "model": "llama3-8b" if to == "torchtitan" else folder / "config.json",
         "cluster": cluster,
         "gap": 0.05,
@@ -52,16 +53,16 @@ def judged(seed: int, folder: Path) -> tuple[JudgedRun, dict[str, Any]]:
     }
     if to in ("deepspeed", "accelerate"):
         strategy = made.plan.units[1].strategy
-        asked |= {"sequence": 2048, "batch": 64, "micro_batch": 64 // made.plan.batch.micro_batches // strategy.data_degree}
-        asked |= {"dtype": "bfloat16", "recompute": "full" if strategy.ckpt else "none"} if to == "deepspeed" else {}
-    return tp.import_run(folder / FILES[to], **asked), asked
+        requested |= {"sequence": 2048, "batch": 64, "micro_batch": 64 // made.plan.batch.micro_batches // strategy.data_degree}
+        requested |= {"dtype": "bfloat16", "recompute": "full" if strategy.ckpt else "none"} if to == "deepspeed" else {}
+    return tp.import_run(folder / FILES[to], **requested), requested
 
 
 @pytest.mark.parametrize("seed", first_and_others(list(range(40)), 2))
 def test_a_run_is_a_feasible_incumbent(seed: int, tmp_path: Path) -> None:
     """The bound is at most the run's step in kind, the best plan at most the run's own prediction, and every change gains by
     that prediction, and fits."""
-    run, asked = judged(seed, tmp_path)
+    run, requested = judged(seed, tmp_path)
     assert run.best is not None and run.found is not None and (run.fits or run.found.source != "run")
     if run.bound_ns is not None:
         assert run.bound_ns <= run.measured_ns <= run.judged.step_ns
@@ -73,7 +74,7 @@ def test_a_run_is_a_feasible_incumbent(seed: int, tmp_path: Path) -> None:
     for number, change in enumerate(run.changes):
         assert not run.fits or change.share >= LEAST_GAIN
         own = change.plan.changed(predicted=None, claim=None)
-        again = tp.simulate(own, cluster=asked["cluster"])
+        again = tp.simulate(own, cluster=requested["cluster"])
         assert max(again.peak_bytes) <= run.plan.memory_bytes, change.what
         assert again.step_ns == pytest.approx((1 - change.share) * run.step_ns, rel=1e-6), change.what
         assert run.found.step_ns <= again.step_ns + 1, (number, change.what)

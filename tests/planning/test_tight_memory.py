@@ -13,7 +13,7 @@ from trainplan.profiling.models.model import Model, load_model
 
 import trainplan as tp
 from trainplan.inputs import request_of
-from trainplan.prediction.predict import predicted_on_lanes
+from trainplan.prediction.predict import predicted_with_overlap
 from trainplan.validation.plans import as_run, run_by
 
 JOINT = problem("joint")
@@ -26,11 +26,11 @@ ASKED: dict[str, Any] = {"cost_model": "streams", "reserve": 0}
 
 
 def instance_of(model: Model, cluster: str, batch: int, memory: int, **options: Any) -> tuple[Instance, Any]:
-    asked = request_of(
+    requested = request_of(
         JOINT.parameters, "joint", model=model, cluster=cluster, batch=batch, memory=memory, memory_tables="least",
         **ASKED, **options,
     )  # fmt: skip
-    return JOINT.instance(asked), asked
+    return JOINT.instance(requested), requested
 
 
 def alike(instance: Instance) -> list[Solution]:
@@ -43,12 +43,12 @@ def alike(instance: Instance) -> list[Solution]:
 
 
 def test_a_plan_for_a_script_of_torch_is_not_called_impossible_for_memory_that_is_left_free() -> None:
-    """What the script holds alongside the programs is 2 bytes for every parameter of a shard: no ninth of all memory."""
+    """The script holds alongside the programs 2 bytes for every parameter of a shard: no ninth of all memory."""
     options: dict[str, Any] = {"for_": "torch", "pipeline": 1}
-    instance, asked = instance_of(LLAMA, "h100:1x2", 8, 2**20, **options)
-    plans = [JOINT.plan(instance, each, asked) for each in alike(instance)]
-    peaks = [max(predict_overlapped(plan, asked.cluster, checked=False).peak_bytes) for plan in plans]
-    options |= {"like": "joint", "model": LLAMA, "cluster": "h100:1x2", "batch": 8, "beside": False, **ASKED}
+    instance, requested = instance_of(LLAMA, "h100:1x2", 8, 2**20, **options)
+    plans = [JOINT.plan(instance, entry, requested) for entry in alike(instance)]
+    peaks = [max(predict_overlapped(plan, requested.cluster, checked=False).peak_bytes) for plan in plans]
+    options |= {"like": "joint", "model": LLAMA, "cluster": "h100:1x2", "batch": 8, "comparisons": False, **ASKED}
     answer = tp.plan(memory=min(peaks), **options)
     assert answer.answer.status != "infeasible" and answer.plan is None  # it is the script that does not fit
     parameters = sum(unit.sublayer.parameter_count() for unit in LLAMA.units)
@@ -58,13 +58,13 @@ def test_a_plan_for_a_script_of_torch_is_not_called_impossible_for_memory_that_i
     tp.export(found.plan, "torch")
 
 
-def held_by_megatron(instance: Instance, solution: Solution, asked: Request) -> tuple[int, int]:
-    """The step of a plan by its walk, and the most that its programs, or Megatron, hold."""
-    plan = JOINT.plan(instance, solution, asked)
-    assert asked.cluster is not None
-    judged = predict_overlapped(plan, asked.cluster, checked=False)
-    plan = plan.changed(predicted=predicted_on_lanes(judged, asked.cluster), runs_by=run_by("megatron", plan))
-    run, _ = as_run(plan, asked.cluster)
+def held_by_megatron(instance: Instance, solution: Solution, requested: Request) -> tuple[int, int]:
+    """The simulated step of a plan, and the most that its programs, or Megatron, hold."""
+    plan = JOINT.plan(instance, solution, requested)
+    assert requested.cluster is not None
+    judged = predict_overlapped(plan, requested.cluster, checked=False)
+    plan = plan.changed(predicted=predicted_with_overlap(judged, requested.cluster), runs_by=run_by("megatron", plan))
+    run, _ = as_run(plan, requested.cluster)
     assert run.predicted is not None
     return judged.step_ns, max(run.predicted.most_bytes, *judged.peak_bytes)
 
@@ -73,13 +73,15 @@ def test_the_best_plan_is_found_that_programs_and_a_runtime_hold() -> None:
     """Megatron holds far more than tables do, by amounts that are unlike under each layout; of plans of one stage there are few
     enough to look at each."""
     options: dict[str, Any] = {"for_": "megatron", "pipeline": 1}
-    instance, asked = instance_of(GPT2, "l40s:1x4", 8, 2**20, **options)
-    every = [held_by_megatron(instance, each, asked) for each in alike(instance)]
+    instance, requested = instance_of(GPT2, "l40s:1x4", 8, 2**20, **options)
+    every = [held_by_megatron(instance, entry, requested) for entry in alike(instance)]
     most = max(held for _, held in every)
     for tenths in (4, 7):
         memory = most * tenths // 10
         best_ns = min(step_ns for step_ns, held in every if held <= memory)
-        found = tp.plan(like="joint", model=GPT2, cluster="l40s:1x4", batch=8, memory=memory, beside=False, **ASKED, **options)
+        found = tp.plan(
+            like="joint", model=GPT2, cluster="l40s:1x4", batch=8, memory=memory, comparisons=False, **ASKED, **options
+        )
         assert found.plan is not None and found.plan.predicted is not None and found.judged is not None
         assert found.judged.step_ns <= best_ns and found.plan.predicted.most_bytes <= memory
         assert found.answer.bound_ns is not None and found.answer.bound_ns <= best_ns
@@ -87,27 +89,41 @@ def test_the_best_plan_is_found_that_programs_and_a_runtime_hold() -> None:
 
 def test_the_memory_that_is_advised_is_what_the_runtime_holds_too() -> None:
     options: dict[str, Any] = {"for_": "megatron", "pipeline": 1, "one_strategy": True}
-    asked: dict[str, Any] = {"like": "joint", "model": GPT2, "cluster": "h100:1x2", "batch": 2, "beside": False, **ASKED}
+    requested: dict[str, Any] = {
+        "like": "joint",
+        "model": GPT2,
+        "cluster": "h100:1x2",
+        "batch": 2,
+        "comparisons": False,
+        **ASKED,
+    }
     memory = 400 * 2**20
-    short = tp.plan(memory=memory, **asked, **options)
+    short = tp.plan(memory=memory, **requested, **options)
     assert short.plan is None
     assert short.needed_bytes is not None and short.needed_bytes > memory
-    assert tp.plan(memory=short.needed_bytes, **asked, **options).plan is not None
+    assert tp.plan(memory=short.needed_bytes, **requested, **options).plan is not None
 
 
 def test_what_was_found_until_an_interrupt_is_the_answer_with_its_bound() -> None:
     model = LLAMA.with_fields(num_hidden_layers=4, hidden_size=1024, intermediate_size=4096, vocab_size=32768)
-    asked: dict[str, Any] = {"like": "joint", "model": model, "cluster": "h100:1x4", "batch": 8, "beside": False, **ASKED}
+    requested: dict[str, Any] = {
+        "like": "joint",
+        "model": model,
+        "cluster": "h100:1x4",
+        "batch": 8,
+        "comparisons": False,
+        **ASKED,
+    }
     begun: list[str] = []
 
-    def interrupt(said: Any) -> None:
-        if isinstance(said, str):
-            begun.append(said)
+    def interrupt(stated: Any) -> None:
+        if isinstance(stated, str):
+            begun.append(stated)
             if begun[-2:] == [AGAIN, WALKING]:
                 raise KeyboardInterrupt
 
-    whole = tp.plan(memory="600MiB", **asked)
-    answer = tp.plan(memory="600MiB", progress=interrupt, **asked)
+    whole = tp.plan(memory="600MiB", **requested)
+    answer = tp.plan(memory="600MiB", progress=interrupt, **requested)
     assert AGAIN in begun and answer.interrupted
     assert answer.plan is not None and answer.judged is not None and max(answer.judged.peak_bytes) <= 600 * 2**20
     assert answer.answer.bound_ns == whole.answer.bound_ns and answer.answer.bound_ns <= answer.judged.step_ns

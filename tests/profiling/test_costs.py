@@ -1,4 +1,4 @@
-"""Cost primitives against their formulas and against a step-by-step walk of the collectives."""
+"""Cost primitives against their formulas and against the collectives followed step by step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_ring_volumes() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8])
-def test_a_ring_walked_step_by_step(ranks: int) -> None:
+def test_a_ring_followed_step_by_step(ranks: int) -> None:
     """Every rank sends one n-th of the message to its neighbour a step, until all hold the sum of all: count the steps."""
     link = Link(bandwidth_bytes_per_s=2e9, latency_ns=700)
     held = [[{rank} for _ in range(ranks)] for rank in range(ranks)]  # who is summed in which piece, by rank
@@ -58,7 +58,7 @@ def test_overlap_slows_both_down() -> None:
 
 @given(x=st.floats(0, 1e9), y=st.floats(0, 1e9), a=st.floats(1, 5), b=st.floats(1, 5))
 def test_overlap_by_progress(x: float, y: float, a: float, b: float) -> None:
-    """Both go on at their slowed pace until one is done, the other then at its own: walked in two phases."""
+    """Both go on at their slowed pace until one is done, the other then at its own: followed in two phases."""
     together = min(x * a, y * b)
     left = max(x - together / a, y - together / b, 0.0)
     assert overlapped_ns(x, y, a, b) == pytest.approx(together + left, rel=1e-9, abs=1e-3)

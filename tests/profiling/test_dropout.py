@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from trainplan.execution.training.single_process import Reference  # noqa: E402
 from trainplan.profiling.models import dropout, torch_units  # noqa: E402
 from trainplan.profiling.models.blockwise import Scores, blockwise_attention  # noqa: E402
-from trainplan.profiling.models.dropout import Draw, Heads, Mask, drop, hidden_mask  # noqa: E402
+from trainplan.profiling.models.dropout import Draw, DroppedHeads, Mask, drop, hidden_mask  # noqa: E402
 from trainplan.profiling.models.torch_units import Shard  # noqa: E402
 
 from tests.helpers.huggingface import float64_throughout, matched, same_architecture  # noqa: E402
@@ -37,7 +37,7 @@ def _hidden(draw: Draw, tokens: int = 6, width: int = 40, probability: float = 0
 
 
 @pytest.mark.parametrize("probability", [0.01, 0.1, 0.5, 0.9])
-def test_numbers_are_dropped_as_often_as_asked_for(probability: float) -> None:
+def test_numbers_are_dropped_as_often_as_requested(probability: float) -> None:
     """In all, in each column, and together with any neighbour: within five standard deviations of independent ones."""
     x = torch.ones(4, 100, 256)
     dropped = hidden_mask(Draw(0, 0, 0, (0, 1, 2, 3)), "output", probability, x).drop(x) == 0
@@ -107,11 +107,11 @@ def test_the_gradient_is_that_of_the_mask() -> None:
 def test_attention_in_blocks_is_that_of_whole_matrices(
     kv_heads: int, dropping: bool, scores: Scores, drawn_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of any size: several rows, some heads, some queries at once."""
+    """The mask is right for any size: several rows, some heads, some queries at once."""
     monkeypatch.setattr("trainplan.profiling.models.sublayers.attention.DRAWN_AT_ONCE", drawn_at_once)
     torch.manual_seed(0)
     q, k, v = (torch.randn(3, n, 7, 5, dtype=torch.float64, requires_grad=True) for n in (4, kv_heads, kv_heads))
-    heads = Heads(DRAW, 0.3, 0, 4) if dropping else None
+    heads = DroppedHeads(DRAW, 0.3, 0, 4) if dropping else None
     mixed = blockwise_attention(q, k, v, scores, heads).transpose(1, 2)
     keys, values = (t.repeat_interleave(4 // kv_heads, 1) for t in (k, v))
     made = q @ keys.mT * scores.scale
@@ -130,7 +130,7 @@ def test_attention_in_blocks_is_that_of_whole_matrices(
 
 
 def _kept(mask: Mask, x: Any) -> Any:
-    """What a whole tensor is multiplied by."""
+    """The factors that a whole tensor is multiplied by."""
     if x.dim() == 4:
         return (~mask.dropped(EVERYTHING, EVERYTHING, EVERYTHING)).to(x.dtype) * mask.scale
     return mask.drop(torch.ones_like(x))
@@ -168,7 +168,7 @@ def _masks(model: Model, reference: Reference, samples: tuple[int, ...], x: Any)
             if part.input_dropout:
                 yield hidden_mask(draw, "input", part.input_dropout, states)
             queries = torch.empty(rows, part.heads, tokens, 1)
-            yield Heads(draw, part.attention_dropout, 0, part.heads).mask(queries, queries)
+            yield DroppedHeads(draw, part.attention_dropout, 0, part.heads).mask(queries, queries)
         if part.dropout:
             yield hidden_mask(draw, "output", part.dropout, states)
 

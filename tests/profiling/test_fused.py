@@ -1,4 +1,4 @@
-"""Norms and gated activations that keep what fused kernels do, beside torch's own compositions."""
+"""Norms and gated activations that keep what fused kernels do, against torch's own compositions."""
 
 from __future__ import annotations
 

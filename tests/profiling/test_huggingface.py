@@ -18,6 +18,7 @@ transformers = pytest.importorskip("transformers")
 from trainplan.execution.training.single_process import Reference  # noqa: E402
 from trainplan.profiling.models import torch_units  # noqa: E402
 from trainplan.profiling.models.torch_units import Shard  # noqa: E402
+from trainplan.profiling.models.torch_units.attention_bias import t5_buckets  # noqa: E402
 
 from tests.helpers.huggingface import as_huggingface, float64_throughout, matched, same_architecture  # noqa: E402
 from tests.helpers.like_llama import RUN  # noqa: E402
@@ -138,7 +139,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "gemma3": GEMMA3 | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     "gemma3 as transformers 5 writes it": GEMMA3
     | {"layer_types": ["sliding_attention", "full_attention"], "final_logit_softcapping": 2.0}
-    | {"rope_parameters": {each: {"rope_type": "default", "rope_theta": base} for each, base in GEMMA3_BASES.items()}},
+    | {"rope_parameters": {one_base: {"rope_type": "default", "rope_theta": base} for one_base, base in GEMMA3_BASES.items()}},
     "glm": GROUPED | {"model_type": "glm", "head_dim": 8, "pad_token_id": 3},
     "glm turned whole, without biases": GROUPED
     | {"model_type": "glm", "head_dim": 6, "pad_token_id": None, "partial_rotary_factor": 1.0, "attention_bias": False}
@@ -606,7 +607,7 @@ def run_chain(model: Model, parameters: list[dict[str, Any]], x: Any) -> Any:
 
 
 def _inputs(model: Model) -> tuple[Any, dict[str, Any]]:
-    """The same random samples for our chain and for transformers: an image's patches are flattened as its kernel does."""
+    """Random samples, equal for our chain and for transformers: an image's patches are flattened as its kernel does."""
     part = model.units[0].sublayer
     if model.family in ("vit", "swin"):
         size, patch = (int(model.config[name]) for name in ("image_size", "patch_size"))
@@ -652,12 +653,12 @@ def test_logits_and_gradients(variant: str) -> None:
 @pytest.mark.parametrize("both", [True, False])
 @pytest.mark.parametrize("buckets", [8, 32])
 def test_t5_buckets(both: bool, buckets: int) -> None:
-    """Every pair of places of 600 tokens is in the bucket of transformers, logarithms in float32 as there."""
+    """Every pair of 600 tokens is in the bucket of transformers, logarithms in float32 as there."""
     from transformers.models.t5.modeling_t5 import T5Attention
 
     indices = torch.arange(600)
     theirs = T5Attention._relative_position_bucket(indices[None, :] - indices[:, None], both, buckets, 128)
-    assert torch.equal(torch_units._t5_places(600, buckets, both, torch.device("cpu")), theirs)
+    assert torch.equal(t5_buckets(600, buckets, both, torch.device("cpu")), theirs)
 
 
 def _parts() -> dict[str, Sublayer]:

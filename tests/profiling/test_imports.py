@@ -23,7 +23,8 @@ from trainplan.profiling.imports.source import Source
 from trainplan.profiling.profiles import Profile
 from trainplan.solvers.core.solve import solve
 
-from tests.helpers.made import for_group
+from tests.helpers.refusals import refused
+from tests.helpers.small_models import for_group
 from trainplan.papers.galvatron_blocks import derived
 
 DATA = pathlib.Path(os.environ.get("TRAINPLAN_DATA") or pathlib.Path(__file__).parents[2].parent / "shared/data")
@@ -207,7 +208,7 @@ def branching(edges: list[tuple[int, int]], count: int) -> Json:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_cuts_of_random_graphs_pass_what_is_read_behind_them(seed: int, tmp_path: pathlib.Path) -> None:
+def test_cuts_of_random_graphs_pass_what_is_read_after_them(seed: int, tmp_path: pathlib.Path) -> None:
     """At each cut, the tensors that pass it are those that the next unit reads: nobody pays for another's skip edge."""
     random = Random(seed)
     count = random.randint(2, 12)
@@ -295,19 +296,17 @@ def test_published_files_of_two_types_of_layers() -> None:
 
 def test_partial_files_and_plans_are_refused_for_what_they_are() -> None:
     links = hardware(1, "allreduce_bandwidth")
-    for names, problem in (
-        (
-            ("computation_profiling_bf16_llama2-7b_seqlen2048_all", "memory_profiling_bf16_llama2-7b_all"),
-            "one number of layers",
-        ),
+    for names, field, problem in (
+        (("computation_profiling_bf16_llama2-7b_seqlen2048_all", "memory_profiling_bf16_llama2-7b_all"), None, "one"),
         (
             ("computation_profiling_bf16_llama2-7b_all", "memory_profiling_bf16_llama2-7b_seqlen2048_all"),
-            "no raw blocks of two",
+            "layertype_0",
+            ("seq2048", "two"),
         ),
-        (("galvatron_config_llama2-7b_1nodes_8gpus_per_node_36GB_bf16",), "is a plan that Galvatron's search found"),
+        (("galvatron_config_llama2-7b_1nodes_8gpus_per_node_36GB_bf16",), "", "Galvatron's"),
     ):
         files = real(*(f"galvatron/llama2-7b/{name}.json" for name in names))
-        with pytest.raises(InputError, match=problem) as caught:
+        with refused(field, problem) as caught:
             import_profile(files + links, layers=32, hidden_size=4096, memory_bytes=GIB)
         assert "\n" not in str(caught.value)
 
@@ -397,7 +396,7 @@ def test_small_files_of_each_format_plan(format: str, tmp_path: pathlib.Path) ->
 
 
 def test_paths_may_be_one_text() -> None:
-    with pytest.raises(InputError, match="does not exist"):
+    with refused(""):
         import_profile("absent.json")
 
 
@@ -410,7 +409,7 @@ def test_older_files_without_batch_and_sequence(tmp_path: pathlib.Path) -> None:
         "other_memory_pp_off": {"model_states": 64.0, "activation": 4.0},
     }
     paths = written(tmp_path, files)
-    with pytest.raises(InputError, match="say which one"):
+    with refused(""):
         import_profile(paths, **OPTIONS["galvatron"])
     profile = import_profile(paths, sequence=64, **OPTIONS["galvatron"])
     assert profile.cost("layer", 1, 1).forward_ns.value == 2_000_000
@@ -421,7 +420,7 @@ def test_older_files_without_batch_and_sequence(tmp_path: pathlib.Path) -> None:
 
 
 def test_older_totals_name_a_batch_and_no_sequence(tmp_path: pathlib.Path) -> None:
-    """The layertype_0 beside them is of a batch that is not named; the name of a file says what its keys do not."""
+    """The layertype_0 next to them is of a batch that is not named; the name of a file says what its keys do not."""
     files = small()["galvatron"]
     memory = files["memory_profiling_bf16_tiny"]
     files = {
@@ -489,16 +488,16 @@ def test_several_types_of_layers_follow_each_other(tmp_path: pathlib.Path) -> No
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"layers": 5}, "layers is 5, but .* has 2 types of layers; give 2, such as 24,24"),
-        ({"layers": [1, 2, 3]}, "layers is 1,2,3"),
-        ({"layers": [1, 0]}, "give a whole number, at least 1"),
-        ({"layers": []}, "give a whole number, at least 1"),
-        ({"sequence": 64}, "sequence is 64,64; give one of: \\[64,16\\]"),
-        ({"hidden_size": None}, "does not say the hidden size; give hidden_size, such as 1024,1024"),
+        ({"layers": 5}, ("layers", (5, 2), (2, "24,24"))),
+        ({"layers": [1, 2, 3]}, ("layers", ("1,2,3", 2), (2, "24,24"))),
+        ({"layers": [1, 0]}, ("layers", "[1, 0]", (1, 10000))),
+        ({"layers": []}, ("layers", "[]", (1, 10000))),
+        ({"sequence": 64}, ("sequence", "64,64", "[64,16]")),
+        ({"hidden_size": None}, ("", "size", "--hidden-size")),
     ],
 )
-def test_options_of_several_types(options: Json, problem: str, tmp_path: pathlib.Path) -> None:
-    with pytest.raises(InputError, match=problem):
+def test_options_of_several_types(options: Json, problem: tuple[Any, ...], tmp_path: pathlib.Path) -> None:
+    with refused(*problem):
         import_profile(written(tmp_path, several()), **{**SEVERAL, **options})
 
 
@@ -511,7 +510,7 @@ def test_a_batch_whose_layer_takes_no_time_is_left_out(tmp_path: pathlib.Path) -
     for key in list(files[TIMES]):
         if "bsz2" in key:
             del files[TIMES][key]
-    with pytest.raises(InputError, match="layertype_0_bsz4_seq64 takes no time"):
+    with refused("layertype_0_bsz4_seq64", "time"):
         import_profile(written(tmp_path, files), **OPTIONS["galvatron"])
 
 
@@ -520,7 +519,7 @@ def test_links_and_memory_may_come_from_a_cluster(tmp_path: pathlib.Path) -> Non
     del files["allreduce_bandwidth_1nodes_4gpus_per_node"]
     paths, cluster = written(tmp_path, files), load_cluster("rtx-titan-8")
     options: Json = {"layers": 2, "hidden_size": 8}
-    with pytest.raises(InputError, match="says nothing of links"):
+    with refused(""):
         import_profile(paths, memory_bytes=GIB, **options)
     profile = import_profile(paths, cluster=cluster, **options)
     assert (profile.network, profile.memory_bytes) == (cluster.network, cluster.memory_bytes)
@@ -664,21 +663,21 @@ def test_corrupted_files_get_one_line(format: str, index: int, tmp_path: pathlib
 def test_options_are_checked(tmp_path: pathlib.Path) -> None:
     galvatron, graph = written(tmp_path, small()["galvatron"]), written(tmp_path, small()["piper"])
     cases: list[tuple[Any, Json, str]] = [
-        (galvatron, {}, "does not say the layers"),
-        (galvatron, {"layers": 2}, "does not say the hidden size"),
-        (galvatron, {"layers": 2, "hidden_size": 8}, "does not say the memory bytes"),
-        (galvatron, {**OPTIONS["galvatron"], "sequence": 32}, "give one of: 64"),
-        (galvatron, {**OPTIONS["galvatron"], "layers": 2.0}, "give a whole number"),
-        (galvatron, {**OPTIONS["galvatron"], "layers": 10**6}, "at most 10000"),
-        (galvatron, {**OPTIONS["galvatron"], "cluster": load_cluster("rtx-titan-8")}, "of one size"),
-        (graph, {"layers": 2}, "leave it out"),
-        (graph, {"format": "h3t"}, "is a file of piper, not of h3t"),
-        (graph, {"format": "other"}, "give one of"),
-        ([*graph, *galvatron], {}, "give files of one format"),
-        ([], {}, "files are none"),
+        (galvatron, {}, ("", "layers", "--layers")),
+        (galvatron, {"layers": 2}, ("", "hidden size", "--hidden-size")),
+        (galvatron, {"layers": 2, "hidden_size": 8}, ("", "memory", "--memory")),
+        (galvatron, {**OPTIONS["galvatron"], "sequence": 32}, ("sequence", 32, 64)),
+        (galvatron, {**OPTIONS["galvatron"], "layers": 2.0}, ("layers", 2.0, (1, 10000))),
+        (galvatron, {**OPTIONS["galvatron"], "layers": 10**6}, ("layers", 1000000, (1, 10000))),
+        (galvatron, {**OPTIONS["galvatron"], "cluster": load_cluster("rtx-titan-8")}, ("", ("4 devices", "rtx-titan-8", 8))),
+        (graph, {"layers": 2}, ("layers", (2, "piper"))),
+        (graph, {"format": "h3t"}, ("", ("piper", "h3t"))),
+        (graph, {"format": "other"}, ("format", "other", ("galvatron", "piper", "h3t", "table"))),
+        ([*graph, *galvatron], {}, ("", ("galvatron", "piper"))),
+        ([], {}, ("files",)),
     ]
     for paths, options, problem in cases:
-        with pytest.raises(InputError, match=problem):
+        with refused(*problem):
             import_profile(paths, **options)
 
 
@@ -732,38 +731,42 @@ def test_tables_of_all_shapes_say_the_same(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("content", "options", "problem"),
     [
-        ([[0.1, 0.2]], {"communication": None}, "does not say whether its times contain"),
-        ([[0.1, 0.2]], {"communication": "yes"}, "give included or excluded"),
-        ([[0.1, 0.2]], {"communication": "excluded"}, "give sequence and hidden_size, or a column output_bytes"),
-        ([[0.1, 0.2]], {"cluster": None}, "says nothing of links"),
-        ([[0.1, 0.2]], {"tp": [1]}, "give 2 degrees, one for each column"),
-        ([[0.1, 0.2]], {"tp": [0, 1]}, "give a whole number"),
-        ([[0.1, 0.2]], {"layers": 1}, "leave it out"),
-        ([[0.1, 0.2]], {"sequence": [64, 64], "hidden_size": 8}, "sequence is 64,64, but .* has 1 type of layers"),
-        (HEADED, {"tp": [1, 2]}, "names its degrees"),
-        ([], {}, "has no layers"),
-        ([[[0.1]]], {}, "holds float64 in the shape"),
-        ([[0.1, -0.2]], {}, "layer 1 tp2 is -0.2"),
-        ([[0.1, float("nan")]], {}, "give a finite number"),
-        ([["a", "b"]], {}, "holds <U1"),
-        ([{"a": 1}], {}, "is no array of numbers"),
-        ("", {}, "has no layers"),
-        ("layer,tp1\na,0.1\na,0.2\n", {}, "layer a stands there twice"),
-        ("layer,tp1\na,0.1,0.2\n", {}, "row 2 has 3 cells; give 2"),
-        ("layer,tp1\na,fast\n", {}, "layer a tp1 is 'fast'; give a number"),
-        ("layer,time\na,0.1\n", {}, "columns are layer, time; give layer,tp1,tp2 or layer,tp,seconds"),
-        ("tp1,tp1,layer\n1,0.1,a\n", {}, "columns are tp1, tp1"),
-        ("layer,tp,seconds\na,1,0.1\nb,2,0.1\n", {}, r"layer b has the degrees \[2\], but layer a \[1\]"),
-        ("layer,tp,seconds\na,0.5,0.1\n", {}, "layer a tp is 0.5; give at least 1"),
-        ("layer,seconds\na,0.1\n", {}, "columns are layer, seconds"),
-        ("layer\na\n", {}, "columns are layer"),
-        ("\0\x01,2\n1,2\n", {}, "columns are|is no CSV text"),
+        ([[0.1, 0.2]], {"communication": None}, ("", "tensor parallelism", "--communication")),
+        ([[0.1, 0.2]], {"communication": "yes"}, ("communication", "yes", ("included", "excluded"))),
+        (
+            [[0.1, 0.2]],
+            {"communication": "excluded"},
+            ("", "tensor parallelism", ("--sequence", "--hidden-size", "output_bytes")),
+        ),
+        ([[0.1, 0.2]], {"cluster": None}, ("", "links", "--cluster")),
+        ([[0.1, 0.2]], {"tp": [1]}, ("tp", "[1]", 2)),
+        ([[0.1, 0.2]], {"tp": [0, 1]}, ("tp", "[0, 1]", (1, 1048576))),
+        ([[0.1, 0.2]], {"layers": 1}, ("layers", (1, "table"))),
+        ([[0.1, 0.2]], {"sequence": [64, 64], "hidden_size": 8}, ("sequence", ("64,64", 1), (1, 1024))),
+        (HEADED, {"tp": [1, 2]}, ("tp", "[1, 2]", "times.csv")),
+        ([], {}, ("", "layers", "seconds")),
+        ([[[0.1]]], {}, ("", ("float64", "(1, 1, 1)"))),
+        ([[0.1, -0.2]], {}, ("layer 1 tp2", -0.2, "1e-09")),
+        ([[0.1, float("nan")]], {}, ("layer 1 tp2", "NaN", "number")),
+        ([["a", "b"]], {}, ("", ("<U1", "(1, 2)"))),
+        ([{"a": 1}], {}, ("", "array", "numpy.save")),
+        ("", {}, ("", "layers", "seconds")),
+        ("layer,tp1\na,0.1\na,0.2\n", {}, ("layer a", "twice")),
+        ("layer,tp1\na,0.1,0.2\n", {}, ("row 2", 3, 2)),
+        ("layer,tp1\na,fast\n", {}, ("layer a tp1", "fast", "number")),
+        ("layer,time\na,0.1\n", {}, ("columns", "layer, time", ("layer,tp1,tp2", "layer,tp,seconds"))),
+        ("tp1,tp1,layer\n1,0.1,a\n", {}, ("columns", "tp1, tp1, layer", ("layer,tp1,tp2", "layer,tp,seconds"))),
+        ("layer,tp,seconds\na,1,0.1\nb,2,0.1\n", {}, ("layer b", ("[2]", "[1]"))),
+        ("layer,tp,seconds\na,0.5,0.1\n", {}, ("layer a tp", 0.5, 1)),
+        ("layer,seconds\na,0.1\n", {}, ("columns", "layer, seconds", ("layer,tp1,tp2", "layer,tp,seconds"))),
+        ("layer\na\n", {}, ("columns", "layer", ("layer,tp1,tp2", "layer,tp,seconds"))),
+        ("\0\x01,2\n1,2\n", {}, (None,)),
     ],
 )
 def test_tables_that_are_none_get_one_line(
-    content: str | list[Any], options: Json, problem: str, tmp_path: pathlib.Path
+    content: str | list[Any], options: Json, problem: tuple[Any, ...], tmp_path: pathlib.Path
 ) -> None:
-    with pytest.raises(InputError, match=problem) as caught:
+    with refused(*problem) as caught:
         table(tmp_path, content, **options)
     assert "\n" not in str(caught.value)
 
@@ -773,7 +776,7 @@ def test_a_cut_array_gets_one_line(tmp_path: pathlib.Path) -> None:
     np.save(path, np.ones((4, 2)))
     for content in (path.read_bytes()[:150], b""):
         path.write_bytes(content)
-        with pytest.raises(InputError, match="is no array of numbers"):
+        with refused(""):
             import_profile(path, cluster=load_cluster("rtx-titan-8"))
-    with pytest.raises(InputError, match="does not exist"):
+    with refused(""):
         import_profile(tmp_path / "absent.csv")

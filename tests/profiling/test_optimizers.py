@@ -13,7 +13,7 @@ from trainplan.formulations.plan.strategy import parse_strategy
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes, orthogonal_ns
 from trainplan.profiling.models.model import load_model
-from trainplan.profiling.models.optimizers import ITERATIONS, Matrix, muon_matrices, newton_schulz, stepped_by_muon
+from trainplan.profiling.models.optimizers import ITERATIONS, Matrix, muon_matrices, muon_parameter_count, newton_schulz
 
 LLAMA = load_model("llama3-8b", 8192, "bfloat16")
 GPT2 = load_model("gpt2", 64, "bfloat16")
@@ -40,7 +40,7 @@ def test_matrices_of_layers_are_those_of_muon() -> None:
     tables = [part for part in t5.sublayers.values() if any(p.name == "relative.weight" for p in part.parameters())]
     assert tables
     for part in tables:
-        by_muon = stepped_by_muon("muon", part)
+        by_muon = muon_parameter_count("muon", part)
         others = sum(prod(p.shape) for p in part.parameters() if p.name.startswith(("relative", "norm")))
         assert by_muon == part.parameter_count() - others
 
@@ -65,8 +65,8 @@ def test_states_of_llama_3_8b_are_those_worked_out_by_hand() -> None:
     shared=st.booleans(),
 )
 def test_muon_never_needs_more_states_than_adamw(tp: int, unit: object, shared: bool) -> None:
-    """Of any sub-layer as a rank has it; of tables that are dealt whole in ZeRO's stage 1, of all ranks together, of which the
-    others have parameters and gradients alone."""
+    """States are those of any sub-layer as a rank has it; of tables that are dealt whole in ZeRO's stage 1, of all ranks
+    together, of which the others have parameters and gradients alone."""
     data, name = 8 // tp, unit.sublayer  # type: ignore[attr-defined]
     levels = ([f"sdp{data}"] if shared else [f"dp{data}"]) * (data > 1) + [f"tp{tp}"] * (tp > 1)
     strategy = "-".join(levels or ["single"]) + "-zero1" * (shared and data > 1)
@@ -93,8 +93,8 @@ def test_products_of_newton_and_schulz_are_counted_by_hand() -> None:
 
 
 def test_a_step_of_muon_takes_its_bytes_and_its_products() -> None:
-    """Of what AdamW touches of a number (gradient and parameter in half precision, copy and two moments in and out in fp32) all
-    but a moment; and the products on the parts of a tensor-parallel rank."""
+    """From what AdamW touches of a number (gradient and parameter in half precision, copy and two moments in and out in fp32)
+    all but a moment; and the products on the parts of a tensor-parallel rank."""
     profile, strategy = PROFILE, parse_strategy("tp4")
     (kind,), rate = H100.used_kinds, profile.optimizer_ns_per_parameter.value
     touched = rate * (NORM + NETWORK // 4 * 20 / 28)

@@ -1,4 +1,4 @@
-"""What the processes say of themselves is read line by line, and a line that a kill cuts short is nobody's news."""
+"""Reports of processes are read line by line, and a line that a kill cuts short is nobody's news."""
 
 from __future__ import annotations
 

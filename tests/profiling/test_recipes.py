@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
-from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import parse
 from trainplan.profiling.clusters.cluster import DeviceKind, load_cluster
 from trainplan.profiling.clusters.recipes import RECIPES, RecipeName
 from trainplan.profiling.clusters.sheets import sheet, sheets
+
+from tests.helpers.refusals import refused
 
 PER_TENSOR = ["fp8", "fp8-current"]
 OF_ARCHITECTURES = {  # by the documentation of both Transformer Engines
@@ -55,7 +56,7 @@ def test_bits_of_numbers_and_bytes_of_casts(name: str, operand_bits: float, cast
     ],
 )
 def test_copies_of_weights(name: str, alone: float, in_place: float) -> None:
-    """In both orientations, beside a weight in bfloat16, or what 8 bits need more in its place."""
+    """In both orientations, in addition to a weight in bfloat16, or what 8 bits need more in its place."""
     assert RECIPES[name].copied_bytes(2, False) == pytest.approx(alone)
     assert RECIPES[name].copied_bytes(2, True) == pytest.approx(in_place)
 
@@ -65,12 +66,12 @@ def test_devices_have_the_recipes_of_their_architecture(name: str) -> None:
     described = sheet(name)
     of_architecture = OF_ARCHITECTURES.get(described.architecture, [])
     if name == "rtx5090":  # of compute capability 12.0, for which Transformer Engine has no block scaling
-        of_architecture = [each for each in of_architecture if each in ("fp8", "fp8-current")]
+        of_architecture = [entry for entry in of_architecture if entry in ("fp8", "fp8-current")]
     assert described.recipes == of_architecture
     assert load_cluster(f"{name}:8").kinds[0].recipes == described.recipes
 
 
 def test_a_recipe_needs_a_rate() -> None:
     about = {"name": "new", "memory_bytes": 2**34, "flops_per_s": {"bfloat16": 1e15}, "memory_bytes_per_s": 1e12}
-    with pytest.raises(InputError, match=r"recipes has fp8; leave it out, or give flops_per_s\.float8"):
+    with refused("recipes", problem="fp8", fix="flops_per_s.float8"):
         parse({**about, "recipes": ["fp8"]}, DeviceKind)

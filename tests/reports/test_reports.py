@@ -1,4 +1,4 @@
-"""The report of a plan: its numbers, against the walks; hostile names; and the page in headless Chromium."""
+"""The report of a plan: its numbers, against the analyses; hostile names; and the page in headless Chromium."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ import pytest
 from trainplan.execution.analysis.memory.peak import held_parts, memory_walk
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy_words import in_words
-from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time
 
 import trainplan as tp
 from tests.helpers.calls import call
+from tests.helpers.refusals import refused
 from trainplan.planning.proof import proof_of
 from trainplan.prediction.metrics import PARTS, part_of
-from trainplan.prediction.simulate import Simulation, simulate
+from trainplan.prediction.simulate import simulate
+from trainplan.prediction.simulation import Simulation
 from trainplan.reports.memory import stage_curves
 from trainplan.reports.page import following
 from trainplan.reports.steps import drawn_step
@@ -56,7 +57,7 @@ CATCH = '<script>window.wrong = []; addEventListener("error", (event) => window.
 def made() -> Plan:
     """A plan of two stages, four micro-batches and unlike strategies, with the evidence of its claim."""
     request = {"model": "gpt2", "cluster": "cpu-4", "batch": 8, "sequence": 64, "pipeline": 2, "micro_batches": 4}
-    plan = tp.certify(tp.plan(**request, cost_model="executed", beside=False), time_limit=5).plan
+    plan = tp.certify(tp.plan(**request, cost_model="executed", comparisons=False), time_limit=5).plan
     assert plan is not None
     return plan
 
@@ -72,7 +73,7 @@ def written() -> str:
 
 
 class _Outside(HTMLParser):
-    """What a page asks for, and its text."""
+    """The resources that a page loads, and its text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +85,7 @@ class _Outside(HTMLParser):
         self.sources += [value or "" for name, value in attributes if name in ("src", "href", "srcset")]
 
 
-def test_the_page_says_what_the_walks_say() -> None:
+def test_the_page_says_what_the_analyses_say() -> None:
     page, simulation = written(), simulated()
     assert simulation.judged is not None and simulation.performance is not None and made().predicted is not None
     assert simulation.step_ns == made().predicted.step_ns
@@ -100,7 +101,7 @@ def test_the_page_says_what_the_walks_say() -> None:
     assert "@import" not in page and "url(" not in page and len(page) < 300_000
 
 
-def test_the_timeline_is_the_time_walk() -> None:
+def test_the_timeline_is_the_simulation() -> None:
     """Every operation that takes time is on the page, at its time."""
     simulation = simulated()
     assert simulation.judged is not None
@@ -117,7 +118,7 @@ def test_the_timeline_is_the_time_walk() -> None:
     assert json.loads(re.search(r'id="data">(.*?)</script>', written(), re.DOTALL)[1]) == json.loads(json.dumps(drawn))  # type: ignore[index]
 
 
-def test_memory_over_time_reaches_the_walks_peak() -> None:
+def test_memory_over_time_reaches_the_analyses_peak() -> None:
     judged = simulated().judged
     assert judged is not None
     for rounds in judged.time.rounds:
@@ -129,9 +130,9 @@ def test_memory_over_time_reaches_the_walks_peak() -> None:
 
 @pytest.mark.long
 def test_a_step_in_rounds_is_drawn_whole() -> None:
-    """A long program, of which the walk has few micro-batches and how often they come, against all of its instructions."""
+    """A long program, of which the analysis has few micro-batches and how often they come, against all of its instructions."""
     request = {"model": "gpt2", "cluster": "h100:2x8", "batch": 512, "sequence": 64, "pipeline": 2, "micro_batches": 32}
-    plan = tp.plan(**request, cost_model="executed", beside=False, time_limit=5).plan
+    plan = tp.plan(**request, cost_model="executed", comparisons=False, time_limit=5).plan
     assert plan is not None
     judged = simulate(plan).judged
     assert judged is not None and any(rounds.count for rounds in judged.time.rounds)
@@ -167,7 +168,7 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     assert missing.returncode == 2 and "--output is missing" in missing.stderr
     bare = made().changed(claim=None)
     assert "No solver has said how good this plan is" in tp.report(bare)
-    with pytest.raises(InputError, match="evidence"):
+    with refused("claim.evidence.cluster", fix=("`trainplan plan -o`", "--cluster")):
         tp.report(bare, compare=True)
 
 
@@ -195,7 +196,7 @@ def test_the_comparison_has_one_strategy_and_the_papers_planners() -> None:
         sequence=64,
         cost_model="executed",
         one_strategy=True,
-        beside=False,
+        comparisons=False,
         time_limit=5,
     ).plan
     assert uniform is not None and uniform.predicted is not None
@@ -228,15 +229,15 @@ def test_the_page_in_a_browser(width: int, dark: bool, tmp_path: Path) -> None:
     done = _browser("--window-size=1400,1000", theme, "--dump-dom", (tmp_path / "frame.html").as_uri(), folder=tmp_path)
     match = re.search(r"said:([\w+/=]+):", done.stdout)
     assert match is not None, done.stdout[-500:] + done.stderr[-500:]
-    said = json.loads(base64.b64decode(match[1]))
-    assert said["errors"] == [] and said["over"] == [] and said["wide"] <= 0
-    whole, once, twice, later, back, again, wheel, home = said["seen"]
-    length = [to - begin for begin, to in said["seen"]]
+    stated = json.loads(base64.b64decode(match[1]))
+    assert stated["errors"] == [] and stated["over"] == [] and stated["wide"] <= 0
+    whole, once, twice, later, back, again, wheel, home = stated["seen"]
+    length = [to - begin for begin, to in stated["seen"]]
     assert whole == [0, simulated().step_ns] == again == home
     assert length[0] > length[1] > length[2] == pytest.approx(length[3], abs=2)
     assert once != whole and later[0] > twice[0] and length[4] > length[3] and back != again and length[6] < length[0]
-    assert wheel != whole and said["colours"] >= 3
-    assert (said["back"] == "rgb(20, 23, 27)") is dark
+    assert wheel != whole and stated["colours"] >= 3
+    assert (stated["back"] == "rgb(20, 23, 27)") is dark
 
 
 @pytest.mark.long

@@ -14,11 +14,12 @@ from matplotlib.colors import to_hex
 from trainplan.formulations.schedule.critical_path import critical_path
 from trainplan.formulations.schedule.orders import gpipe, interleaved, most_sliced, one_f_one_b
 from trainplan.formulations.schedule.simulate import Timeline, Work, simulate
-from trainplan.profiling.base.errors import InputError, MissingExtra
+from trainplan.profiling.base.errors import MissingExtra
 from trainplan.profiling.base.quantities import format_time
 
 import trainplan as tp
 from tests.helpers.partition_instances import random_work
+from tests.helpers.refusals import refused
 from trainplan import pictures
 from trainplan.pictures import timeline as timelines
 from trainplan.pictures.timeline import draw_timeline, draw_timelines
@@ -137,8 +138,8 @@ def test_pictures_show_every_pass_once(timeline: Timeline) -> None:
     assert len(numbers(figure)) == passes(timeline), "there is space for every number"
     title = figure.axes[0].get_title(loc="left")
     assert title.startswith("a pipeline\n")
-    for told in (timeline.time_ns, timeline.startup_ns):
-        assert format_time(told) in title
+    for reported in (timeline.time_ns, timeline.startup_ns):
+        assert format_time(reported) in title
     assert f"bubble {timeline.bubble:.1%}" in title
 
 
@@ -176,15 +177,15 @@ def test_several_timelines_share_one_axis() -> None:
     assert [axes.get_title(loc="left").splitlines()[0] for axes in figure.axes] == ["1F1B", "sliced", "interleaved"]
     assert len({axes.get_xlim() for axes in figure.axes}) == 1
     assert figure.axes[0].get_xlim()[1] == pytest.approx(max(t.time_ns for t in (WHOLE, SLICED, CHUNKED)) / 1e3)
-    with pytest.raises(InputError, match="give at least one"):
+    with refused("", fix="name"):
         draw_timelines({})
 
 
-def test_stages_are_named_beside_their_devices() -> None:
+def test_stages_are_named_next_to_their_devices() -> None:
     figure = draw_timeline(WHOLE, stages=["embedding .. block1", "block2", "block3", "head"])
     figure.draw_without_rendering()
-    told = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert told == ["0: embedding .. block1", "1: block2", "2: block3", "3: head"]
+    reported = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert reported == ["0: embedding .. block1", "1: block2", "2: block3", "3: head"]
 
 
 def test_a_step_of_no_time_is_drawn() -> None:

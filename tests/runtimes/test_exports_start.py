@@ -43,7 +43,7 @@ def having(module: str) -> str:
 
 
 def of_one_process(folder: Path, world: int, data: Path) -> list[float]:
-    """What the script's first rank prints, by one process that goes through all ranks; its weights are left in `weights`."""
+    """The output of the script's first rank, by one process that goes through all ranks; its weights are left in `weights`."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     run: dict[str, Any] = json.loads((folder / "run.json").read_text())
@@ -104,5 +104,5 @@ def test_torchtitans_own_classes_take_what_is_exported(tmp_path: Path, strategy:
     command = [python, str(SHIMS / "torchtitan_configuration.py"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    said = {"stages": len(cuts) + 1, "steps": 500, "tokenizer": "/llama", "dataset": "c4", "rate": 1e-4}
-    assert json.loads(done.stdout.splitlines()[-1]) == said
+    stated = {"stages": len(cuts) + 1, "steps": 500, "tokenizer": "/llama", "dataset": "c4", "rate": 1e-4}
+    assert json.loads(done.stdout.splitlines()[-1]) == stated

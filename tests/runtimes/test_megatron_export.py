@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import re
 import shlex
 import subprocess
 from itertools import accumulate
@@ -14,14 +13,14 @@ from typing import Any
 import pytest
 from trainplan.execution.runtimes.export_common import write_export
 from trainplan.formulations.plan.plan import Plan, Stage
-from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.models.sublayers import Attention, FeedForward
 
 import trainplan as tp
 from tests.helpers.exported_plans import random_exported
 from tests.helpers.plans import plan_of
-from tests.runtimes.test_exporting import checked_layout, refused
+from tests.helpers.refusals import Facts, refused
+from tests.runtimes.test_exporting import checked_layout, not_exported
 from tests.runtimes.test_importing import LLAMA
 
 # megatron/training/arguments.py of core 0.15: what we may write, and of which type.
@@ -60,7 +59,7 @@ TEXT = "pipeline-model-parallel-layout window-size save load tokenizer-model dat
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of these arguments alone, each whole: a misspelt one is an error."""
+    """The parser takes these arguments alone, each whole: a misspelt one is an error."""
     made = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
     for name in FLAGS.split():
         made.add_argument(f"--{name}", action="store_true")
@@ -74,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def started(folder: Path, place: Path | None = None, **given: str) -> tuple[list[str], dict[str, str]]:
+def started(folder: Path, index: Path | None = None, **given: str) -> tuple[list[str], dict[str, str]]:
     """The words and the environment that launch.sh starts torchrun with. place: the folder that it is started from; given:
     further variables."""
     stub = '#!/usr/bin/env bash\nprintf "%s\\0" "$@" > "$(dirname "$0")/arguments"\nenv -0 > "$(dirname "$0")/environment"\n'
@@ -82,16 +81,16 @@ def started(folder: Path, place: Path | None = None, **given: str) -> tuple[list
     (folder / "torchrun").chmod(0o755)
     environment = {"PATH": f"{folder}:/usr/bin:/bin", "MEGATRON": "/megatron", **given}
     command = ["bash", folder / "launch.sh"]
-    done = subprocess.run(command, env=environment, cwd=place, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment, cwd=index, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     words, variables = ((folder / name).read_text().split("\0")[:-1] for name in ("arguments", "environment"))
     return words, dict(variable.partition("=")[::2] for variable in variables)
 
 
-def read_back(folder: Path, place: Path | None = None, **given: str) -> argparse.Namespace:
-    """What the training script is started with."""
-    words, _ = started(folder, place, **given)
-    script = next(place for place, word in enumerate(words) if word.startswith("/megatron/"))
+def read_back(folder: Path, index: Path | None = None, **given: str) -> argparse.Namespace:
+    """The arguments that the training script is started with."""
+    words, _ = started(folder, index, **given)
+    script = next(index for index, word in enumerate(words) if word.startswith("/megatron/"))
     return parser().parse_args(words[script + 1 :])
 
 
@@ -151,18 +150,18 @@ def test_interleaved_stages_are_laid_out_in_order_of_the_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "what"),
+    ("name", "problem"),
     [
-        ("gemma2-9b", "the parts embedding, attention, ffn, attention.1, head"),
-        ("glm-4-9b-0414", "norms on both sides"),
-        ("mpt-7b", "norms without bias"),
-        ("opt-6.7b", "several probabilities of dropout"),
+        ("gemma2-9b", "embedding, attention, ffn, attention.1, head"),
+        ("glm-4-9b-0414", ("norms", "sides")),
+        ("mpt-7b", ("norms", "bias")),
+        ("opt-6.7b", ("probabilities", "dropout")),
     ],
 )
-def test_models_that_gptmodel_lacks_say_what_it_lacks(name: str, what: str) -> None:
+def test_models_that_gptmodel_lacks_say_what_it_lacks(name: str, problem: Facts) -> None:
     from trainplan.execution.runtimes.megatron.export_model import model_arguments
 
-    with pytest.raises(InputError, match=re.escape(what)):
+    with refused("model.config", where="plan", problem=problem, fix=("Megatron-LM", "GPTModel")):
         model_arguments(load_model(name, 2048), "Megatron-LM", "plan")
 
 
@@ -208,15 +207,15 @@ def test_a_start_has_one_connection_where_ranks_share_layers(
 
 @pytest.mark.parametrize(("cluster", "connections"), [("b200:8", None), ("h100:8", "1")])
 def test_blackwell_needs_no_single_connection(tmp_path: Path, cluster: str, connections: str | None) -> None:
-    asked: dict[str, Any] = {"model": "llama3-8b", "batch": 16, "sequence": 2048, "for_": "megatron", "dtype": "bfloat16"}
-    plan = tp.certify(tp.plan(**asked, cluster=cluster, tp=2, zero="1", pipeline=1, gap=0.5, beside=False)).plan
+    requested: dict[str, Any] = {"model": "llama3-8b", "batch": 16, "sequence": 2048, "for_": "megatron", "dtype": "bfloat16"}
+    plan = tp.certify(tp.plan(**requested, cluster=cluster, tp=2, zero="1", pipeline=1, gap=0.5, comparisons=False)).plan
     assert plan is not None and plan.strategies()[0].degree("tp") == 2
     write_export(tp.export(plan, "megatron"), tmp_path)
     assert started(tmp_path)[1].get("CUDA_DEVICE_MAX_CONNECTIONS") == connections
 
 
 def test_a_restart_goes_on_from_the_checkpoints_that_are_saved(tmp_path: Path) -> None:
-    """By default beside the script, wherever it is started from; a path of the user's is one of the folder of the start."""
+    """By default next to the script, wherever it is started from; a path of the user's is one of the folder of the start."""
     folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     elsewhere.mkdir()
     write_export(tp.export(laid_out("sdp8-zero1"), "megatron"), folder)
@@ -230,14 +229,14 @@ def test_a_restart_goes_on_from_the_checkpoints_that_are_saved(tmp_path: Path) -
 
 def test_gpipe_and_host_copies_are_refused() -> None:
     plan = random_exported(random.Random(3))
-    refused(plan.changed(schedule="gpipe"), "megatron", "schedule is 'gpipe'", "1f1b")
+    not_exported(plan.changed(schedule="gpipe"), "megatron", "schedule", "gpipe", "--schedule 1f1b")
 
 
 def partly_recomputed(counts: list[list[bool]]) -> Plan:
     """A plan of Llama-3 8B in bfloat16. counts: of each stage, whether each layer is recomputed."""
     model, sizes = load_model("llama3-8b", 1024, "bfloat16"), [2 * len(stage) for stage in counts]
-    again = [each for stage in counts for each in stage for _ in ("attention", "ffn")]
-    words = ["sdp2-zero1", *("sdp2-zero1-ckpt" if each else "sdp2-zero1" for each in again), "sdp2-zero1"]
+    again = [entry for stage in counts for entry in stage for _ in ("attention", "ffn")]
+    words = ["sdp2-zero1", *("sdp2-zero1-ckpt" if entry else "sdp2-zero1" for entry in again), "sdp2-zero1"]
     plan = plan_of(model, words, 2 * len(counts), 16, 8, [1 + size for size in accumulate(sizes[:-1])])
     return plan.changed(memory_bytes=2**47, precision={"master": "float32"})
 
@@ -268,7 +267,8 @@ def muon_plan(strategy: str, dtype: str = "bfloat16") -> Plan:
 
 @pytest.mark.parametrize(("strategy", "name"), [("dp2-tp2-sp", "muon"), ("sdp4-zero1", "dist_muon")])
 def test_muon_comes_back(tmp_path: Path, strategy: str, name: str) -> None:
-    """With the numbers of torch's own that is scaled to AdamW's, and nothing beside passes or of the distributed optimizer."""
+    """With the numbers of torch's own that is scaled to AdamW's, and nothing that overlaps passes or of the distributed
+    optimizer."""
     plan = muon_plan(strategy)
     for target, file in (("megatron", "launch.sh"), ("megatron-bridge", "bridge.yaml")):
         made = tp.export(plan, target)
@@ -288,9 +288,9 @@ def test_muon_comes_back(tmp_path: Path, strategy: str, name: str) -> None:
 
 def test_muon_that_a_runtime_lacks_is_refused() -> None:
     for target, runtime in (("torchtitan", "torchtitan"), ("deepspeed", "DeepSpeed"), ("accelerate", "Accelerate")):
-        refused(muon_plan("dp4"), target, "optimizer is 'muon'", f"the export to {runtime} cannot do Muon yet")
-    refused(muon_plan("dp4"), "torch", "optimizer is 'muon'", "the export to torch cannot do Muon yet")
-    refused(muon_plan("dp4", "float16"), "megatron", "model.dtype is 'float16', with Muon", "takes no float16")
+        not_exported(muon_plan("dp4"), target, "optimizer", "muon", ("adamw", runtime))
+    not_exported(muon_plan("dp4"), "torch", "optimizer", "muon", ("adamw", "torch"))
+    not_exported(muon_plan("dp4", "float16"), "megatron", "model.dtype", ("float16", "Muon"), "bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -309,20 +309,25 @@ def test_arguments_of_muon_are_read(tmp_path: Path, arguments: str, zero: int, n
     assert run.plan.optimizer == "muon"
     assert {unit.strategy.zero_stage for unit in run.plan.units} == {zero}
     assert len(run.configuration.notes) == len(notes)
-    assert all(said in note for said, note in zip(notes, run.configuration.notes, strict=True))
+    assert all(stated in note for stated, note in zip(notes, run.configuration.notes, strict=True))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "field", "problem", "fix"),
     [
-        ("--optimizer sgd", "optimizer is 'sgd'; give adam"),
-        ("--optimizer muon --use-torch-fsdp2", "optimizer is 'muon', with sharded gradients; leave FSDP out, or give adam"),
-        ("--optimizer dist_muon --num-distributed-optimizer-instances 2", "is 2, with Muon; leave it out: Muon's tensors"),
+        ("--optimizer sgd", "--optimizer", "sgd", ("adam", "muon", "dist_muon")),
+        ("--optimizer muon --use-torch-fsdp2", "--optimizer", ("muon", "sharded"), ("FSDP", "adam")),
+        (
+            "--optimizer dist_muon --num-distributed-optimizer-instances 2",
+            "--num-distributed-optimizer-instances",
+            (2, "Muon"),
+            "Muon",
+        ),
     ],
 )
-def test_runs_that_muon_cannot_have_are_refused(tmp_path: Path, arguments: str, said: str) -> None:
+def test_runs_that_muon_cannot_have_are_refused(tmp_path: Path, arguments: str, field: str, problem: Facts, fix: Facts) -> None:
     (tmp_path / "run.txt").write_text(f"{LLAMA} --micro-batch-size 1 --global-batch-size 64 {arguments}")
-    with pytest.raises(InputError, match=re.escape(said)):
+    with refused(field, problem=problem, fix=fix):
         tp.import_run(tmp_path / "run.txt", cluster="h100:8", search=False)
 
 

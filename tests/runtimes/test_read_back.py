@@ -25,13 +25,14 @@ from benchmarks.launch import FILES
 from benchmarks.read_back import READ_BY, READER, Exported, answers, differences, wanted
 from tests.helpers.exported_plans import random_exported
 from tests.helpers.plans import plan_of
+from tests.helpers.refusals import refused
 from tests.runtimes.test_megatron_bridge import in_bfloat16
 from tests.runtimes.test_sharded_exports import random_plan
 from trainplan.imported_runs.to_plan import read
 
 TARGETS = os.environ.get("TRAINPLAN_TARGETS")  # an interpreter that has the targets, as benchmarks/read_back.py says
 STRATEGIES = {"deepspeed": "sdp4-zero2", "accelerate": "sdp4", "torchtitan": "sdp2-tp2-zero2-sp"}
-MISSPELT = {  # the file's text, with a key beside its right one
+MISSPELT = {  # the file's text, with a key next to its right one
     "megatron": ("megatron_args.sh", "--sequence-parallel", "--sequence-paralel --sequence-parallel", "--sequence-paralel"),
     "megatron-bridge": ("bridge.yaml", "  hidden_size:", "  hiden_size: 1\n  hidden_size:", "model.hiden_size"),
     "torchtitan": ("torchtitan.toml", "seq_len =", "seq_length = 1\nseq_len =", "training.seq_length"),
@@ -69,7 +70,7 @@ def test_misspelt_keys_are_found(tmp_path: Path, target: str) -> None:
 
 
 def test_fields_of_the_classes_are_known_and_what_they_change_is_read(tmp_path: Path) -> None:
-    """Of DeepSpeed 0.19.8, torchtitan 0.2.2 and Accelerate 1.15: none is unknown."""
+    """The keys are those of DeepSpeed 0.19.8, torchtitan 0.2.2 and Accelerate 1.15: none is unknown."""
     for target in ("torchtitan", "deepspeed", "accelerate"):
         written(target, tmp_path)
     zero = {
@@ -97,21 +98,21 @@ def test_layers_that_stages_do_not_divide_are_found(tmp_path: Path) -> None:
     """megatron-core's TransformerConfig takes 31 layers on 2 stages."""
     words = "--num-layers 31 --hidden-size 4096 --num-attention-heads 32 --seq-length 1024 --pipeline-model-parallel-size 2"
     (tmp_path / "arguments.txt").write_text(words)
-    with pytest.raises(InputError, match="num_layers is 31; give a multiple of 2 stages"):
+    with refused("--num-layers", problem="31", fix=("2", "--pipeline-model-parallel-layout")):
         read(tmp_path / "arguments.txt")
 
 
 @pytest.mark.parametrize("reader", [reader for readers in READ_BY.values() for reader in readers])
 def test_every_value_is_held_against_the_plan(tmp_path: Path, reader: str) -> None:
     """Any one that is another, or missing where the plan has it, is named."""
-    each = written(next(target for target, readers in READ_BY.items() if reader in readers), tmp_path)
-    assert each.made.plan is not None
-    values: dict[str, Any] = wanted(reader, each.made.plan)
-    assert differences(reader, each, {"values": values}) == (len(values), [])
+    export = written(next(target for target, readers in READ_BY.items() if reader in readers), tmp_path)
+    assert export.made.plan is not None
+    values: dict[str, Any] = wanted(reader, export.made.plan)
+    assert differences(reader, export, {"values": values}) == (len(values), [])
     for key in values:
-        count, wrong = differences(reader, each, {"values": {**values, key: "other"}})
+        count, wrong = differences(reader, export, {"values": {**values, key: "other"}})
         assert (count, len(wrong)) == (len(values), 1) and wrong[0].startswith(f"{key} is 'other'")
-    assert differences(reader, each, {"error": "ValueError: no"}) == (0, ["ValueError: no"])
+    assert differences(reader, export, {"error": "ValueError: no"}) == (0, ["ValueError: no"])
 
 
 @pytest.mark.long
@@ -150,7 +151,7 @@ def test_deepspeed_takes_a_key_that_it_does_not_have(tmp_path: Path) -> None:
     words = [str(TARGETS), str(READER), "deepspeed", f"{tmp_path}:4"]
     done = subprocess.run(words, input="null", capture_output=True, text=True, check=True)
     assert "values" in json.loads(done.stdout)["read"][0]
-    with pytest.raises(InputError, match="or write gradient_accumulation_steps"):
+    with refused("gradient_acumulation_steps", problem=8, fix="gradient_accumulation_steps"):
         read(path)
 
 
@@ -190,15 +191,15 @@ def test_a_launch_script_comes_back_as_what_was_exported(tmp_path: Path, target:
 @pytest.mark.parametrize("script", ["launch.sh", "slurm.sh"])
 def test_a_script_of_an_export_to_torch_says_what_to_give(tmp_path: Path, script: str) -> None:
     write_export(tp.export(planned("sdp16"), "torch"), tmp_path)
-    with pytest.raises(InputError, match=r"an export to torch.*`trainplan simulate`"):
+    with refused("", problem="train.py", fix="`trainplan simulate`"):
         tp.import_run(tmp_path / script, cluster="h100:8x2", search=False)
 
 
 def test_a_launch_script_without_what_its_program_reads_names_that(tmp_path: Path) -> None:
     write_export(tp.export(planned("sdp16"), "deepspeed"), tmp_path)
     (tmp_path / "run.json").unlink()
-    with pytest.raises(InputError, match=r"starts train.py, which reads run.json, and that is not there"):
+    with refused("", problem=("train.py", "run.json"), fix="export"):
         tp.import_run(tmp_path / "launch.sh", cluster="h100:8x2", search=False)
     (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(InputError, match=r"run.json.*export the plan again"):
+    with refused("", where=tmp_path / "run.json", problem="'model'", fix="export"):
         tp.import_run(tmp_path / "launch.sh", cluster="h100:8x2", search=False)

@@ -18,10 +18,10 @@ import torch
 from trainplan.execution.runtimes.export_common import write_export
 from trainplan.execution.runtimes.torch.source_text import numbers
 from trainplan.formulations.plan.plan import Plan, load_plan
-from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import model_from_config
 
 import trainplan as tp
+from tests.helpers.refusals import refused
 from tests.helpers.sizes import some_and_all
 from tests.helpers.torch_scripts import EPSILON
 
@@ -55,7 +55,8 @@ def plan_of(
     dtype: str = "float64",
     **fields: Any,
 ) -> Plan:
-    """Of a tiny model. cuts: first units of stages after the first; again: units that are recomputed; modules: of layers."""
+    """A plan of a tiny model. cuts: first units of stages after the first; again: units that are recomputed; modules: of
+    layers."""
     model = model_from_config(TINY[family], "config", name=family).in_dtype(dtype)
     texts = [strategy + "-ckpt" * (index in again) for index in range(len(model.units))]
     if modules:
@@ -149,7 +150,7 @@ def reference(folder: Path, plan: Plan, data: Path | None) -> list[float]:
 
 
 def ran(folders: dict[Path, tuple[int, str]]) -> dict[Path, list[float]]:
-    """The losses that the scripts in these folders print on so many ranks with these arguments."""
+    """The losses that the scripts in these folders print on a given number of ranks with these arguments."""
     command = [sys.executable, str(Path(__file__).parents[1] / "helpers" / "torch_scripts.py")]
     for folder, (world, arguments) in folders.items():
         command += [str(folder), str(world), f"--steps {STEPS} --lr {RATE} --seed {SEED} {arguments}"]
@@ -183,7 +184,7 @@ def test_scripts_train_as_one_process_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["torch", "torchtitan"])
 def test_float16_is_refused_where_no_loss_is_scaled(target: str) -> None:
-    with pytest.raises(InputError, match=r"model.dtype is 'float16'.*; plan in bfloat16 or float32"):
+    with refused("model.dtype", problem="float16", fix=("bfloat16", "float32")):
         tp.export(plan_of("llama", "sdp2", 2, dtype="float16"), target)
 
 
@@ -229,7 +230,7 @@ IMPORTED = {"argparse", "numpy", "os", "pathlib", "safetensors", "time", "torch"
 
 
 def random_plan(rng: random.Random) -> Plan:
-    """Of any kind that the script carries."""
+    """A random plan of any kind that the script carries."""
     levels = [("dp", rng.choice([1, 2])), ("sdp", rng.choice([1, 2])), ("tp", rng.choice([1, 2]))]
     rng.shuffle(levels)
     family = rng.choice(["llama", "tied", "qwen3"] if ("tp", 2) in levels else list(TINY))

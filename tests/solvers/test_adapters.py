@@ -31,7 +31,7 @@ assert abs(SolverFactory("highs").solve(m).incumbent_objective - 9) < 1e-6
     ["import highspy\nimport ortools.sat.python.cp_model", "import ortools.sat.python.cp_model\nimport highspy"],
 )
 def test_highs_and_ortools_share_a_process_and_highs_is_right(order: str) -> None:
-    """highspy 1.14.0 gave 15 for this model, and 1.15 could not be imported beside ortools."""
+    """highspy 1.14.0 gave 15 for this model, and 1.15 could not be imported next to ortools."""
     done = subprocess.run([sys.executable, "-c", order + MODEL], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -21,6 +21,7 @@ from trainplan.solvers.core.search import Search
 
 import trainplan as tp
 from tests.helpers.cluster_instances import random_cluster
+from tests.helpers.refusals import refused
 
 SEEDS = range(60)
 METHODS = ("amp", "megatron", "simulated-annealing", "random")
@@ -118,7 +119,7 @@ def test_the_assignment_is_the_best_for_its_placement(assignment: str) -> None:
             given, own = candidate.solution.degrees, candidate.solution
             if given.dp == 1:
                 other = [Solution(given, own.placement, cuts, own.shares) for cuts in all_cuts(instance, given.pp)]
-                assert candidate.time_ns == min(evaluate(instance, each).time_ns for each in other), (seed, given)
+                assert candidate.time_ns == min(evaluate(instance, entry).time_ns for entry in other), (seed, given)
             elif given.pp > 1:
                 judged = evaluate(instance, own)
                 assert max(judged.pipelines_ns) <= best_cuts_ns(instance, given, own.placement), (seed, given)
@@ -137,7 +138,7 @@ def test_uniform_assignments_are_the_least_largest() -> None:
         largest = max(int(gradients[a:b].sum()) for a, b in spans)
         if stages <= 4:
             every = (pairwise((0, *cuts, 26)) for cuts in all_cuts(instance, stages))
-            assert largest == min(max(int(gradients[a:b].sum()) for a, b in each) for each in every)
+            assert largest == min(max(int(gradients[a:b].sum()) for a, b in entry) for entry in every)
 
 
 def test_average_layer_times_are_never_better_and_worse_on_mixed_devices() -> None:
@@ -219,7 +220,7 @@ def test_megatron_takes_the_smallest_degrees_that_fit() -> None:
         assert solved(instance, "megatron").objective == min((c.time_ns for c in choice), default=None)
 
 
-def test_the_smallest_node_is_told_from_the_links() -> None:
+def test_the_smallest_node_follows_from_the_links() -> None:
     assert [smallest_node(real(name)) for name in ("amp-homogeneous-16", "amp-heterogeneous-16")] == [4, 4]
 
 
@@ -303,7 +304,7 @@ def test_annealing_places_whole_dominoes() -> None:
     assert {(1, 2, True), (1, 2, False)} <= shapes
 
 
-def test_a_mesh_that_no_domino_tiles_is_said_so() -> None:
+def test_a_mesh_that_no_domino_tiles_is_reported_so() -> None:
     """One layer is one stage; four pipelines of one device make no domino in a mesh of 2 x 2."""
     instance = tp.load(
         {
@@ -386,22 +387,26 @@ def test_all_tilings_are_equally_likely(mesh: tuple[int, int], size: tuple[int, 
     tilings, draws = Tilings(*mesh, np.random.default_rng(1)), 100 * count
     seen = Counter(frozenset(tilings.draw(*size)) for _ in range(draws))
     assert set(seen) == set(every)
-    # 100 each are expected; draws follow one walk, so that they vary somewhat more than independent ones.
+    # 100 each are expected; draws follow one chain, so that they vary somewhat more than independent ones.
     assert 40 < min(seen.values()) <= max(seen.values()) < 180
 
 
 def test_options_that_do_not_exist_are_refused() -> None:
-    for method, options in (("amp", {"layer_times": "mean"}), ("megatron", {"assignment": "exact"}), ("random", {"top": 3})):
-        with pytest.raises(tp.InputError, match=next(iter(options))):
+    for method, options, refusal in (
+        ("amp", {"layer_times": "mean"}, ("layer_times", "mean", ("device", "average"))),
+        ("megatron", {"assignment": "exact"}, ("assignment", "exact", ("uniform-layers", "uniform-parameters"))),
+        ("random", {"top": 3}, ("top", "random", "iterations")),
+    ):
+        with refused(*refusal):
             tp.solve(real(), method, **options)
 
 
 def test_candidates_have_a_solution_file_and_costs() -> None:
     best = candidates(real())[0]
-    told = best.to_dict()
+    reported = best.to_dict()
     assert isinstance(best, Candidate)
-    assert solution_of(told) == best.solution
-    assert (told["time_ns"], told["fits"], told["peak_bytes"]) == (best.time_ns, best.fits, best.peak_bytes)
+    assert solution_of(reported) == best.solution
+    assert (reported["time_ns"], reported["fits"], reported["peak_bytes"]) == (best.time_ns, best.fits, best.peak_bytes)
 
 
 def test_a_search_hears_only_of_what_fits() -> None:

@@ -45,7 +45,7 @@ from tests.helpers.sizes import some_and_all
 
 
 def chunked(seed: int) -> Instance:
-    """A random instance with one configuration of fixed cuts into four stages, interleaved on two sites or each on its own;
+    """A random instance with one configuration of fixed cuts into four stages, interleaved on two groups or each on its own;
     some have a shared table."""
     rng = random.Random(seed)
     while (instance := random_instance(rng, units=7, options=3)).length < 4:
@@ -53,7 +53,8 @@ def chunked(seed: int) -> Instance:
     other = instance.configurations[0]
     cuts = tuple(sorted(rng.sample(range(1, instance.length), 3)))
     tied = rng.choice([None, Tied(reduce_ns=rng.randrange(40))])
-    schedule = rng.choice([Schedule("interleaved", chunks=2, beside=seed % 2 == 1), Schedule("1f1b"), Schedule("gpipe")])
+    interleaved = Schedule("interleaved", chunks=2, overlaps_messages=seed % 2 == 1)
+    schedule = rng.choice([interleaved, Schedule("1f1b"), Schedule("gpipe")])
     chunks = replace(
         other,
         schedule=schedule,
@@ -63,13 +64,13 @@ def chunked(seed: int) -> Instance:
         make_tied=lambda: tied,
         cuts=cuts,
     )
-    memory = rng.choice([1, 2, 4]) * max(each.memory_bytes for each in instance.classes)
-    classes = tuple(replace(each, memory_bytes=memory) for each in instance.classes)
+    memory = rng.choice([1, 2, 4]) * max(device_class.memory_bytes for device_class in instance.classes)
+    classes = tuple(replace(device_class, memory_bytes=memory) for device_class in instance.classes)
     return replace(instance, configurations=(chunks,), cuttable=(True,) * (instance.length - 1), classes=classes)
 
 
 def with_messages(instance: Instance, seed: int) -> Instance:
-    """The same, with bytes of messages."""
+    """An instance like the one above, with bytes of messages."""
     rng = np.random.default_rng(seed)
     [chunks] = instance.configurations
 
@@ -104,7 +105,7 @@ def choices(relaxation: Relaxation, rng: random.Random, count: int) -> Iterator[
 
 @pytest.mark.parametrize("seed", range(40))
 def test_rows_are_what_evaluation_says(seed: int) -> None:
-    """Of any choice the longest path is its step, every other path is no longer, and each site's largest row is its peak."""
+    """For any choice the longest path is its step, every other path is no longer, and each site's largest row is its peak."""
     instance, rng = chunked(seed), random.Random(seed)
     relaxation = Relaxation(instance, 0, 0.0)
     paths = []
@@ -116,12 +117,12 @@ def test_rows_are_what_evaluation_says(seed: int) -> None:
         paths.append(longest_path(relaxation.configuration, times, relaxation.tied_ns))
         assert paths[-1].length_ns(times) == evaluation.time_ns
         assert all(path.length_ns(times) <= evaluation.time_ns for path in paths)
-        for site, excess in enumerate(relaxation.excess(relaxation.sizes(choice))):
-            peak = max(stage.peak_bytes for stage in evaluation.stages[site :: len(relaxation.group_memories)])
+        for group, excess in enumerate(relaxation.excess(relaxation.sizes(choice))):
+            peak = max(stage.peak_bytes for stage in evaluation.stages[group :: len(relaxation.group_memories)])
             assert excess.max() + instance.limit_bytes(relaxation.configuration.device_groups[0]) == peak
 
 
-def test_no_choice_needs_less_than_the_bound_on_memory_and_one_needs_what_is_said() -> None:
+def test_no_choice_needs_less_than_the_bound_on_memory_and_one_needs_what_is_reported() -> None:
     """By brute force; mostly the two are the same."""
     exact = interleaving = 0
     for seed in range(160):
@@ -141,8 +142,8 @@ def test_no_choice_needs_less_than_the_bound_on_memory_and_one_needs_what_is_sai
     assert interleaving >= 40 and exact > interleaving / 2
 
 
-def test_what_no_enumeration_settles_is_said_with_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing fits by the bound; the reason names it beside what some choice needs."""
+def test_what_no_enumeration_settles_is_reported_with_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing fits by the bound; the reason names it together with what some choice needs."""
     monkeypatch.setattr(minimum_memory, "MOST_ENUMERATED", 0)
     bounded = 0
     for seed in range(160):
@@ -164,15 +165,15 @@ def test_what_no_enumeration_settles_is_said_with_its_bound(monkeypatch: pytest.
 
 @pytest.mark.parametrize("seed", range(60))
 def test_stages_of_unlike_limits_are_filled_to_the_least(seed: int) -> None:
-    """A small site may need a unit that the next one would take, too."""
+    """A small group may need a unit that the next one would take, too."""
     rng = random.Random(seed)
     instance = random_instance(rng, units=5, options=2)
     while len(instance.configurations[0].device_groups) < 2 or instance.configurations[0].schedule.chunks > 1:
         instance = random_instance(rng, units=5, options=2)
-    sites = len(instance.configurations[0].device_groups)
+    groups = len(instance.configurations[0].device_groups)
     largest = max(each.memory_bytes for each in instance.classes)
-    classes = tuple(DeviceClass(f"c{x}", 1, rng.randint(1, 2 * largest), None) for x in range(sites))
-    apart = tuple(DeviceGroup(tuple(int(x == y) for y in range(sites))) for x in range(sites))
+    classes = tuple(DeviceClass(f"c{x}", 1, rng.randint(1, 2 * largest), None) for x in range(groups))
+    apart = tuple(DeviceGroup(tuple(int(x == y) for y in range(groups))) for x in range(groups))
     unlike = replace(
         instance, classes=classes, configurations=(replace(instance.configurations[0], device_groups=apart, cuts=None),)
     )
@@ -186,7 +187,7 @@ def test_stages_of_unlike_limits_are_filled_to_the_least(seed: int) -> None:
 
 
 def test_interleaved_configurations_that_do_not_fit_are_explained() -> None:
-    """The search proves it on its own; with what the reason asks for something fits, and not with a byte less."""
+    """The search proves it on its own; with the memory that the reason names something fits, and not with a byte less."""
     for schedule in ("all", "interleaved"):
         instance = tp.build(
             "joint", model="llama3-8b", cluster="h100:8", batch=16, sequence=8192, schedule=schedule, memory="9GiB"
@@ -216,8 +217,8 @@ def test_the_least_sum_at_prices_is_that_of_all_choices(seed: int) -> None:
         of_messages = ((entering * sizes.entering + returning * sizes.returning) * cuts).sum()
         return float(of_times + sum(units[name] @ sizes.columns[name] for name in units) + of_messages)
 
-    every = [np.array(each, np.intp) for each in product(*(range(len(table.options)) for table in chain.tables))]
-    agreed = [each for each in every if not malformed(instance, relaxation.solution(each))]
+    every = [np.array(entry, np.intp) for entry in product(*(range(len(table.options)) for table in chain.tables))]
+    agreed = [entry for entry in every if not malformed(instance, relaxation.solution(entry))]
     if not agreed:
         assert value == inf or value >= 2**53
         return
@@ -263,7 +264,7 @@ def test_no_step_is_below_the_closed_form_of_fixed_cuts(seed: int) -> None:
 
 @pytest.mark.parametrize(("schedule", "chunks", "bubble"), [("interleaved", 2, 3 / 16), ("1f1b", 1, 3 / 8)])
 def test_the_closed_form_of_fixed_cuts_fills_the_pipeline(schedule: str, chunks: int, bubble: float) -> None:
-    """Of stages that are alike, all of the bubble: (p - 1) / (v m) of the passes."""
+    """For equal stages the bound has all of the bubble: (p - 1) / (v m) of the passes."""
     model = load_model("gpt2", dtype="float32").with_fields(n_layer=32, n_embd=64, n_head=4, vocab_size=64, n_positions=64)
     cuts = None if chunks > 1 else [f"block{l}.attention" for l in (8, 16, 24)]
     request = {"model": model, "cluster": "rtx-titan-8", "batch": 64, "schedule": schedule, "micro_batches": 8, "pipeline": 4}
@@ -301,7 +302,7 @@ def test_longest_paths_are_as_long_as_the_simulated_step(name: ScheduleName) -> 
         tied = int(rng.integers(0, 2) * rng.integers(0, 40))
         paths = []
         for _ in range(3):
-            times = {each: rng.integers(0, rng.choice([2, 50]), stages) for each in NAMES}
+            times = {one_name: rng.integers(0, rng.choice([2, 50]), stages) for one_name in NAMES}
             step = step_ns(configuration, [StageTimes(**{k: int(v[x]) for k, v in times.items()}) for x in range(stages)], tied)
             paths.append(longest_path(configuration, times, tied))
             assert paths[-1].length_ns(times) == step

@@ -33,9 +33,9 @@ def suited(seed: int) -> list[tuple[Instance, int]]:
     ]
 
 
-def exact(seed: int, instance: Instance, place: int) -> Instance:
+def exact(seed: int, instance: Instance, index: int) -> Instance:
     """An instance with this configuration alone; every third with a table that both ends share."""
-    configuration = instance.configurations[place]
+    configuration = instance.configurations[index]
     if seed % 3 == 0 and configuration.tied is None:
         configuration = replace(configuration, make_tied=lambda: Tied(reduce_ns=seed % 50))
     return replace(instance, configurations=(configuration,))
@@ -44,8 +44,8 @@ def exact(seed: int, instance: Instance, place: int) -> Instance:
 @pytest.mark.parametrize("seed", range(30))
 def test_the_least_sum_at_prices_is_that_of_all_pipelines(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    for instance, place in suited(seed):
-        only = exact(seed, instance, place)
+    for instance, index in suited(seed):
+        only = exact(seed, instance, index)
         chain = FreeChain(only, 0)
         shape = (2, chain.stages)
         times = {name: rng.integers(0, 4, shape).astype(float) for name in NAMES}
@@ -77,7 +77,7 @@ def test_the_least_sum_at_prices_is_that_of_all_pipelines(seed: int) -> None:
             own += prices.memory[which] @ chain.memory(pipeline) + prices.host[which] @ chain.host(pipeline)
             assert own == pytest.approx(value)
             # What is before, of, and after any unit of it adds up to no more; of some way through each unit, to as much.
-            costs, first_costs, last_costs = ([each[kind][which] for kind in chain.kinds] for each in chain.unit_costs(prices))
+            costs, first_costs, last_costs = ([cost[kind][which] for kind in chain.kinds] for cost in chain.unit_costs(prices))
             for l in range(chain.units):
                 kind = chain.tables.kinds[chain.kinds[l]]
                 entered = before.first[l][which][:, kind.enter] + first_costs[l]
@@ -88,7 +88,7 @@ def test_the_least_sum_at_prices_is_that_of_all_pipelines(seed: int) -> None:
 
 
 def last_pass_bytes(instance: Instance, solution: Solution, stage: int) -> int:
-    """What a stage has in memory while its last unit's pass runs."""
+    """Bytes of a stage while its last unit's pass runs."""
     configuration = instance.configurations[0]
     (first, last), n, total = solution.spans()[stage], configuration.in_flight(stage), 0
     for l in range(first, last + 1):
@@ -102,8 +102,8 @@ def test_no_bound_by_weighted_paths_is_above_brute_force(count: int) -> None:
     """And pipelines up to the optimum are left by the guides, so that it is settled to the nanosecond."""
     near, tried = 0, 0
     for seed in range(7000, 7000 + count):
-        for instance, place in suited(seed):
-            only = exact(seed, instance, place)
+        for instance, index in suited(seed):
+            only = exact(seed, instance, index)
             least = least_step_ns(only)
             cuts = FreeCuts(only, 0, 0.0)
             cuts.run(lambda: True, lambda: None)
@@ -127,9 +127,10 @@ def test_no_bound_by_weighted_paths_is_above_brute_force(count: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_columns_of_first_stages_need_no_more_than_counts(seed: int) -> None:
-    """Of first stages what comes once is compared as one; of others not at all where it is hidden: fewer columns, not worse."""
-    for instance, place in suited(800 + seed):
-        candidate = Candidate(instance, place, Search(judge(instance)))
+    """For first stages costs that come once are compared as one; for others not at all where it is hidden: fewer columns, not
+    worse."""
+    for instance, index in suited(800 + seed):
+        candidate = Candidate(instance, index, Search(judge(instance)))
         span = np.array([0], np.intp), np.array([min(2, instance.length - 1)], np.intp), np.array([inf]), 1, np.array([inf])
         apart = front(candidate.exact, Front(*span, 1, False, ends_apart=True), 10**6)
         summed = front(candidate.exact, Front(*span, 1, True, ends_apart=False), 10**6)

@@ -19,7 +19,6 @@ from trainplan.formulations.pipeline.instance_file import load
 from trainplan.formulations.pipeline.problem import Solution, evaluate, violations
 from trainplan.formulations.plan.strategy import decision_tree
 from trainplan.formulations.strategy_spaces import SPACES
-from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.models.model import load_model
@@ -38,6 +37,7 @@ from trainplan.solvers.pipeline.galvatron_bmw import (
 from trainplan.solvers.pipeline.partitions import BALANCES, blocks, initial_partition, uniform_choice
 
 from tests.helpers.instances import random_dict, random_instance
+from tests.helpers.refusals import refused
 
 SEEDS = st.integers(0, 10**9)
 
@@ -281,12 +281,12 @@ def test_plans_are_valid_and_never_beat_brute_force(seed: int, micro_batches: st
 
 
 def check_trace(stages: StageSearch) -> int:
-    """What Section IV-B and Appendix B state of every accepted p'. The number of partitions searched."""
-    instance, place = stages.instance, stages.configuration
-    start = uniform_choice(instance, place)
-    time_balanced = stages.blocks.layers_of(initial_partition(instance, place, "time", start))
+    """Checks what Section IV-B and Appendix B state of every accepted p'; returns the number of partitions searched."""
+    instance, index = stages.instance, stages.configuration
+    start = uniform_choice(instance, index)
+    time_balanced = stages.blocks.layers_of(initial_partition(instance, index, "time", start))
     found: list[SearchedPartition] = list(adjustments(stages))
-    assert found[0].partition == initial_partition(instance, place, "memory", start)
+    assert found[0].partition == initial_partition(instance, index, "memory", start)
     assert len({step.partition for step in found}) == len(found)
     for step in found[1:]:
         assert step.origin is not None
@@ -296,8 +296,8 @@ def check_trace(stages: StageSearch) -> int:
         assert choice is not None
         assert step.partition in set(adjusted(step.origin.partition, before))
         layers_of = stages.blocks.layers_of(step.partition)
-        assert step.validated == evaluate(instance, Solution(place, layers_of, choice.choice))
-        bound = evaluate(instance, Solution(place, time_balanced, choice.choice))
+        assert step.validated == evaluate(instance, Solution(index, layers_of, choice.choice))
+        bound = evaluate(instance, Solution(index, time_balanced, choice.choice))
         times, times_before = ([stage.time_ns for stage in x.stages] for x in (step.validated, before))
         assert max(times) <= max(times_before)
         assert step.validated.peak_bytes <= instance.memory_bytes
@@ -306,8 +306,8 @@ def check_trace(stages: StageSearch) -> int:
             assert step.validated.time_balance >= before.time_balance - 1e-12
         if sum(s.peak_bytes for s in step.validated.stages) >= sum(s.peak_bytes for s in bound.stages):
             assert step.validated.memory_balance >= bound.memory_balance - 1e-12
-        for each in (before, step.validated):
-            for degree in (each.time_balance, each.memory_balance):
+        for entry in (before, step.validated):
+            for degree in (entry.time_balance, entry.memory_balance):
                 assert 0 <= degree <= 1 - 1 / stages.chosen.stages + 1e-12
     return len(found)
 
@@ -360,9 +360,9 @@ def test_base_and_bmw_with_memory_to_spare() -> None:
 
 def test_options_and_limits() -> None:
     instance = random_pipeline(1, 4)
-    with pytest.raises(InputError, match="layers, parameters, memory, time"):
+    with refused("partition", problem="even", fix=("layers", "parameters", "memory", "time")):
         solve(instance, "galvatron-base", partition="even")
-    with pytest.raises(InputError, match="rule, all"):
+    with refused("micro_batches", problem="some", fix=("rule", "all")):
         solve(instance, "galvatron-bmw", micro_batches="some")
     for method in (galvatron_base, galvatron_bmw):
         _, outcome = run(method, instance, time_limit=1e-9)

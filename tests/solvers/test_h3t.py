@@ -12,12 +12,13 @@ from trainplan.formulations.memory_switches.segments import Segments, segments
 from trainplan.formulations.memory_switches.simulation import simulate
 from trainplan.formulations.plan.switches import ALL_ON
 from trainplan.solvers.core.result import Result
-from trainplan.solvers.core.search import Unsuited
+from trainplan.solvers.core.search import Unsupported
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.switches import h3t_dp
 from trainplan.solvers.switches.heuristic import SOURCE
 
 from tests.helpers.clock import without_alarms
+from tests.helpers.refusals import refused
 from tests.helpers.sizes import first_and_others
 from tests.helpers.switch_instances import bert_instance, random_instance
 
@@ -49,12 +50,12 @@ def ceiling(memory: int, levels: int, size: int) -> int:
 
 def simulator(chain: Segments, i: int, r_before: int | None, option: int, r_after: int | None) -> tuple[int, int, int, int]:
     """ModelSimulator_i: delta, resident and peak bytes, time."""
-    place = (i, r_before or 0, option, (r_after or 0) % 2)
+    index = (i, r_before or 0, option, (r_after or 0) % 2)
     return (
         int(chain.delta_bytes[i, option]),
         int(chain.resident_bytes[i, option]),
-        int(chain.peak_bytes[place]),
-        int(chain.time_ns[place]),
+        int(chain.peak_bytes[index]),
+        int(chain.time_ns[index]),
     )
 
 
@@ -199,7 +200,7 @@ def test_both_versions_agree_on_a_real_model_and_more_levels_help() -> None:
 
 
 def fitting(instance: Instance, tried: list[Solution]) -> list[tuple[int, Solution]]:
-    """Those that fit, with their times."""
+    """The choices that fit, with their times."""
     found = [(evaluate(instance, solution), solution) for solution in tried]
     return [(result.time_ns, solution) for result, solution in found if result.peak_bytes <= instance.memory_bytes]
 
@@ -290,10 +291,10 @@ def test_a_limit_on_time_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tables_that_are_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     instance = random_instance(np.random.default_rng(0), 2)
-    with pytest.raises(Unsuited, match=r"4000 levels of memory; give fewer levels$"):
+    with refused("method", problem=("h3t-dp", 4000), fix="levels", kind=Unsupported):
         solve(instance, "h3t-dp", levels=4000)
     monkeypatch.setattr(h3t_dp, "MOST_TRANSITIONS", 10**6)
-    with pytest.raises(Unsuited, match="give fewer levels, or version=pruned"):
+    with refused("method", problem=("h3t-dp", 128), fix=("levels", "version=pruned"), kind=Unsupported):
         solve(instance, "h3t-dp", version="basic")
 
 

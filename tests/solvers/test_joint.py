@@ -24,7 +24,7 @@ from trainplan.formulations.joint.problem import (
 )
 from trainplan.formulations.joint.simulation import graph_of
 from trainplan.formulations.joint.tables import Boundary, OptionTable
-from trainplan.profiling.base.errors import Unsuited
+from trainplan.profiling.base.errors import Unsupported
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import load_model
 from trainplan.solvers.core.search import Search, judge
@@ -40,6 +40,7 @@ from trainplan.solvers.joint.stages.option_tables import stage_tables
 
 import trainplan as tp
 from tests.helpers.joint_instances import random_instance
+from tests.helpers.refusals import refused
 
 TINY = 20_000  # solutions
 
@@ -63,12 +64,12 @@ def least_step_ns(instance: Instance) -> int | None:
 def some_solutions(rng: random.Random, instance: Instance, count: int) -> Iterator[tuple[Solution, Evaluation]]:
     """Random solutions that fit, with what they cost."""
     for _ in range(count):
-        place = rng.randrange(len(instance.configurations))
-        configuration = instance.configurations[place]
+        index = rng.randrange(len(instance.configurations))
+        configuration = instance.configurations[index]
         cuts = rng.choice(list(cuts_of(instance, configuration)) or [()])
         units = configuration.tables[0].units
         choice = tuple(rng.randrange(len(units[unit.kind].options)) for unit in instance.units)
-        solution = Solution(place, cuts, choice)
+        solution = Solution(index, cuts, choice)
         if not violations(instance, solution):
             yield solution, evaluate(instance, solution)
 
@@ -155,7 +156,7 @@ def test_no_bound_is_above_brute_force_on_5000_more(part: int) -> None:
 
 
 def random_passes(rng: random.Random, stages: int) -> Passes:
-    """Of one pipeline, with large and small and no passes."""
+    """Random times of the passes of one pipeline: large, small, and zero."""
 
     def draw(*shape: int) -> np.ndarray:
         most = rng.choice([1, 3, 100])
@@ -336,7 +337,7 @@ def test_fronts_hold_a_column_as_good_as_any_choice_of_a_stage(seed: int) -> Non
 
 @pytest.mark.parametrize("seed", range(25))
 def test_exact_stages_are_the_least_of_all_choices(seed: int) -> None:
-    """Of spans in the middle of solutions, F by label-setting against all choices of the span, hosts' memory included."""
+    """For spans in the middle of solutions, F by label-setting against all choices of the span, hosts' memory included."""
     instance = tiny_instance(900 + seed)
     for index, configuration in enumerate(instance.configurations):
         if configuration.stages == 1 or configuration.schedule.sliced:
@@ -360,7 +361,7 @@ def test_exact_stages_are_the_least_of_all_choices(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_interleaved_chunks_are_solved_where_they_are_few(seed: int) -> None:
-    """Beside a configuration of another schedule, which may be better or worse."""
+    """Together with a configuration of another schedule, which may be better or worse."""
     rng = random.Random(seed)
     while (instance := random_instance(rng, units=5, options=2, plain=True)).length < 4 or not all(instance.cuttable):
         pass
@@ -389,17 +390,17 @@ def test_large_interleaved_configurations_leave_an_honest_gap() -> None:
 
 def test_what_is_not_bounded_is_refused_in_one_line() -> None:
     instance = tiny_instance(3)
-    with pytest.raises(Unsuited, match="step is 'eq8'"):
+    with refused("step", problem="eq8", fix="simulated", kind=Unsupported):
         solve(replace(instance, step="eq8"), "decomposition")
     configuration = next(each for seed in range(99) for each in tiny_instance(seed).configurations if each.stages > 1)
-    sites = (replace(configuration.device_groups[0], kind=1), *configuration.device_groups[1:])
-    with pytest.raises(Unsuited, match="several kinds"):
-        solve(replace(instance, configurations=(replace(configuration, device_groups=sites),)), "decomposition")
+    groups = (replace(configuration.device_groups[0], kind=1), *configuration.device_groups[1:])
+    with refused("configurations[0]", "kinds", kind=Unsupported):
+        solve(replace(instance, configurations=(replace(configuration, device_groups=groups),)), "decomposition")
 
 
 def test_what_bounds_do_not_count_is_refused() -> None:
     """Boundaries that are not re-laid at cuts, and gradients that a stage reduces together: bounds would be too high."""
-    instance = next(each for each in map(tiny_instance, range(99)) if each.boundary_kinds)
+    instance = next(entry for entry in map(tiny_instance, range(99)) if entry.boundary_kinds)
     configuration = instance.configurations[0]
     tables = tuple(
         replace(table, boundaries=tuple(replace(boundary, relayout_at_cut=False) for boundary in table.boundaries))
@@ -409,7 +410,7 @@ def test_what_bounds_do_not_count_is_refused() -> None:
         replace(configuration, make_tables=lambda: tables),
         replace(configuration, reduction=Reduction(load_cluster("cpu-4").network, (0, 1))),
     ):
-        with pytest.raises(Unsuited, match="have"):
+        with refused("configurations", fix=("milp", "cpsat", "brute-force"), kind=Unsupported):
             solve(replace(instance, configurations=(changed,)), "decomposition")
 
 
@@ -459,7 +460,7 @@ def test_the_gap_that_is_left_comes_in_parts() -> None:
 # As a method
 
 
-def test_a_gap_asked_for_is_kept_and_proven() -> None:
+def test_a_gap_requested_is_kept_and_proven() -> None:
     instance = tp.build("joint", model="bert-huge-32", cluster="rtx-titan-8", batch=16, memory="8GiB")
     rough, fine = solve(instance, gap=1e-2), solve(instance, gap=1e-5)
     assert rough.status == fine.status == "optimal"

@@ -88,10 +88,10 @@ def test_evidence_that_claims_too_much_is_refused() -> None:
     objective = tp.solve(instance, gap=1e-2).objective
     assert objective is not None
     rests_on = evidence(instance, objective)
-    place = max(range(len(rests_on.configurations)), key=lambda at: len(rests_on.configurations[at].prices))
+    index = max(range(len(rests_on.configurations)), key=lambda at: len(rests_on.configurations[at].prices))
     rows = list(rests_on.configurations)
-    rows[place] = replace(rows[place], impossible_ns=10 * objective)
-    with pytest.raises(ValueError, match=f"configurations.{place}. may have a step"):
+    rows[index] = replace(rows[index], impossible_ns=10 * objective)
+    with pytest.raises(ValueError, match=f"configurations.{index}. may have a step"):
         checked_bound_ns(instance, replace(rests_on, configurations=tuple(rows)))
     with pytest.raises(ValueError, match="another instance"):
         checked_bound_ns(instance, replace(rests_on, instance="0"))
@@ -151,9 +151,9 @@ def _step_ns(orders, times) -> int | None:  # type: ignore[no-untyped-def]
                 else:
                     needed = [Pass("forward", task.micro_batch, x)] + ([Pass("backward", task.micro_batch, 1)] if not x else [])
                     length = times[x].backward_ns + times[x].message_backward_ns
-                if any(each not in ended for each in needed):
+                if any(entry not in ended for entry in needed):
                     break
-                free[x] = max([free[x], *(ended[each] for each in needed)]) + length
+                free[x] = max([free[x], *(ended[entry] for entry in needed)]) + length
                 ended[task] = free[x]
                 at[x] += 1
                 going = True
@@ -177,9 +177,9 @@ def whole_pipelines(seed: int) -> Iterator[tuple[Instance, int]]:
 
 
 def random_paths(rng: random.Random, configuration: Configuration) -> tuple[WeightedPath, ...]:
-    """Paths that any turns make, which end with any site."""
-    sites = [rng.randrange(configuration.stages) for _ in range(rng.randint(1, 4))]
-    return tuple(WeightedPath(rng.randint(1, 50), site, site, 1 << 400 | rng.getrandbits(400)) for site in sites)
+    """Paths that any turns make, which end with any group."""
+    groups = [rng.randrange(configuration.stages) for _ in range(rng.randint(1, 4))]
+    return tuple(WeightedPath(rng.randint(1, 50), group, group, 1 << 400 | rng.getrandbits(400)) for group in groups)
 
 
 def assert_paths_are_below(seed: int) -> int:
@@ -224,7 +224,7 @@ def test_the_longest_path_of_a_solution_is_its_step() -> None:
         for instance, _ in whole_pipelines(8000 + seed):
             (configuration,) = instance.configurations
             for _, evaluation in some_solutions(random.Random(seed), instance, 5):
-                times = {name: np.array([getattr(each.times, name) for each in evaluation.stages]) for name in NAMES}
+                times = {name: np.array([getattr(one_stage.times, name) for one_stage in evaluation.stages]) for name in NAMES}
                 path = longest_path(configuration, times, evaluation.tied_ns)
                 counts, constant = path_counts(instance, configuration, (weighted(path, 3),))
                 assert {name: [3 * int(count) for count in path.counts[name]] for name in NAMES} == counts
@@ -247,7 +247,8 @@ def test_paths_that_are_none_are_refused() -> None:
     def shown(**changed: Any) -> int:
         return least_by_paths_ns(instance, configuration, replace(claim, **changed))
 
-    for wrong in ({"site": stages}, {"site": -1}, {"end": 1, "site": 0} if stages > 2 else {"end": -1}, {"turns": 0}):
+    other_end = {"end": 1, "last_pass_group": 0} if stages > 2 else {"end": -1}
+    for wrong in ({"last_pass_group": stages}, {"last_pass_group": -1}, other_end, {"turns": 0}):
         with pytest.raises(ValueError, match="ends nowhere"):
             shown(paths=(replace(path, **wrong),))
     with pytest.raises(ValueError, match="breaks off"):
@@ -268,7 +269,7 @@ def test_paths_that_are_none_are_refused() -> None:
 @pytest.mark.parametrize("model", ["gpt2-345m", "gpt2-1.3b"])
 def test_few_micro_batches_are_checked_to_a_percent(model: str) -> None:
     """Prices alone show 96 %: no path through one stage is the longest where pipelines fill and empty."""
-    answer = tp.plan(model=model, dtype="float32", cluster="autopipe-3090-16", batch=16, gap=1e-3, beside=False)
+    answer = tp.plan(model=model, dtype="float32", cluster="autopipe-3090-16", batch=16, gap=1e-3, comparisons=False)
     bound, objective = answer.answer.bound_ns, answer.answer.objective_ns
     assert bound is not None and objective is not None
     rests_on = evidence(answer.instance, objective)

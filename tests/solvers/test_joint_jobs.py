@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from trainplan.formulations.joint.problem import Solution
-from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model
 from trainplan.solvers.core.search import Search, judge
 from trainplan.solvers.joint import branch_and_bound
@@ -22,6 +21,7 @@ from trainplan.solvers.joint.branch_and_bound import decomposition
 
 import trainplan as tp
 from tests.helpers.joint_instances import random_instance
+from tests.helpers.refusals import refused
 
 MODEL = load_model("gpt2", 64, "float32").with_fields(
     n_embd=128, n_head=4, n_inner=512, n_positions=64, vocab_size=1009, n_layer=4
@@ -53,7 +53,7 @@ def _no_process_is_left() -> Iterator[None]:
     """None but those that earlier tests keep for all."""
     before = children(os.getpid())
     yield
-    ends = time.monotonic() + 60  # a process that was told to end takes its time on a busy machine
+    ends = time.monotonic() + 60  # a process that was signalled to end takes its time on a busy machine
     while set(children(os.getpid())) - set(before) and time.monotonic() < ends:
         time.sleep(0.05)
     assert not set(children(os.getpid())) - set(before)
@@ -110,8 +110,8 @@ def test_no_process_outlives_the_one_that_plans(number: int) -> None:
             time.sleep(0.02)
         if number == signal.SIGINT:
             os.killpg(planning.pid, number)  # as a terminal does
-            told = planning.stdout.read()
-            assert "step" in told and "interrupt" in told
+            reported = planning.stdout.read()
+            assert "step" in reported and "interrupt" in reported
         else:
             os.kill(planning.pid, number)
         planning.wait()
@@ -130,9 +130,9 @@ def _alive() -> set[int]:
 
 
 def test_jobs_are_for_who_can_use_them() -> None:
-    with pytest.raises(InputError, match="jobs is 2, and amp with method exact searches in one process"):
+    with refused("jobs", problem=(2, "amp", "exact")):
         tp.plan(like="amp", **REQUEST, jobs=2)
-    with pytest.raises(InputError, match="jobs is 0; give 1 to 1024"):
+    with refused("jobs", problem=0, fix=(1, 1024)):
         tp.plan(**REQUEST, jobs=0)
     one, two = (tp.plan(**REQUEST, jobs=jobs) for jobs in (1, 2))
     assert one.plan is not None and two.plan is not None and one.plan.units == two.plan.units

@@ -64,7 +64,7 @@ def few(rng: random.Random, configuration: Configuration, options: int) -> Confi
 
 
 def _ends(units: Sequence[OptionTable], tied: Tied, kept: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-    """What is kept of the first unit's options, and of the last one's. (Kinds are numbered in the order of units.)"""
+    """The options kept of the first unit, and of the last one. (Kinds are numbered in the order of units.)"""
     assert tied.equal is not None and tied.equal.shape == (len(units[0].options), len(units[-1].options))
     return list(kept[0]), list(kept[-1])
 
@@ -72,7 +72,7 @@ def _ends(units: Sequence[OptionTable], tied: Tied, kept: Sequence[Sequence[int]
 def check_methods(instance: Instance) -> None:
     """All methods against the best of all solutions that break no constraint."""
     found = (solution for solution in solutions(instance) if solution is not None and not violations(instance, solution))
-    best = min((evaluate(instance, each).time_ns for each in found), default=None)
+    best = min((evaluate(instance, entry).time_ns for entry in found), default=None)
     assert best is not None
     for method, arguments in METHODS.items():
         result = solve(instance, method, time_limit=240.0, cold=True, **arguments)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from trainplan.formulations.problem import problem
-from trainplan.profiling.base.errors import Unsuited
+from trainplan.profiling.base.errors import Unsupported
 from trainplan.solvers.core.clock import Clock, ended_after
 from trainplan.solvers.core.heuristic import first_plan
 from trainplan.solvers.core.incumbents import FIRST_PLAN
@@ -56,7 +56,7 @@ def limited(instance: Any, entry: Entry, limit: float | None) -> tuple[Search, O
     return search, outcome, search.elapsed()
 
 
-def places(looks: int) -> list[int]:
+def indices(looks: int) -> list[int]:
     """Looks at which to stop a run that looks so often: the first ones, and ever fewer."""
     return [limit for limit in FIRST if limit < looks] + [looks * part // 4 for part in (2, 3) if looks > FIRST[-1]]
 
@@ -69,9 +69,9 @@ def test_methods_that_are_stopped_claim_no_more_than_they_know(name: str, entry:
         exact = limited(instance, methods(name)[0], None)[0]
         try:
             looks = limited(instance, entry, NEVER)[2]
-        except Unsuited:
+        except Unsupported:
             continue
-        for limit in places(int(looks)):
+        for limit in indices(int(looks)):
             search, outcome, looks = limited(instance, entry, limit)
             where = f"seed {seed}, stopped at look {limit}"
             assert not outcome.failed, where
@@ -95,7 +95,7 @@ def test_methods_that_are_stopped_have_the_first_plan_or_a_better_one(
         worst = problem(name).evaluate(instance, plan).objective
         try:
             results = [limited_result(instance, entry, limit) for limit in (1, 3, 9, 34)]
-        except Unsuited:
+        except Unsupported:
             continue
         results += [interrupted_result(monkeypatch, instance, entry, look) for look in (1, 2, 4, 14)]
         for result in results:
@@ -107,7 +107,7 @@ def test_methods_that_are_stopped_have_the_first_plan_or_a_better_one(
             assert result.history[-1].objective == result.objective
 
 
-def test_a_first_plan_is_never_said_to_be_the_method_s() -> None:
+def test_a_first_plan_is_never_reported_to_be_the_method_s() -> None:
     instance = INSTANCES["stage-assignment"](0)
     [table] = [entry for entry in methods("stage-assignment") if entry.name == "amp-dp"]
     result = limited_result(instance, table, 3)
@@ -116,13 +116,13 @@ def test_a_first_plan_is_never_said_to_be_the_method_s() -> None:
 
 
 def limited_result(instance: Any, entry: Entry, looks: int) -> Result:
-    """What a run comes to that a clock stops after so many looks, which leaves many more of them for what is done then."""
+    """The result of a run that a clock stops after a given number of looks, with many more of them left afterwards."""
     hand = count()
     return solve(instance, entry.name, time_limit=looks * SHORT_S, clock=Clock(lambda: next(hand) * SHORT_S))
 
 
 def interrupted_result(monkeypatch: pytest.MonkeyPatch, instance: Any, entry: Entry, look: int) -> Result:
-    """What a run without a limit comes to that is interrupted where it asks how much time is left for the so-manieth time."""
+    """The result of a run without a limit that is interrupted at a given one of its looks at the clock."""
     looks, remaining = count(1), Search.remaining
 
     def interrupting(search: Search) -> float:
@@ -145,7 +145,7 @@ def test_a_limit_that_is_not_reached_changes_nothing(name: str, entry: Entry) ->
         instance = INSTANCES[name](seed)
         try:
             free, limited = (solve(instance, entry.name, time_limit=limit, **options) for limit in (None, 1e6))
-        except Unsuited:
+        except Unsupported:
             continue
         claims = ("status", "objective", "bound", "solution", "solution_source", "bound_source", "message")
         assert [getattr(free, claim) for claim in claims] == [getattr(limited, claim) for claim in claims], seed
@@ -161,7 +161,7 @@ def test_every_method_takes_every_limit(problem: str) -> None:
         for seconds in (1e7, 1e300) if problem == "layer-strategies" else (1e300,):
             try:
                 result = tp.solve(instance, entry.name, time_limit=seconds)
-            except Unsuited:
+            except Unsupported:
                 continue
             assert result.status != "failed" and result.stopped is None, (entry.name, seconds, result.message)
 

@@ -54,7 +54,7 @@ def realistic() -> list[Instance]:
 
 @pytest.mark.parametrize("instance", realistic(), ids=lambda instance: instance.name)
 def test_the_papers_sizes_from_least_memory_to_ample(instance: Instance) -> None:
-    """Proven at every limit; more memory never takes longer; the least memory that is told is the boundary."""
+    """Proven at every limit; more memory never takes longer; the least memory that is reported is the boundary."""
     hopeless = explain(replace(instance, memory_bytes=1))
     assert hopeless is not None
     least, ample = (
@@ -75,7 +75,7 @@ def test_the_papers_sizes_from_least_memory_to_ample(instance: Instance) -> None
 
 
 def test_a_gap_is_certified_and_cheaper() -> None:
-    """Offloads that all cost the same for a byte, so that ever so many choices are nearly as good."""
+    """Offloads that all cost the same for a byte, so that a great number of choices are nearly as good."""
     instance = alike_offloads(48)
     loose = solve(instance, "label-setting", gap=1e-3)
     exact = solve(instance, "label-setting")

@@ -14,10 +14,11 @@ from trainplan.solvers.core.heuristic import cheap_bound
 from trainplan.solvers.core.incumbents import FIRST_PLAN
 from trainplan.solvers.core.method_registry import methods
 from trainplan.solvers.core.result import Result
-from trainplan.solvers.core.search import Unsuited
+from trainplan.solvers.core.search import Unsupported
 from trainplan.solvers.core.solve import contradictions, solve
 
 from tests.helpers.clock import count_the_clock
+from tests.helpers.refusals import refused
 from tests.helpers.sizes import some_and_all
 from tests.helpers.switch_instances import bert_instance, random_instance
 
@@ -25,7 +26,7 @@ METHODS = methods("memory-switches")
 PROVING = [entry.name for entry in METHODS if entry.proves]
 OTHERS = [entry.name for entry in METHODS if not entry.proves]
 OPTIONS: dict[str, dict[str, Any]] = {"cpsat": {"workers": 1}}
-# Layers, and the seeds of instances of so many: 300 in all.
+# Number of layers, and the seeds of instances of that size: 300 in all.
 SEEDS = {1: range(60), 2: range(60, 160), 3: range(160, 240), 4: range(240, 300)}
 
 
@@ -40,7 +41,7 @@ def instance_of(seed: int, layers: int) -> Instance:
     return instance
 
 
-def told(result: Result) -> tuple[str, int | None, int | None]:
+def outcome(result: Result) -> tuple[str, int | None, int | None]:
     return result.status, result.objective, result.bound
 
 
@@ -55,7 +56,7 @@ def test_random_instances_agree_to_the_nanosecond(
     for seed in SEEDS[layers][::step]:
         instance = instance_of(seed, layers)
         results = {name: solve(instance, name, **OPTIONS.get(name, {})) for name in PROVING}
-        assert len({told(result) for result in results.values()}) == 1, (seed, {n: told(r) for n, r in results.items()})
+        assert len({outcome(result) for result in results.values()}) == 1, (seed, {n: outcome(r) for n, r in results.items()})
         best = results["brute-force"]
         statuses[best.status] += 1
         for result in results.values():
@@ -102,15 +103,14 @@ def test_brute_force_notices_segments_that_are_not_the_step(monkeypatch: pytest.
     assert solve(instance, "brute-force").status == "failed"
 
 
-def test_what_a_method_does_not_take_is_told_in_one_line() -> None:
+def test_what_a_method_does_not_take_is_reported_in_one_line() -> None:
     rng = np.random.default_rng(1)
     for instance, method, wanted in (
-        (random_instance(rng, 5), "brute-force", "is 'brute-force' for 2.55e+08 choices; give 'exact'; brute force takes 20e6"),
-        (random_instance(rng, 200), "brute-force", "for over 1e300 choices"),
+        (random_instance(rng, 5), "brute-force", ("method", ("brute-force", "2.55e+08"), ("exact", "20e6"))),
+        (random_instance(rng, 200), "brute-force", ("method", ("brute-force", "1e300"), ("exact", "20e6"))),
     ):
-        with pytest.raises(Unsuited) as caught:
+        with refused(*wanted, kind=Unsupported) as caught:
             solve(instance, method)
-        assert wanted in str(caught.value)
         assert "\n" not in str(caught.value)
 
 
@@ -146,4 +146,4 @@ def test_brute_force_out_of_time_proves_nothing(monkeypatch: pytest.MonkeyPatch)
 def test_cpsat_proves_twelve_layers_where_memory_is_tight(nvlink: bool) -> None:
     instance = twelve(0.05, nvlink)
     best, found = solve(instance), solve(instance, "cpsat", workers=1)
-    assert told(found) == told(best) == ("optimal", best.objective, best.objective)
+    assert outcome(found) == outcome(best) == ("optimal", best.objective, best.objective)

@@ -16,6 +16,7 @@ from trainplan.solvers.core.search import Search
 import trainplan as tp
 from tests.helpers.clock import without_alarms
 from tests.helpers.instances import paper_instance, random_instance
+from tests.helpers.refusals import refused
 from tests.helpers.sizes import first_and_others, some_and_all
 
 PROVING = {"brute-force": {}, "label-setting": {}, "milp": {}, "cpsat": {"workers": 1}}
@@ -190,9 +191,7 @@ def test_results_carry_their_history_and_versions() -> None:
 @pytest.mark.parametrize("step", [10**30, 2**53, 181_723])
 def test_a_memory_step_beyond_the_memory_is_refused(step: int) -> None:
     instance = random_instance(1).with_memory(181_722)
-    with pytest.raises(
-        tp.InputError, match=r"granularity_bytes is \d+; give 1 to 181722 for 181722 bytes of memory, such as 182"
-    ):
+    with refused("option granularity_bytes", problem=step, fix=(1, 181722, 182)):
         tp.solve(instance, "galvatron-dp", granularity_bytes=step)
     assert tp.solve(instance, "galvatron-dp", granularity_bytes=181_722, explained=False).status != "failed"
 
@@ -214,5 +213,5 @@ def test_what_is_proven_infeasible_has_no_message_that_proves_nothing() -> None:
 
 
 def test_a_memory_step_with_too_many_levels_is_refused() -> None:
-    with pytest.raises(tp.InputError, match=r"granularity_bytes is 1; give 2814750 to 281474976710656"):
+    with refused("option granularity_bytes", problem=1, fix=(2814750, 281474976710656)):
         tp.solve(random_instance(1).with_memory(2**48), "galvatron-dp", granularity_bytes=1)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from trainplan.formulations.problem import problem_of
-from trainplan.profiling.base.errors import InputError, Unsuited
+from trainplan.profiling.base.errors import InputError, Unsupported
 from trainplan.solvers.core.answer import best_answer, rank
 from trainplan.solvers.core.heuristic import fits
 from trainplan.solvers.core.method_registry import Entry
@@ -86,19 +86,19 @@ def test_nothing_fits_by_every_method_exactly_where_nothing_does(problem: str, c
         for method in tp.methods(problem):
             try:
                 result = solved(instance, method)
-            except Unsuited:
+            except Unsupported:
                 continue
-            told = (problem, seed, method.name, result.message)
-            assert (result.status == "infeasible") == (not fits), told
-            assert result.status != "failed" and (fits or (result.bound, result.stopped) == (None, None)), told
-            assert not method.proves or result.status == ("optimal" if fits else "infeasible"), told
-            assert fits or result.reason or "no memory is known with which" in str(result.message), told
+            reported = (problem, seed, method.name, result.message)
+            assert (result.status == "infeasible") == (not fits), reported
+            assert result.status != "failed" and (fits or (result.bound, result.stopped) == (None, None)), reported
+            assert not method.proves or result.status == ("optimal" if fits else "infeasible"), reported
+            assert fits or result.reason or "no memory is known with which" in str(result.message), reported
     assert fitting[False] and fitting[True], fitting
 
 
 @pytest.mark.parametrize("method", ["decomposition", "brute-force"])
 def test_a_methods_own_proof_counts_where_nothing_else_knows(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    """Interleaved chunks too many to look at all of them beside the method."""
+    """Interleaved chunks too many to look at all of them in addition to the method."""
     monkeypatch.setattr(minimum_memory, "MOST_ENUMERATED", 0)
     alone = 0
     for seed in range(60):
@@ -109,7 +109,7 @@ def test_a_methods_own_proof_counts_where_nothing_else_knows(monkeypatch: pytest
     assert alone > 1
 
 
-def test_options_that_never_agree_are_told_from_too_little_memory() -> None:
+def test_options_that_never_agree_are_distinguished_from_too_little_memory() -> None:
     """One without a reason fits into no memory and no hosts; one with a reason fits into what that says."""
     reasons = 0
     for seed in range(80):
@@ -131,7 +131,7 @@ def test_options_that_never_agree_are_told_from_too_little_memory() -> None:
 
 
 def test_an_answer_says_infeasible_only_where_every_instance_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One instance without a reason beside one of which nothing is known: nothing is known of both."""
+    """One instance without a reason together with one of which nothing is known: nothing is known of both."""
     nowhere = next(any_form(seed) for seed in range(80) if rank(tp.solve(any_form(seed), "brute-force"), None)[0] == 3)
     given_up = any_form(0)
     monkeypatch.setattr("trainplan.solvers.core.solve.known_to_fit", lambda instance: False if instance is nowhere else None)

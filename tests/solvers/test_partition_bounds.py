@@ -124,7 +124,7 @@ def test_raised() -> None:
 
 
 def test_undominated() -> None:
-    """Of the two suffixes of the example, the one that does for the other is left; with other firsts both are."""
+    """One of the two suffixes of the example stands for the other; with other firsts both are."""
     ways = np.array([[20, 10], [18, 12]])
     suffixes = Suffixes(1, np.array([[3], [3]]), ways, ways, np.array([1, 2]))
     assert undominated(suffixes, 5, lambda: False).routes.tolist() == [[18, 12]]
@@ -152,7 +152,7 @@ def test_crossing_ns() -> None:
 
 
 def test_stay_ns() -> None:
-    """With the whole way there and back behind it, no path through any stage is longer than the iteration."""
+    """With the whole way there and back after it, no path through any stage is longer than the iteration."""
     for one in all_partitions():
         m, p = one.spans.micro_batches, len(one.stages)
         for y, (_, end) in enumerate(one.stages):

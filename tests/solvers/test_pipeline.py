@@ -184,8 +184,8 @@ def test_interface_cells_change_no_bound() -> None:
     rates, cut, fewer = [(1, 0, 0.0), (1, 1, 0.37), (8, 1, 2.5), (0, 0, 1.0)], 0, 0
     instances = [random_pipeline(seed, 7) for seed in range(30)] + [real("swin-huge-32", "5GiB", by_unit=True)]
     for instance in instances:
-        for place in list(range(len(instance.configurations)))[-3:]:
-            costs = SpanCosts(instance, place)
+        for index in list(range(len(instance.configurations)))[-3:]:
+            costs = SpanCosts(instance, index)
             fewer += len(costs.cells.enter) < len(costs.options)
             whole, within = costs._cheapest(rates), costs._cheapest(rates, instance.memory_bytes)
             for number in range(0, len(costs.spans), 1 + len(costs.spans) // 40):
@@ -203,7 +203,7 @@ def test_interface_cells_change_no_bound() -> None:
 
 def every_choice(instance: Instance, costs: SpanCosts, number: int, depth: int) -> list[tuple[int, int, tuple[int, ...]]]:
     """u, T and choice of all that fit, over all options, by the problem's own `evaluate_stage`."""
-    given = replace(costs.configuration, stages=1, schedule="gpipe", micro_batches=depth)  # so many micro-batches in flight
+    given = replace(costs.configuration, stages=1, schedule="gpipe", micro_batches=depth)  # number of micro-batches in flight
     first, last = costs.spans.span[number]
     found = []
     for choice in product(range(len(given.tables.strategies)), repeat=last - first + 1):
@@ -316,7 +316,7 @@ def test_a_gap_is_a_certificate() -> None:
 
 @pytest.mark.parametrize("seconds", [1e-9, 0.05])
 def test_a_time_limit_gives_a_bound_that_holds(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Of instances that need longer: a plan and a bound, or a bound, on either side of the optimum."""
+    """For instances that need longer there are a plan and a bound, or a bound, on either side of the optimum."""
     without_alarms(monkeypatch)
     for model, memory in REAL:
         instance = real(model, memory, 64)

@@ -1,6 +1,7 @@
 """Megatron's, Piper's and DAPPLE's planners against all partitions, by their own objectives."""
 
 import random
+import re
 from collections.abc import Callable, Iterator
 from itertools import combinations, pairwise, product
 from math import ceil
@@ -9,11 +10,12 @@ import numpy as np
 import pytest
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, evaluate, load
 from trainplan.solvers.core.result import Result
-from trainplan.solvers.core.search import Unsuited
+from trainplan.solvers.core.search import Unsupported
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.partition.autopipe import Planner
 
 from tests.helpers.partition_instances import random_partition
+from tests.helpers.refusals import refused
 from trainplan.papers.replicated import (
     LatencyPart,
     Replicated,
@@ -76,7 +78,7 @@ def test_both_methods_are_least_by_their_own_objectives() -> None:
         instance = random_partition(seed, sublayers=9)
         if not (allowed := layer_cuts(instance)):
             for method in ("piper", "dapple"):
-                with pytest.raises(Unsuited, match="layers to cut between"):
+                with refused("layers", re.compile(r"\d+ layers .*\d+ stages"), kind=Unsupported):
                     solve(instance, method)
             continue
         solved += 1
@@ -100,8 +102,8 @@ def test_piper_keeps_to_memory_and_the_others_do_not() -> None:
             assert largest_tps(instance, cuts_of(piper)) == least_of(instance, within, largest_tps), seed
             seen["fits"] += 1
         else:
-            told = None if piper.status == "infeasible" else "Piper's search finds no stages of whole layers that fit"
-            assert piper.objective is None and piper.message == told
+            reported = None if piper.status == "infeasible" else "Piper's search finds no stages of whole layers that fit"
+            assert piper.objective is None and piper.message == reported
             seen["none"] += 1
         if dapple.objective is None and dapple.status != "infeasible":
             assert dapple.message is not None and "DAPPLE's search knows no memory" in dapple.message
@@ -149,7 +151,7 @@ def test_megatron_counts_transformer_layers(blocks: int, stages: int, cuts: Cuts
 def test_megatron_counts_all_layers_where_none_has_two_parts() -> None:
     instance = transformer(3, 3, layers=list(range(8)))
     assert cuts_of(solve(instance, "megatron")) == (3, 6)
-    with pytest.raises(Unsuited, match="has 3 layers to cut between, for 5 stages"):
+    with refused("layers", problem=("3 layers", "5 stages"), kind=Unsupported):
         solve(transformer(3, 5), "megatron")
 
 
@@ -161,7 +163,7 @@ def random_chain(seed: int, layers: int = 5, memory: bool = False) -> Replicated
 
 
 def replicated(layers: int, devices: int) -> Iterator[Replicated]:
-    """All pipelines on at most so many devices."""
+    """All pipelines on at most a given number of devices."""
     for stages in range(1, min(layers, devices) + 1):
         for replicas in product(range(1, devices + 1), repeat=stages):
             if sum(replicas) <= devices:

@@ -13,7 +13,7 @@ from trainplan.solvers.core.search import Search
 from trainplan.solvers.core.solve import solve
 
 from tests.helpers.instances import random_pipeline
-from tests.helpers.published import GIB, MIB, NUMBERS, Json, as_engine, bert, invented, llama, told
+from tests.helpers.published import GIB, MIB, NUMBERS, Json, as_engine, bert, engine_options, invented, llama
 from trainplan.papers.galvatron_engine.costs import EngineOptions
 from trainplan.papers.galvatron_engine.instances import build, usable_bytes
 from trainplan.papers.galvatron_engine.optimum import published_optimum
@@ -31,13 +31,13 @@ def names(instance: Instance, solution: Solution) -> list[str]:
 
 
 def searched_ns(given: Configuration, choice: Sequence[int]) -> int:
-    """What the engine's dynamic programming minimises in a stage, up to a constant."""
+    """The objective that the engine's dynamic programming minimises in a stage, up to a constant."""
     moves = sum(int(given.tables.transitions_ns[0, a, b]) for a, b in pairwise(choice))
     return moves + int(given.tables.time_ns[1, list(choice)].sum())
 
 
 def searched(case: Json) -> Instance:
-    return build(invented(case["slow"]), case["memory_mib"] * MIB, case["batch"], told(case))
+    return build(invented(case["slow"]), case["memory_mib"] * MIB, case["batch"], engine_options(case))
 
 
 @pytest.mark.parametrize("case", NUMBERS["searches"])
@@ -81,19 +81,19 @@ def test_optimum_is_at_least_as_good_and_its_bound_holds(case: Json) -> None:
 def test_optimum_against_every_choice() -> None:
     profile = invented(slow=8)
     instance = build(profile, 3000 * MIB, 8, EngineOptions())
-    few = [place for place, c in enumerate(instance.provenance["choices"]) if c["vocabulary_tp"] == c["most_tp"] == 2]
+    few = [index for index, c in enumerate(instance.provenance["choices"]) if c["vocabulary_tp"] == c["most_tp"] == 2]
     small = Instance(
         **{
             name: getattr(instance, name)
             for name in ("devices", "memory_bytes", "batch", "layer_names", "layer_kinds", "boundary_kinds")
         },
-        configurations=tuple(instance.configurations[place] for place in few[:6]),
+        configurations=tuple(instance.configurations[index] for index in few[:6]),
     )
     best = None
-    for place, given in enumerate(small.configurations):
+    for index, given in enumerate(small.configurations):
         for choice in product(range(len(given.tables.strategies)), repeat=3):
             halves = tuple(s for s in choice for _ in range(2))
-            solution = Solution(place, even_partition(6, given.stages), halves)
+            solution = Solution(index, even_partition(6, given.stages), halves)
             if not violations(small, solution):
                 time = evaluate(small, solution).time_ns
                 best = time if best is None else min(best, time)

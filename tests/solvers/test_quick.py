@@ -1,4 +1,4 @@
-"""What methods may begin or end with: bounds in closed form, and first plans, held against all solutions of tiny instances."""
+"""First and last steps of methods: bounds in closed form, and first plans, held against all solutions of tiny instances."""
 
 import pytest
 from trainplan.formulations.problem import problem

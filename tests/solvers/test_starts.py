@@ -1,4 +1,4 @@
-"""What models start from stands for the solution: fixed to it, they have its objective."""
+"""The start of a model stands for the solution: fixed to it, they have its objective."""
 
 from __future__ import annotations
 
@@ -61,6 +61,6 @@ def test_models_fixed_to_their_start_have_its_objective(name: str) -> None:
             checked += 1
         milp = formulation(instance, "milp").build(instance)
         whole = {v.name for v in milp.component_data_objects(pyo.Var) if not v.is_continuous()}
-        assert {one[:1] for one in ones} == {each[:1] for each in whole}
+        assert {one[:1] for one in ones} == {entry[:1] for entry in whole}
         assert ones <= whole or name == "memory-switches"  # whose columns may be left out for others as good
     assert checked > 2

@@ -92,7 +92,7 @@ def test_an_end_within_an_end_leaves_the_outer_one_in_force() -> None:
 
 @pytest.mark.parametrize("code", [contextmanager, clock.wait_seconds, signal.getsignal, pytest.raises])
 def test_no_alarm_raises_in_what_begins_and_ends_an_end(monkeypatch: pytest.MonkeyPatch, code: Any) -> None:
-    """It comes again at once, when something else goes on; else its handler would be left behind."""
+    """It comes again at once, when something else goes on; else its handler would remain."""
     timers, left = list[float](), [100.0]
     monkeypatch.setattr(signal, "setitimer", lambda _, seconds: timers.append(seconds))
     frame = SimpleNamespace(f_code=code.__code__)
@@ -149,7 +149,7 @@ def test_an_interrupt_gives_what_there_is(monkeypatch: pytest.MonkeyPatch) -> No
         bound,
     )
     compared, _ = tp.compare(instance(), ["exact", "milp"])
-    assert [each.stopped for each in compared] == ["interrupt"]
+    assert [entry.stopped for entry in compared] == ["interrupt"]
     whole = answer.best_answer([instance(), instance()], "exact")
     assert (whole.result.stopped, whole.solution, whole.bound_ns) == ("interrupt", tuple(better), None)
 
@@ -193,7 +193,7 @@ def test_an_interrupt_of_the_explanation_is_one_too(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("claimed", [False, True])
 def test_an_explanation_keeps_the_limit(monkeypatch: pytest.MonkeyPatch, claimed: bool) -> None:
-    """What the method has proven stays proven, though there was no time left to find out why."""
+    """A proof of the method stays, though there was no time left to find out why."""
     hand = Hand()
 
     def explain(*_: Any) -> None:
@@ -343,7 +343,7 @@ def test_a_method_that_takes_too_much_memory_keeps_what_it_has(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    "choice, repairs, termination, bound, said",
+    "choice, repairs, termination, bound, stated",
     [
         (7, 0, highs.FINISHED, 7, None),
         (7, 0, highs.FINISHED, 5, "proves these times to 2 ns only; cpsat and exact prove them"),
@@ -354,10 +354,10 @@ def test_a_method_that_takes_too_much_memory_keeps_what_it_has(monkeypatch: pyte
     ],
 )
 def test_highs_says_why_it_proves_nothing(
-    choice: Any, repairs: int, termination: str, bound: int | None, said: str | None
+    choice: Any, repairs: int, termination: str, bound: int | None, stated: str | None
 ) -> None:
     search = Search(lambda choice: choice)
     search.report(choice)
     answer = {"choice": choice, "repairs": repairs, "termination": termination, "bound": bound, "noise_ns": 2.0}
     message = highs._message(answer, search)
-    assert message is None if said is None else said in str(message)
+    assert message is None if stated is None else stated in str(message)

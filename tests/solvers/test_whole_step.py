@@ -86,7 +86,7 @@ def test_stages_end_as_simulated() -> None:
 
 
 def test_slicing_counts_for_the_whole_step() -> None:
-    """Where stages add something behind their ends, fewer or more micro-batches may do than for the iteration."""
+    """Where stages add something after their ends, fewer or more micro-batches may do than for the iteration."""
     for seed in range(200):
         instance = random_partition(seed, sublayers=8, stages=5)
         rng, p, m = random.Random(seed), instance.stages, instance.micro_batches

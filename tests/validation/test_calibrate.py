@@ -32,7 +32,7 @@ def laid_runs(gpu: str = "a100", **fields: Any) -> list[LaidRun]:
 
 
 def measured_by(rows: list[LaidRun], table: EfficiencyTable) -> list[LaidRun]:
-    """The same runs, with the steps that a table predicts."""
+    """Runs whose measured steps are those that a table predicts."""
     return [laid_run(row.run.changed(step_s=step_of(row, table).step_ns / 1e9)) for row in rows]
 
 
@@ -69,7 +69,7 @@ def test_outliers_count_less() -> None:
     """One run that took three times as long moves the products' efficiency by little."""
     rows = measured_by(laid_runs(), shipped_efficiencies())
     odd = [laid_run(rows[0].run.changed(step_s=3 * (rows[0].run.step_s or 0))), *rows[1:]]
-    plain, moved = (Fit(each, shipped_efficiencies()).run()[0] for each in (rows, odd))
+    plain, moved = (Fit(entry, shipped_efficiencies()).run()[0] for entry in (rows, odd))
     assert np.abs(plain - moved).max() < 0.12
 
 
@@ -80,14 +80,16 @@ def test_a_written_table_reads_back_with_rows_and_residuals(tmp_path: Path) -> N
     path = tmp_path / "efficiencies.yaml"
     path.write_text(table_text(table))
     assert parse(path, EfficiencyTable) == table
-    fits = [each for each in [*table.kernels, *table.links] if each.origin == "fitted"]
+    fits = [entry for entry in [*table.kernels, *table.links] if entry.origin == "fitted"]
     assert len(fits) == len(fit.keys)
-    assert all(len(each.rows) == len(each.residuals) > 0 and each.date for each in fits)
+    assert all(len(one_fit.rows) == len(one_fit.residuals) > 0 and one_fit.date for one_fit in fits)
     again = Fit(rows, table)
     assert again.keys == fit.keys and np.allclose(again.priors, fit.priors), "a fit begins from what is assumed"
 
 
-def test_the_command_prints_errors_beside_those_of_sources_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_errors_next_to_those_of_sources_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = measured_by(laid_runs()[:4], shipped_efficiencies())
     path = tmp_path / "runs.json"
     path.write_text(f"[{','.join(row.run.model_dump_json() for row in rows)}]")

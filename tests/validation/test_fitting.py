@@ -1,4 +1,4 @@
-"""What rows leave open of ZeRO's stage and of recomputation: the least with which what ran fits."""
+"""Rows that leave ZeRO's stage or recomputation open: the least with which what ran fits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_what_ran_fits_by_what_its_row_leaves_open(framework: str | None, fsdp: 
 
 
 def test_states_are_shared_before_activations_are_computed_again() -> None:
-    """Of Megatron-Core the optimizer's alone, then recomputation, and only then parameters."""
+    """For Megatron-Core the optimizer's states alone, then recomputation, and only then parameters."""
     ways = []
     for seq, gpus in ((2048, 8), (8192, 8), (2048, 64)):
         layout = laid(**DENSE | {"framework": "Megatron-Core", "seq": seq, "gpus": gpus, "gbs": 64}).layout
@@ -35,8 +35,10 @@ def test_states_are_shared_before_activations_are_computed_again() -> None:
 
 
 def test_the_words_of_a_row_decide() -> None:
-    said = laid(**DENSE, framework="Megatron-Core", zero=0, recompute="none")
-    assert (said.layout.zero, said.layout.recompute) == (0, RecomputePolicy()) and not {"zero", "recompute"} & set(said.assumed)
+    stated = laid(**DENSE, framework="Megatron-Core", zero=0, recompute="none")
+    assert (stated.layout.zero, stated.layout.recompute) == (0, RecomputePolicy()) and not {"zero", "recompute"} & set(
+        stated.assumed
+    )
     assert predicted(**DENSE, framework="Megatron-Core", zero=0, recompute="none").fits is False
     half = laid(**DENSE, framework="Megatron-Core", recompute="none")
     assert half.layout.zero > 0 and half.layout.recompute == RecomputePolicy() and "recompute" not in half.assumed

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.shipped import locate
 
 import trainplan as tp
+from tests.helpers.refusals import refused
 from tests.validation.test_trainers_memory import DENSE, ZERO_3
 from tests.validation.test_words import predicted
 from trainplan.imported_runs.assess import JudgedRun
@@ -46,7 +46,7 @@ def test_attention_of_imported_runs_is_what_the_option_the_model_or_the_device_h
     assert _peak(old) - _peak(fused) == pytest.approx(scores, rel=0.02)
     assert _peak(_imported(script, "a100:1", attention="eager")) == _peak(old)
     assert _peak(_imported(script, "v100-32gb:1", attention="flash")) == _peak(fused)
-    with pytest.raises(InputError, match="attention is 'slow'"):
+    with refused("attention", problem="slow", fix=("eager", "flash")):
         _imported(script, "a100:1", attention="slow")
     config = json.loads(Path(locate("models", "llama3.2-1b", "model", "a shipped model")).read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "attn_implementation": "eager"}))
@@ -56,7 +56,7 @@ def test_attention_of_imported_runs_is_what_the_option_the_model_or_the_device_h
     eager, plain = (_imported(tmp_path / "ds.json", model=tmp_path / f"{name}.json", **given) for name in ("config", "plain"))
     layers = 16 * 32 * 1024**2 * 6 + 16 * 1024 * 2 * 24 * 64 * 2 - 16 * 1024 * 32 * 4  # keys and values of all heads, no sums
     assert _peak(eager) - _peak(plain) == pytest.approx(layers, rel=0.01)
-    assert [each.value for each in eager.configuration.taken if each.key == "attention"] == ["eager"]
+    assert [setting.value for setting in eager.configuration.taken if setting.key == "attention"] == ["eager"]
 
 
 def test_losses_of_imported_runs_are_what_the_option_says(tmp_path: Path) -> None:
@@ -64,12 +64,12 @@ def test_losses_of_imported_runs_are_what_the_option_says(tmp_path: Path) -> Non
     given: dict[str, Any] = {"model": "llama3.2-1b", "sequence": 8192, "cluster": "h100:8", "recompute": "full"}
     full, chunked = (_imported(tmp_path / "ds.json", loss=loss, **given) for loss in (None, "chunked"))
     assert _peak(full) - _peak(chunked) > 0.5 * 12 * 8192 * 128256
-    with pytest.raises(InputError, match="loss is 'none'"):
+    with refused("loss", problem="none", fix=("full", "chunked", "fused")):
         _imported(tmp_path / "ds.json", loss="none", **given)
 
 
 def test_an_imported_run_does_not_fit_where_the_framework_s_step_does_not(tmp_path: Path) -> None:
-    """24.6 GiB by the walk over programs, which copy no gradients; 28.3 GiB as DeepSpeed steps."""
+    """24.6 GiB by the analysis of programs, which copy no gradients; 28.3 GiB as DeepSpeed steps."""
     (tmp_path / "ds.json").write_text(json.dumps(FP16))
     given: dict[str, Any] = {"model": "llama2-7b", "sequence": 1024, "recompute": "full"}
     run = _imported(tmp_path / "ds.json", "v100-32gb:8", **given)

@@ -1,4 +1,4 @@
-"""What rows measured as a step: tokens/s, TFLOP/s and MFU; and what of a row contradicts."""
+"""Measured steps of rows: tokens/s, TFLOP/s and MFU; and contradictions within a row."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from trainplan.profiling.base.errors import InputWarning
 
 import trainplan as tp
 from tests.helpers.calls import call
+from tests.helpers.refusals import Facts, assert_refusal_text, cautioned
 from trainplan.validation.predict import Prediction
 from trainplan.validation.report import by_group
 from trainplan.validation.rows import Run
@@ -29,9 +30,9 @@ TOKENS = 32 * 4096
 
 def predicted(**changes: Any) -> Prediction:
     """The prediction of the row with these fields."""
-    [each] = tp.validate([{"id": "one", **ROW, **changes}])
-    assert not each.cannot
-    return each
+    [run] = tp.validate([{"id": "one", **ROW, **changes}])
+    assert not run.cannot
+    return run
 
 
 def test_tokens_have_the_error_of_the_step_that_they_make() -> None:
@@ -70,7 +71,7 @@ def test_an_mfu_is_of_the_peak_in_the_precision_and_may_be_of_a_hundred() -> Non
     )  # type: ignore[operator]
 
 
-def test_the_step_counts_first_and_what_contradicts_it_is_said() -> None:
+def test_the_step_counts_first_and_what_contradicts_it_is_reported() -> None:
     alike = predicted(step_s=8.623, tokens_s_gpu=1900, tflops_gpu=165)
     assert alike.measured_s == 8.623
     runs = tp.validate(
@@ -80,8 +81,8 @@ def test_the_step_counts_first_and_what_contradicts_it_is_said() -> None:
         ]
     )
     counted = predicted(step_s=8.623, tflops_gpu=300)
-    [said] = counted.remarks
-    assert counted.measured_s == 8.623 and said.startswith(
+    [stated] = counted.remarks
+    assert counted.measured_s == 8.623 and stated.startswith(
         "step_s is 8.623 s, and tflops_gpu makes it 4.761 s (-44.8%) of model"
     )
     assert [text for text in runs.notes() if "tokens_s_gpu" in text] == [
@@ -108,10 +109,10 @@ def test_verdicts_are_held_against_what_rows_say() -> None:
         ]
     )
     assert [run.fits for run in runs] == [False, False, True, True]
-    said = {text.split(":")[0]: text for text in runs.notes() if text.split(":")[0] in ("ran", "oom", "lost", "more")}
-    assert set(said) == {"ran", "lost", "more"}
-    assert "it ran, and" in said["ran"] and "do not fit" in said["ran"]
-    assert "it ran out of memory, and" in said["lost"] and "A100-SXM4 80 GB has 80 GiB" in said["more"]
+    stated = {text.split(":")[0]: text for text in runs.notes() if text.split(":")[0] in ("ran", "oom", "lost", "more")}
+    assert set(stated) == {"ran", "lost", "more"}
+    assert "it ran, and" in stated["ran"] and "do not fit" in stated["ran"]
+    assert "it ran out of memory, and" in stated["lost"] and "A100-SXM4 80 GB has 80 GiB" in stated["more"]
 
 
 def test_the_command_compares_all_three(tmp_path: Any) -> None:
@@ -150,26 +151,26 @@ HEARD: list[tuple[dict[str, Any], str, float]] = [
 ]
 
 
-@pytest.mark.parametrize(("said", "field", "seconds"), HEARD)
-def test_measures_are_read_in_their_units_whatever_their_names(said: dict[str, Any], field: str, seconds: float) -> None:
-    each = predicted(**said)
-    assert each.measured_s == pytest.approx(seconds, rel=2e-3) and each.measured[0].by == field and not each.remarks
+@pytest.mark.parametrize(("stated", "field", "seconds"), HEARD)
+def test_measures_are_read_in_their_units_whatever_their_names(stated: dict[str, Any], field: str, seconds: float) -> None:
+    run = predicted(**stated)
+    assert run.measured_s == pytest.approx(seconds, rel=2e-3) and run.measured[0].by == field and not run.remarks
 
 
 @pytest.mark.parametrize(
-    ("said", "gib"),
+    ("stated", "gib"),
     [
         *(({"mem_gib": text}, 40.0) for text in (40, "40", "40 GiB", "40960 MiB")),
         *(({name: value}, 40.0) for name, value in (("peak_gib", 40), ("mem_mib", 40960), ("max_memory_gib", "40"))),
-        *((said, 40e9 / 2**30) for said in ({"mem_gib": "40 GB"}, {"mem_gb": 40}, {"peak_memory_mb": 40000})),
+        *((stated, 40e9 / 2**30) for stated in ({"mem_gib": "40 GB"}, {"mem_gb": 40}, {"peak_memory_mb": 40000})),
     ],
 )
-def test_peaks_are_read_in_their_units(said: dict[str, Any], gib: float) -> None:
-    assert predicted(**said).held.peak_gib == pytest.approx(gib)
+def test_peaks_are_read_in_their_units(stated: dict[str, Any], gib: float) -> None:
+    assert predicted(**stated).held.peak_gib == pytest.approx(gib)
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("stated", "why"),
     [
         ({"mfu": 1.2}, "as a percentage write 1.2%"),
         ({"mfu": 1}, "no run reaches 1"),
@@ -189,23 +190,31 @@ def test_peaks_are_read_in_their_units(said: dict[str, Any], gib: float) -> None
         ({"oom": True, "tokens_s_gpu": 1900, "mem_gib": 79}, "it ran out of memory, and has tokens_s_gpu, mem_gib"),
     ],
 )
-def test_what_no_device_does_is_compared_with_nothing_and_said(said: dict[str, Any], why: str) -> None:
-    each = predicted(**said)
-    assert each.measured_s is None and each.error is None and each.memory_error is None
-    assert why in each.remarks[0] and "compared with nothing" in each.remarks[0], each.remarks
-    assert each.to_dict()["remarks"] == each.remarks
+def test_what_no_device_does_is_compared_with_nothing_and_reported(stated: dict[str, Any], why: str) -> None:
+    run = predicted(**stated)
+    assert run.measured_s is None and run.error is None and run.memory_error is None
+    assert why in run.remarks[0] and "compared with nothing" in run.remarks[0], run.remarks
+    assert run.to_dict()["remarks"] == run.remarks
 
 
 def test_what_can_be_compared_counts_where_the_first_field_cannot() -> None:
-    each = predicted(step_s=8623, tokens_s_gpu=1900)
-    assert each.measured[0].by == "tokens_s_gpu" and "step_s 8623 is compared with nothing" in each.remarks[0]
+    run = predicted(step_s=8623, tokens_s_gpu=1900)
+    assert run.measured[0].by == "tokens_s_gpu" and "step_s 8623 is compared with nothing" in run.remarks[0]
 
 
-@pytest.mark.parametrize("name", ["step_time", "tokens_per_second", "throughput", "tflops", "memory", "peak", "tps"])
-def test_names_without_a_unit_are_compared_with_nothing(name: str) -> None:
-    with pytest.warns(InputWarning, match=f"{name} does not say its unit, or of how many devices; write"):
-        each = predicted(**{name: 100.0})
-    assert each.measured_s is None and each.memory_error is None
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("step_time", ("step_s", "seconds")),
+        *((name, ("tokens_s_gpu", "tokens_s")) for name in ("tokens_per_second", "throughput", "tps")),
+        ("tflops", "tflops_gpu"),
+        *((name, "mem_gib") for name in ("memory", "peak")),
+    ],
+)
+def test_names_without_a_unit_are_compared_with_nothing(name: str, fix: Facts) -> None:
+    with cautioned(f"[0].{name}", problem="unit", fix=fix):
+        run = predicted(**{name: 100.0})
+    assert run.measured_s is None and run.memory_error is None
 
 
 @pytest.mark.parametrize(
@@ -223,51 +232,54 @@ def test_names_without_a_unit_are_compared_with_nothing(name: str) -> None:
     ],
 )
 def test_fields_of_other_tools_that_bear_on_the_run_are_not_left_out(name: str, value: Any, field: str) -> None:
-    row = {key: each for key, each in ROW.items() if key != field}
-    with pytest.warns(InputWarning):
-        [each] = tp.validate([{"id": "one", **row, name: value}])
-    assert each.step_s is None and f"{name} is called {field} in files of runs; write {field}" in each.cannot
+    row = {key: entry for key, entry in ROW.items() if key != field}
+    with cautioned(f"[0].{name}"):
+        [run] = tp.validate([{"id": "one", **row, name: value}])
+    assert run.step_s is None
+    assert_refusal_text(run.cannot, name, problem=field, fix=field)
     [fine] = tp.validate([{"id": "one", **ROW, "optimizer": "AdamW", "cpu_offload": False}])
     assert not fine.cannot
 
 
 @pytest.mark.parametrize(
-    ("field", "said"),
+    ("field", "message"),
     [
         (("gbs", "mbs"), "gbs and mbs are missing, and a step of 2 samples is predicted"),
         (("seq",), "seq is missing, and samples of 4096 tokens are predicted"),
     ],
 )
-def test_a_step_of_an_unsaid_size_is_compared_with_nothing(field: tuple[str, ...], said: str) -> None:
+def test_a_step_of_an_unsaid_size_is_compared_with_nothing(field: tuple[str, ...], message: str) -> None:
     row = {name: value for name, value in ROW.items() if name not in field}
-    [each] = runs = tp.validate([{"id": "one", **row, "step_s": 8.6, "mem_gib": 40.0}])
-    assert each.error is None and each.memory_error is None
-    assert each.remarks == [f"{said}: what was measured is compared with nothing"] and f"one: {each.remarks[0]}" in runs.notes()
+    [run] = runs = tp.validate([{"id": "one", **row, "step_s": 8.6, "mem_gib": 40.0}])
+    assert run.error is None and run.memory_error is None
+    assert (
+        run.remarks == [f"{message}: what was measured is compared with nothing"] and f"one: {run.remarks[0]}" in runs.notes()
+    )
     [bare] = tp.validate([{"id": "one", **row}])
-    assert bare.remarks == [said]
+    assert bare.remarks == [message]
 
 
-def test_what_decides_most_and_is_left_open_is_said_without_being_asked_for() -> None:
+def test_what_decides_most_and_is_left_open_is_reported_without_being_requested() -> None:
     row = {name: value for name, value in ROW.items() if name not in ("recompute", "framework")}
-    [each] = runs = tp.validate([{"id": "one", **row}])
-    [said] = [text for text in runs.notes() if "leaves open" in text]
-    assert said.startswith("one: leaves open framework (") and "recompute (" in said and "zero (" in said
-    assert each.to_dict()["assumed"]["recompute"] in said
+    [run] = runs = tp.validate([{"id": "one", **row}])
+    [stated] = [text for text in runs.notes() if "leaves open" in text]
+    assert stated.startswith("one: leaves open framework (") and "recompute (" in stated and "zero (" in stated
+    assert run.to_dict()["assumed"]["recompute"] in stated
 
 
-def test_everything_that_bears_and_is_left_open_is_said_in_one_line() -> None:
+def test_everything_that_bears_and_is_left_open_is_reported_in_one_line() -> None:
     """And whether such a row fits is no plain verdict where framework, recomputation and micro-batch are all open."""
     names = ("framework", "precision", "recompute", "zero", "gbs", "mbs", "seq")
     row = {name: value for name, value in ROW.items() if name not in names}
-    [each] = runs = tp.validate([{"id": "one", **row}])
-    [said] = [text for text in runs.notes() if "leaves open" in text]
-    assert all(f"{name} (" in said for name in names if name not in each.run.model_fields_set)
-    assert each.as_taken and each.to_dict()["as_taken"] and runs.cells()[0][-1] == "yes, if as taken"
-    [said_once] = told = tp.validate([{"id": "one", **row, "recompute": "full"}])
-    assert not said_once.as_taken and told.cells()[0][-1] == "yes"
+    [run] = runs = tp.validate([{"id": "one", **row}])
+    [stated] = [text for text in runs.notes() if "leaves open" in text]
+    assert all(f"{name} (" in stated for name in names if name not in run.run.model_fields_set)
+    assert run.as_taken and run.to_dict()["as_taken"] and runs.cells()[0][-1] == "yes, if as taken"
+    [reported_once] = reported = tp.validate([{"id": "one", **row, "recompute": "full"}])
+    assert not reported_once.as_taken and reported.cells()[0][-1] == "yes"
 
 
-def test_what_is_taken_otherwise_than_the_row_says_is_said() -> None:
+def test_what_is_taken_otherwise_than_the_row_says_is_reported() -> None:
     odd = predicted(gbs=33)
     assert odd.remarks == ["gbs 33 is taken as 34: whole micro-batches of 1 on 2 data-parallel ranks"]
     old = predicted(gpu="V100-32GB")
@@ -293,16 +305,16 @@ def test_a_row_with_any_values_has_a_prediction_or_one_line(row: dict[str, Any],
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InputWarning)
         runs = tp.validate([{"id": "one", **row, **changed}])
-    [each] = runs
+    [run] = runs
     runs.notes()
     runs.cells()
-    json.dumps(each.to_dict())
-    assert (each.step_s is None) == bool(each.cannot) and len(each.cannot.splitlines()) <= 1
-    if each.error is not None:
-        assert 1 / 100 <= each.error + 1 <= 100
-    if each.memory_error is not None:
-        assert each.held.peak_gib is not None and each.laid is not None
-        assert each.held.peak_gib * 2**30 <= each.laid.sheet.memory_bytes
+    json.dumps(run.to_dict())
+    assert (run.step_s is None) == bool(run.cannot) and len(run.cannot.splitlines()) <= 1
+    if run.error is not None:
+        assert 1 / 100 <= run.error + 1 <= 100
+    if run.memory_error is not None:
+        assert run.held.peak_gib is not None and run.laid is not None
+        assert run.held.peak_gib * 2**30 <= run.laid.sheet.memory_bytes
 
 
 def test_a_file_of_which_no_row_can_be_predicted_is_bad_input(tmp_path: Any) -> None:

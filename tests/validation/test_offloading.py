@@ -1,4 +1,4 @@
-"""What rows have on the host: words, peaks, and the copies that a step takes for it."""
+"""States of rows on the host: words, peaks, and the copies that a step takes for it."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def test_words_of_what_is_on_the_host(fields: dict[str, Any], meant: set[str]) -
 
 
 @pytest.mark.parametrize(
-    ("words", "said", "stage"),
+    ("words", "stated", "stage"),
     [
         *(("ZeRO-Offload", 2, 2), ("ZeRO-Offload", None, 2), ("ZeRO-Infinity", None, 3), ("ZeRO (Pos+g)", 2, 2)),
         *(("ZeRO (Pos+g)", None, 2), ("ZeRO++", 2, 2), ("ZeRO++", None, 3), ("ZeRO (Pos+g+p)", None, 3), ("ZeRO-3", 2, 3)),
     ],
 )
-def test_names_that_say_no_stage_leave_it_as_it_is_said(words: str, said: int | None, stage: int) -> None:
-    assert laid(**DENSE, fsdp=words, zero=said, framework="DeepSpeed").layout.zero == stage
+def test_names_that_say_no_stage_leave_it_as_it_is_reported(words: str, stated: int | None, stage: int) -> None:
+    assert laid(**DENSE, fsdp=words, zero=stated, framework="DeepSpeed").layout.zero == stage
 
 
 def test_states_on_nvme_are_taken_for_the_host_s() -> None:

@@ -1,4 +1,4 @@
-"""Predictions of published runs, where the files of them lie beside the checkout."""
+"""Predictions of published runs, where the files of them lie next to the checkout."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def test_dense_runs_are_predicted() -> None:
 
 
 def test_peaks_are_predicted() -> None:
-    """Of Megatron-Core, whose figures are what is allocated: others print what is reserved, or keep more."""
+    """The rows are of Megatron-Core, whose figures are what is allocated: others print what is reserved, or keep more."""
     predictions = [*predict_runs(load_runs(DATA / "memory.json")), *predict_runs(load_runs(DATA / "runs.json"))]
     megatron = [prediction for prediction in predictions if prediction.run.framework == "Megatron-Core"]
-    errors = [abs(each.memory_error) for each in megatron if each.memory_error is not None]
+    errors = [abs(entry.memory_error) for entry in megatron if entry.memory_error is not None]
     assert len(errors) >= 24 and fmean(errors) < 0.05
 
 

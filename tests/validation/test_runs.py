@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainplan.profiling.base.errors import InputError, InputWarning
+from trainplan.profiling.base.errors import InputWarning
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
 from trainplan.profiling.shipped import shipped
 
 from tests.helpers.calls import call
+from tests.helpers.refusals import Facts, assert_refusal_text, cautioned, refused
 from trainplan.validation.layouts import laid_run
 from trainplan.validation.predict import predict_runs, step_of
 from trainplan.validation.rows import UNMOVED, Run, load_runs
@@ -86,10 +87,10 @@ def test_every_field_moves_the_prediction_or_says_why_it_does_not(field: str) ->
         after = {**before, **CHANGES[field]}
     first, second = predict_runs(load_runs([before]))[0], predict_runs(load_runs([after]))[0]
     assert not first.cannot
-    beside = dict.fromkeys(
+    reported = dict.fromkeys(
         ("id", "measured_s", "measured_by", "error", "memory_error", "remarks", "assumed")
     )  # of what was measured
-    same = {**second.to_dict(), **beside} == {**first.to_dict(), **beside}
+    same = {**second.to_dict(), **reported} == {**first.to_dict(), **reported}
     assert same == (field in UNMOVED), second
     assert bool(second.cannot) == (field in REFUSED)
 
@@ -110,19 +111,19 @@ def test_a_reduced_model_has_its_own_sizes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         ({"runs": []}, "give a list of runs"),
         ([], "holds no run"),
         ([ROW, 7], "[1] is 7"),
     ],
 )
-def test_files_that_are_no_runs_get_one_line(rows: Any, said: str, tmp_path: Path) -> None:
+def test_files_that_are_no_runs_get_one_line(rows: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "runs.json"
     path.write_text(json.dumps(rows))
     outcome = call("validate", path)
     assert outcome.returncode == 2 and outcome.stdout == ""
-    assert said in outcome.stderr and len(outcome.stderr.splitlines()) == 1, outcome.stderr
+    assert message in outcome.stderr and len(outcome.stderr.splitlines()) == 1, outcome.stderr
 
 
 def test_what_cannot_be_predicted_says_why_and_the_rest_is_predicted() -> None:
@@ -134,21 +135,27 @@ def test_what_cannot_be_predicted_says_why_and_the_rest_is_predicted() -> None:
     ]
     fine, *others = predict_runs(load_runs(rows))
     assert not fine.cannot and fine.fits and fine.step_s and fine.step_low_s and fine.step_low_s < fine.step_s
-    for other, word in zip(others, ("TPU v5", "dp is 3", "precision"), strict=True):
-        assert word in other.cannot and other.step_s is None and other.fits is None
+    expected: list[tuple[str, Facts, Facts]] = [
+        ("gpu", "TPU v5", "`trainplan cluster kinds`"),
+        ("dp", (3, 64, "tp 2", "pp 2", "cp 2"), 8),
+        ("precision", ("FP8", "V100"), ("float32", "float64", "float16")),
+    ]
+    for other, (field, problem, fix) in zip(others, expected, strict=True):
+        assert_refusal_text(other.cannot, field, problem=problem, fix=fix)
+        assert other.step_s is None and other.fits is None
 
 
 def test_rows_of_functional_tests_are_known_by_their_notes() -> None:
-    """Of whatever source: they train with dropout and unfused attention, and no tokens are shared unless they say so."""
+    """This holds for any source: they train with dropout and unfused attention, and no tokens are shared unless they say so."""
     note = "flags deterministic-mode,attention-softmax-in-fp32; test {}; transformer-impl transformer_engine; launch-bound"
     row = {**ROW, "model": "gpt-tiny", "layers": 12, "hidden": 512, "heads": 8, "seq": 1024, "cp": 1, "dp": 16, "vpp": 1}
     peaks = []
     for source in ("megatron-lm-ci", "mine"):
         rows = [{**row, "id": kind, "source": source, "note": note.format(kind)} for kind in ("regular", "ckpt-resume")]
         laid = [laid_run(run).layout for run in load_runs(rows)]
-        assert [each.framework.fused_attention for each in laid] == [False, True]
-        assert all(each.framework.drops and not each.sequence_parallel for each in laid)
-        peaks.append([each.peak_gib for each in predict_runs(load_runs(rows))])
+        assert [entry.framework.fused_attention for entry in laid] == [False, True]
+        assert all(entry.framework.drops and not entry.sequence_parallel for entry in laid)
+        peaks.append([one_run.peak_gib for one_run in predict_runs(load_runs(rows))])
     assert peaks[0] == peaks[1]
 
 
@@ -167,7 +174,7 @@ def test_numbers_may_be_texts() -> None:
     (read,), (meant,) = load_runs([texts]), load_runs([{**ROW, "vocab": 128256, "oom": False}])
     assert read == meant and not predict_runs([read])[0].cannot
     (wrong,) = load_runs([{**ROW, "tp": "2x4"}])
-    assert "tp is '2x4'" in predict_runs([wrong])[0].cannot
+    assert_refusal_text(predict_runs([wrong])[0].cannot, "tp", problem="2x4", fix=1000)
 
 
 def test_a_table_without_measured_steps_is_printed_without_a_picture(tmp_path: Path) -> None:
@@ -179,7 +186,7 @@ def test_a_table_without_measured_steps_is_printed_without_a_picture(tmp_path: P
 
 
 def test_unknown_fields_are_warned_of() -> None:
-    with pytest.warns(InputWarning, match="weather"):
+    with cautioned("[0].weather"):
         load_runs([{**ROW, "weather": "fine"}])
 
 
@@ -264,12 +271,12 @@ OPEN = {
 @settings(max_examples=200)
 @given(st.fixed_dictionaries(WORDS, optional=OPEN))
 def test_any_row_is_predicted_or_says_why_not(row: dict[str, Any]) -> None:
-    (each,) = predict_runs(load_runs([{"id": "any", **row}]))
-    if each.cannot:
-        assert len(each.cannot.splitlines()) == 1 and each.step_s is None
+    (prediction,) = predict_runs(load_runs([{"id": "any", **row}]))
+    if prediction.cannot:
+        assert len(prediction.cannot.splitlines()) == 1 and prediction.step_s is None
     else:
-        assert each.step_low_s and each.step_s and each.step_high_s and each.peak_gib
-        assert 0 < each.step_low_s < each.step_s < each.step_high_s < float("inf") and each.peak_gib > 0
+        assert prediction.step_low_s and prediction.step_s and prediction.step_high_s and prediction.peak_gib
+        assert 0 < prediction.step_low_s < prediction.step_s < prediction.step_high_s < float("inf") and prediction.peak_gib > 0
 
 
 def test_context_parallel_ranks_may_be_counted_among_the_data_parallel_ones() -> None:
@@ -286,16 +293,17 @@ def test_kinds_with_fewer_links_are_their_own() -> None:
 
 
 def test_a_run_needs_degrees_that_divide_its_devices() -> None:
-    with pytest.raises(InputError, match="gpus"):
+    with refused("gpus"):
         laid_run(Run(**{**ROW, "tp": 3}))
 
 
 def test_fields_that_bear_under_another_name_are_not_left_out() -> None:
     """A row without its batch or its length would be predicted as another run."""
     row = {"id": "a", "model": "llama3-8b", "gpu": "H100", "gpus": 8, "seq": 4096, "mbs": 1}
-    with pytest.warns(InputWarning, match="batch is a field that runs do not have"):
+    with cautioned("[0].batch"):
         [made] = predict_runs(load_runs([{**row, "batch": 64}]))
-    assert made.cannot == "batch is called gbs in files of runs; write gbs" and made.step_s is None
+    assert_refusal_text(made.cannot, "batch", problem="gbs", fix="gbs")
+    assert made.step_s is None
     with pytest.warns(InputWarning):
         [made] = predict_runs(load_runs([{**row, "batch": 64, "gbs": 64}]))
     assert not made.cannot

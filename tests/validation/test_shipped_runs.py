@@ -27,7 +27,7 @@ def test_every_row_says_where_and_when_it_was_published() -> None:
 
 
 def test_the_shipped_efficiencies_leave_what_their_table_says() -> None:
-    errors = {each.run.id: each.error for each in predict_runs(load_runs(SHIPPED_RUNS))}
+    errors = {run.run.id: run.error for run in predict_runs(load_runs(SHIPPED_RUNS))}
     for fit in shipped_efficiencies().kernels:
         for row, residual in zip(fit.rows, fit.residuals, strict=True):
             assert errors[row] == pytest.approx(residual, abs=0.002), row
@@ -47,5 +47,5 @@ def test_no_document_says_another_mean_error() -> None:
     _, fitted, *_, left_out, _, _ = every[1].split()
     for path in documents:
         text = " ".join(path.read_text().split())
-        for said in re.findall(r"the mean error is ([\d.]+) % as fitted,? and ([\d.]+) %", text):
-            assert said == (fitted, left_out), path
+        for stated in re.findall(r"the mean error is ([\d.]+) % as fitted,? and ([\d.]+) %", text):
+            assert stated == (fitted, left_out), path

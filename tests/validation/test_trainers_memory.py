@@ -1,4 +1,5 @@
-"""What trainers hold alongside states and activations: each term as torch and transformers measure it, or by its source."""
+"""Memory that trainers hold alongside states and activations: each term as torch and transformers measure it, or by its
+source."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ from typing import Any
 
 import pytest
 from trainplan.formulations.costs.overlapped.analytic_memory import kept_bytes, loss_bytes, score_gradient_bytes
+from trainplan.formulations.costs.overlapped.frameworks import DEEPSPEED, FSDP
 from trainplan.formulations.costs.overlapped.layout import Framework, Held, RecomputePolicy, RunLayout
 from trainplan.profiling.models.model import Model, model_from_config
 
 from tests.validation.test_words import laid, predicted
-from trainplan.validation.frameworks import DEEPSPEED, FSDP
 from trainplan.validation.predict import Predictions
 
 GIB = 2**30
@@ -36,18 +37,18 @@ def peak_bytes(work: Callable[[], Any]) -> int:
             self.now = self.most = 0
 
         def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            given = {each.untyped_storage()._cdata for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
+            given = {leave.untyped_storage()._cdata for leave in tree_leaves((args, kwargs)) if isinstance(leave, torch.Tensor)}
             made = operator(*args, **(kwargs or {}))
-            for each in tree_leaves(made):
-                if isinstance(each, torch.Tensor) and (place := each.untyped_storage()._cdata) not in given | set(self.live):
-                    self.live[place] = each.untyped_storage().nbytes()
-                    self.now += self.live[place]
+            for leave in tree_leaves(made):
+                if isinstance(leave, torch.Tensor) and (index := leave.untyped_storage()._cdata) not in given | set(self.live):
+                    self.live[index] = leave.untyped_storage().nbytes()
+                    self.now += self.live[index]
                     self.most = max(self.most, self.now)
-                    weakref.finalize(each.untyped_storage(), self.gone, place)
+                    weakref.finalize(leave.untyped_storage(), self.gone, index)
             return made
 
-        def gone(self, place: int) -> None:
-            self.now -= self.live.pop(place, 0)
+        def gone(self, index: int) -> None:
+            self.now -= self.live.pop(index, 0)
 
     with Storages() as storages:
         work()
@@ -101,7 +102,7 @@ def test_layers_of_transformers_keep_what_is_counted(kind: str, dtype: str, atte
     layer = getattr(modules, f"{name}DecoderLayer")(config, 0).to(getattr(torch, dtype)).train()
     hidden = torch.randn(1, tokens, 256, dtype=getattr(torch, dtype), requires_grad=True) * 1
     indices = getattr(modules, f"{name}RotaryEmbedding")(config)(hidden, torch.arange(tokens)[None])
-    shared = {each.untyped_storage()._cdata for each in (*layer.parameters(), *indices)}
+    shared = {entry.untyped_storage()._cdata for entry in (*layer.parameters(), *indices)}
     kept: dict[int, Any] = {}
 
     def pack(tensor: Any) -> Any:
@@ -113,7 +114,7 @@ def test_layers_of_transformers_keep_what_is_counted(kind: str, dtype: str, atte
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         mask = torch.zeros(1, 1, tokens, tokens, dtype=hidden.dtype) if attention == "eager" else None
         layer(hidden, position_embeddings=indices, attention_mask=mask)
-    measured = sum(each.nbytes() for each in kept.values())
+    measured = sum(value.nbytes() for value in kept.values())
     measured -= (element - 1) * heads * tokens**2 * (dropout > 0)  # masks are as wide as numbers on CPUs, one byte on GPUs
     fields = {**config.to_dict(), "attn_implementation": "eager"} if attention == "eager" else config.to_dict()
     fields.pop("_attn_implementation", None)
@@ -125,7 +126,7 @@ def test_layers_of_transformers_keep_what_is_counted(kind: str, dtype: str, atte
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "granite", "starcoder2", "opt"])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_models_of_transformers_keep_what_is_counted(kind: str, autocast: bool) -> None:
-    """Of each layer, as four layers keep more than two; under autocast without its copies of weights."""
+    """Memory is counted for each layer, as four layers keep more than two; under autocast without its copies of weights."""
     from torch.autograd.graph import saved_tensors_hooks
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -149,8 +150,12 @@ def test_models_of_transformers_keep_what_is_counted(kind: str, autocast: bool) 
 
         with saved_tensors_hooks(pack, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             model(torch.ones(1, tokens, dtype=torch.int64), use_cache=False)
-        products = sum(each.numel() for name, each in model.named_parameters() if "layers" in name and each.dim() > 1)
-        return sum(each.nbytes() for each in storages.values()) - 2 * products * autocast
+        products = sum(
+            one_parameter.numel()
+            for name, one_parameter in model.named_parameters()
+            if "layers" in name and one_parameter.dim() > 1
+        )
+        return sum(one_storage.nbytes() for one_storage in storages.values()) - 2 * products * autocast
 
     config = AutoConfig.for_model(kind, **sizes, num_hidden_layers=2).to_dict()
     config.pop("_attn_implementation", None)
@@ -242,7 +247,7 @@ def test_a_step_of_zero_2_copies_the_gradients_of_the_shard() -> None:
     assert run.memory.buffers_bytes - one.memory.buffers_bytes == pytest.approx(2 * COUNT / 8, rel=1e-3)
 
 
-def test_zero_3_steps_by_sub_groups_beside_its_bucket() -> None:
+def test_zero_3_steps_by_sub_groups_in_addition_to_its_bucket() -> None:
     whole, parts = predicted(**ZERO_3), predicted(**ZERO_3, note="sub_group_size 1e8, reduce_bucket_size=16777216, fused adam")
     assert whole.memory is not None and parts.memory is not None
     assert whole.memory.standing_bytes == pytest.approx(16 * COUNT / 8, rel=0.02)
@@ -265,7 +270,7 @@ def test_runs_that_ran_out_of_memory_do_not_fit() -> None:
 
 
 def test_a_loss_in_chunks_never_holds_all_logits() -> None:
-    """Of a million tokens over eight context-parallel ranks: 52.3 GiB measured, and all logits are 222 GiB."""
+    """A million tokens over eight context-parallel ranks: 52.3 GiB measured, and all logits are 222 GiB."""
     row: dict[str, Any] = {"model": "qwen3-8b", "gpu": "H100", "gpus": 8, "mbs": 1, "gbs": 1, "seq": 1048576, "cp": 8}
     row |= {"fsdp": "FSDP2", "recompute": "full + cpu offload", "precision": "bf16", "framework": "Accelerate"}
     chunked, full = predicted(**row, note="chunked loss"), predicted(**row)
@@ -292,7 +297,7 @@ def test_words_of_losses(note: str | None, tokens: int) -> None:
     assert held.in_place == (tokens == 0)
 
 
-def test_liger_s_loss_is_in_place_of_as_many_logits_as_hidden_states() -> None:
+def test_liger_s_loss_is_instead_of_as_many_logits_as_hidden_states() -> None:
     """Chunks of the next power of two of 8192 tokens over 32 parts, the vocabulary over the hidden size; and no composed
     norms."""
     row = ZERO_3 | {"model": "llama3-8b", "seq": 8192, "recompute": "selective(attention)"}
@@ -316,8 +321,8 @@ def test_scores_are_kept_where_no_fused_attention_runs() -> None:
         scores < peaks["Megatron-LM", "V100 32GB"] - peaks["Megatron-LM", "A100 80GB"] < 1.25 * scores
     )  # and masks of dropout
     assert peaks["Transformers", "V100 32GB"] == pytest.approx(peaks["Transformers", "A100 80GB"])
-    said = predicted(**row | sizes, framework="Transformers", gpu="A100 80GB", note="attn_implementation: eager")
-    assert said.peak_gib - peaks["Transformers", "A100 80GB"] == pytest.approx(
+    stated = predicted(**row | sizes, framework="Transformers", gpu="A100 80GB", note="attn_implementation: eager")
+    assert stated.peak_gib - peaks["Transformers", "A100 80GB"] == pytest.approx(
         7 / 5 * scores, rel=0.02
     )  # with the mask of its dropout
     assert not laid(**row | sizes, framework="Megatron-LM", gpu="V100 32GB", note="flash-attn").model.config.get(
@@ -333,7 +338,7 @@ def test_verdicts_near_the_limit_say_so() -> None:
 
 
 def test_copies_reduce_their_gradients_in_buckets_that_are_copies(tmp_path: Path) -> None:
-    """Of torch's DistributedDataParallel all gradients; of DeepSpeed at most a bucket."""
+    """torch's DistributedDataParallel holds all gradients; DeepSpeed at most a bucket."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
@@ -360,10 +365,10 @@ def test_copies_reduce_their_gradients_in_buckets_that_are_copies(tmp_path: Path
 def test_copies_of_transformers_train_under_autocast() -> None:
     """In mixed precision, unless states are shared, or DeepSpeed or the row has the model itself in half precision."""
     row = DENSE | {"gpu": "H200", "precision": "bf16", "framework": "Accelerate"}
-    autocast = [laid(**row | said).layout.held.autocast for said in ({"fsdp": "DDP"}, {"fsdp": "FSDP2"})]
+    autocast = [laid(**row | stated).layout.held.autocast for stated in ({"fsdp": "DDP"}, {"fsdp": "FSDP2"})]
     others: list[dict[str, Any]] = [{"framework": "DeepSpeed"}, {"note": "pure bf16"}, {"precision": "fp32"}]
     others += [{"framework": "PyTorch"}, {"note": "torch.compile"}]
-    autocast += [laid(**row | {"fsdp": "DDP"} | said).layout.held.autocast for said in others]
+    autocast += [laid(**row | {"fsdp": "DDP"} | stated).layout.held.autocast for stated in others]
     assert autocast == [True] + [False] * 6
     liger = laid(**row | {"fsdp": "DDP", "note": "liger"}).layout  # whose kernels get what autocast has, too
     assert liger.held.autocast and not liger.framework.composed
@@ -396,8 +401,8 @@ def test_states_of_copies_are_what_torch_holds(loaded: str, autocast: bool, note
         loss = model(tokens, labels=tokens, use_cache=False).loss
     loss.backward()
     optimizer.step()
-    moments = [each for state in optimizer.state.values() for each in state.values() if each.dim()]
-    held = [each.nbytes for each in (*model.parameters(), *(parameter.grad for parameter in model.parameters()), *moments)]
+    moments = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
+    held = [entry.nbytes for entry in (*model.parameters(), *(parameter.grad for parameter in model.parameters()), *moments)]
     count = sum(parameter.numel() for parameter in model.parameters())
     run = predicted(**DENSE, gpu="H200", fsdp="DDP", precision="bf16", framework="Accelerate", note=note)
     assert run.memory is not None and run.laid is not None

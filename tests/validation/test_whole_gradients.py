@@ -1,5 +1,5 @@
 """FSDP under Accelerate with several micro-batches a step: whole gradients on each device until the last one reduces them; and
-parameters on the host that are not freed behind the forward pass."""
+parameters on the host that are not freed after the forward pass."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_with_parameters_on_the_host_whole_gradients_are_on_the_device(tmp_path:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_parameters_of_the_host_that_are_not_freed_behind_their_forward_pass_are_all_on_the_device(
+def test_parameters_of_the_host_that_are_not_freed_after_their_forward_pass_are_all_on_the_device(
     version: int, tmp_path: Path
 ) -> None:
     """The whole model in the dtype of the products, in place of two blocks of the largest's size, that of the head."""

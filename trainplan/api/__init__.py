@@ -1,4 +1,7 @@
-"""The public verbs, the same as the command's. Each is imported when it is first used."""
+"""The public functions and classes (`tp.plan`, `tp.run`, ...), which are also those of the command.
+
+A name is imported when it is first used, and a function checks the types of its arguments and the spelling of their names.
+"""
 
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -15,10 +18,14 @@ if TYPE_CHECKING:
     from trainplan.api.compare_verbs import *
     from trainplan.api.configuration_verbs import *
     from trainplan.api.export_verbs import *
+    from trainplan.api.library_verbs import *
     from trainplan.api.number_verbs import *
     from trainplan.api.plan_verbs import *
     from trainplan.api.problem_verbs import *
     from trainplan.api.run_verbs import *
+    from trainplan.api.study_results import *
+    from trainplan.api.study_verbs import *
+    from trainplan.api.sweep_verbs import *
     from trainplan.pictures.charts import draw_errors as draw_errors
     from trainplan.pictures.charts import draw_profile as draw_profile
     from trainplan.pictures.charts import draw_throughput as draw_throughput
@@ -31,10 +38,15 @@ if TYPE_CHECKING:
     from trainplan.pictures.placement import draw_placement as draw_placement
     from trainplan.pictures.placement import draw_placements as draw_placements
     from trainplan.pictures.plans import draw_simulation as draw_simulation
+    from trainplan.pictures.studies import draw_heat as draw_heat
+    from trainplan.pictures.studies import draw_steps as draw_steps
+    from trainplan.pictures.study_profiles import draw_gaps as draw_gaps
+    from trainplan.pictures.study_profiles import draw_performance as draw_performance
     from trainplan.pictures.timeline import draw_timeline as draw_timeline
     from trainplan.pictures.timeline import draw_timelines as draw_timelines
 
 
+# By module of this package, the public names that it has.
 _MODULES = {
     "export_verbs": ("export", "nearest_plan", "report"),
     "configuration_verbs": ("compare_log", "import_run"),
@@ -53,6 +65,7 @@ _MODULES = {
         "schema",
         "solve",
     ),
+    "library_verbs": ("library",),
     "number_verbs": ("detect", "import_profile", "profile", "validate"),
     "plan_verbs": (
         "PlanRequest",
@@ -77,19 +90,26 @@ _MODULES = {
         "simulate",
         "throughput",
     ),
+    "study_results": ("read_study",),
+    "study_verbs": ("study",),
+    "sweep_verbs": ("sweep",),
     "run_verbs": ("RunSettings", "TrainingSettings", "run", "tokenize", "trial"),
 }
-# Of each picture the module that draws it, with matplotlib.
+# By function that draws a picture, its module, which imports matplotlib.
 _DRAWN = {
     "draw_comparison": "trainplan.pictures.comparisons",
     "draw_errors": "trainplan.pictures.charts",
     "draw_frontier": "trainplan.pictures.lanes",
+    "draw_gaps": "trainplan.pictures.study_profiles",
+    "draw_heat": "trainplan.pictures.studies",
+    "draw_performance": "trainplan.pictures.study_profiles",
     "draw_placement": "trainplan.pictures.placement",
     "draw_placements": "trainplan.pictures.placement",
     "draw_plan": "trainplan.pictures.layout",
     "draw_profile": "trainplan.pictures.charts",
     "draw_rivals": "trainplan.pictures.comparisons",
     "draw_simulation": "trainplan.pictures.plans",
+    "draw_steps": "trainplan.pictures.studies",
     "draw_switches": "trainplan.pictures.lanes",
     "draw_throughput": "trainplan.pictures.charts",
     "draw_timeline": "trainplan.pictures.timeline",
@@ -101,6 +121,7 @@ NAMES = sorted([*_HOMES, *_DRAWN])
 
 
 def __getattr__(name: str) -> Any:
+    """A public name, imported at its first use and kept. Raises AttributeError for a name that is not public."""
     if name in _DRAWN:
         target = f"{_DRAWN[name]}:{name}"
         return globals().setdefault(name, wraps(attribute(target))(drawn(target)))
@@ -111,7 +132,8 @@ def __getattr__(name: str) -> Any:
 
 
 def _with_checked_names(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """The verb, which answers an argument that it does not have with the nearest that it has."""
+    """The public function `verb`, wrapped so that a call with an unknown keyword raises a TypeError that suggests the nearest
+    keyword that the function has."""
     parameters = signature(verb).parameters
     open_ended = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
 
@@ -128,4 +150,5 @@ def _with_checked_names(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def __dir__() -> list[str]:
+    """The public names, for `dir` and completion."""
     return NAMES

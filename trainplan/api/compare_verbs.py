@@ -1,4 +1,4 @@
-"""Plans and planners compared: plans side by side, each paper's planner against the joint optimum, and throughputs."""
+"""Comparisons: plans side by side, each paper's planner against the joint optimum, and throughputs over batch sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BA
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.formulations.schedule.orders import PassOrder
 from trainplan.inputs import cluster_of, memory_of, model_of
-from trainplan.planning.compare_planners import Rivals, rivals
+from trainplan.planning.compare_planners import PlannerComparison, planner_comparison
 from trainplan.planning.presets import OPTIMUM, PLANNERS, planner
 from trainplan.planning.result_rows import plan_row, row_rank
 from trainplan.planning.throughput import Throughput, search_throughput
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class ComparedPlans(Tabular, list[dict[str, Any]]):
-    """Rows of plans, the shortest predicted step first."""
+    """A table of plans: a list of dicts, one for each plan, the shortest predicted step first."""
 
     headings: ClassVar = {
         "name": "plan",
@@ -52,18 +52,19 @@ class ComparedPlans(Tabular, list[dict[str, Any]]):
     }
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows themselves, as of `planned.plan_row`."""
+        """The table's rows, which are the list itself: for each plan a dict with the fields of `planning.result_rows.plan_row`,
+        such as name, step_ns and peak_bytes."""
         return list(self)
 
 
 def compare_plans(sources: Iterable[Plan | Source]) -> ComparedPlans:
-    """Any plans alongside each other, as they are predicted, the shortest step first.
+    """Plans side by side, as they are predicted, the shortest step first.
 
     Args:
         sources: plans, their files, or dicts.
 
     Returns:
-        A list of dicts, with `frame()`: a row for each plan, as of `planned.plan_row`.
+        A list of dicts, with `frame()`: a row for each plan, with its name, step, memory, layout, bound and gap.
 
     Raises:
         InputError: for a file that is no plan.
@@ -81,44 +82,49 @@ def compare_planners(
     time_limit: float | None = TIME_LIMIT_S,
     progress: Callable[[str], None] | None = None,
     **keywords: Any,
-) -> Rivals:
-    """What each paper's planner loses on a model and a cluster against the joint optimum.
+) -> PlannerComparison:
+    """How much slower each paper's planner is than the joint optimum, on a model and a cluster.
 
-    All plans are predicted alike, without overlap, which is the step that the joint problem minimises. Of the choices, a
-    planner gets those of its own among pipeline, micro_batches, dp and tp, and its row says what it was planned without.
+    All plans are predicted alike, without overlap, which is the step that the joint problem minimises. A planner gets only
+    the choices that it knows among pipeline, micro_batches, dp and tp; its row states the choices that it was planned without.
 
     Args:
-        request: as of `plan`, with the choices of joint, such as host or schedule; not like, which is each planner's own.
+        request: what to plan for, as one object, with the choices of the joint problem, such as host or schedule; without
+            `like`, since each planner has its own preset. None for the keywords alone.
         gap: relative gap at which the joint problem may stop.
         time_limit: seconds for each planner.
         progress: called with the name of each planner.
-        **keywords: as of `plan`, without like, method, backend, `beside` and incumbents.
+        **keywords: fields of the request, as `plan` takes them, which replace those of the object; not like, method, backend,
+            comparisons or incumbents.
 
     Returns:
-        A list of planners, with `frame()` and `picture()`: the joint optimum first, and last once more, begun from their
-            plans.
+        A list of planners, with `frame()` and `picture()`: first the joint optimum, then the papers' planners, and last the
+            joint optimum again, whose search begins from the planners' plans.
 
     Raises:
-        InputError: where the request does not suit the joint problem.
+        InputError: for a request that the joint problem does not support.
     """
     keywords = keywords_of(request, None) | keywords
     check_arguments(plan, keywords)
-    for name in ("like", "method", "backend", "beside", "incumbents"):
+    for name in ("like", "method", "backend", "comparisons", "incumbents"):
         if keywords.get(name) is not None:
             fix = "leave it out: each planner has its own"
             raise InputError("command line", "--" + name, f"is {keywords[name]!r}", fix)
-    return rivals(plan, keywords, gap=gap, time_limit=time_limit, progress=progress)[0]
+    return planner_comparison(plan, keywords, gap=gap, time_limit=time_limit, progress=progress)[0]
 
 
 class Throughputs(Tabular, list[Throughput]):
-    """Planners with the batch size of their largest throughput."""
+    """A table of planners: for each the batch sizes that were tried, with their throughputs."""
 
     headings: ClassVar = {"planner": "planner", "batch": "batch", "samples_per_s": "samples/s", "seconds": "seconds"}
     drawn_by = "trainplan.pictures.charts:draw_throughput"
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dict for each batch size of each planner: planner, batch, samples_per_s (0 where nothing fits), and best, whether
-        it is the planner's largest; seconds: of all its searches."""
+        """A dict for each batch size that a planner tried, planner by planner.
+
+        Its fields are planner; batch, in samples; samples_per_s, 0 if nothing fits; best, whether it is the planner's largest
+        throughput; and seconds, the time of all searches of that planner.
+        """
         return [
             {
                 "planner": search.planner.label,
@@ -150,30 +156,32 @@ def throughput(
     gap: float = GAP,
     progress: Callable[[Any, Any], None] | None = None,
 ) -> Throughputs:
-    """Throughput over batch sizes of planners by name, under the paper's cost model, from estimates.
+    """The throughput of planners over batch sizes, under the cost model of the paper (Galvatron), from estimated profiles.
 
     Args:
         model: a name, a config.json or a Model.
         cluster: a name, a file or a Cluster.
-        memory: of every device, as of `build`.
-        reserve: what stays free of it, as of `build`.
-        planners: names, such as galvatron-bmw and optimum (default: all).
+        memory: the memory of one device to plan with, such as "8GiB", or bytes (default: the device's, less its reserve).
+        reserve: the part of the memory that stays free, in place of the cluster's own reserve.
+        planners: the names of planners, such as galvatron-bmw and optimum (default: all).
         space: Of the planner optimum: its search space, as for `plan`.
         schedule: Of the planner optimum: '1f1b' (1F1B-Flush) or 'gpipe'.
         sequence: tokens of a sample (default: the longest that the model allows).
-        dtype: of the model, such as "bf16".
+        dtype: the model's, such as "bf16".
         step: Samples between two batch sizes.
         largest_batch: Stop here if all still fits.
         most_micro_batches: Of one step.
         time_limit: seconds of each search, which is of one planner and batch size.
         gap: relative gap at which each search may stop.
-        progress: called with (planner, point).
+        progress: called with (planner, point) for each batch size that was tried; a point has the batch size and its
+            throughput.
 
     Returns:
-        A list of planners with what they found for each batch size, with `frame()` and `picture()`.
+        A list of planners, each with the throughput in samples/s of every batch size that it tried; it has `frame()` and
+            `picture()`.
 
     Raises:
-        InputError: where no batch size suits.
+        InputError: for a bad argument, naming it.
     """
     the_cluster = cluster_of(cluster, reserve)
     the_model = model_of(model, sequence, dtype, cluster=the_cluster)

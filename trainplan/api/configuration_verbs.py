@@ -1,4 +1,4 @@
-"""Configurations of other runtimes, judged: how good is what runs now?"""
+"""Runs of other runtimes judged from their launch files, configurations and logs: how good is what runs now?"""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ from trainplan.formulations.plan.plan import Plan, RunBy, load_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.runtimes import RUNTIMES
 from trainplan.imported_runs.assess import JudgedRun, changes, changes_without_gain, priced_as
-from trainplan.imported_runs.long_samples import with_positions
+from trainplan.imported_runs.run_model import model_of, with_model, with_positions
 from trainplan.imported_runs.to_plan import (
-    model_of,
     plan_of,
     read,
     read_text,
     with_kernels,
-    with_model,
     with_options,
     with_recipe,
 )
@@ -37,11 +35,12 @@ from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.files import FilePath, Source
 from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.models.model import Model
 from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
 from trainplan.validation.plans import as_run
 
 __all__ = ["compare_log", "import_run"]
-CHECK_SECONDS = 5.0  # for evidence of the bound
+CHECK_SECONDS = 5.0  # for making evidence of the lower bound
 
 
 def import_run(
@@ -81,52 +80,40 @@ def import_run(
         batch: Samples of one step, over all devices.
         micro_batch: Samples of one micro-batch on one rank.
         sequence: Tokens of a sample.
-        dtype: as of `plan`.
-        memory: as of `plan`.
-        reserve: as of `plan`.
+        dtype: the dtype of the model, such as "bf16".
+        memory: the memory of one device to judge the run by, such as "74GiB", or bytes (default: the device's, less its
+            reserve).
+        reserve: the part of a device's memory that stays free, in place of the cluster's own reserve.
         recompute: full or none, which DeepSpeed and Accelerate leave to the model's code.
         loss: full, chunked or fused: whether all logits are held at once (default: full).
 
-            They are those of a micro-batch; a fused loss never holds all of them.
+            All logits are those of one micro-batch; a fused loss never holds them at once.
         attention: eager or flash: whether scores are kept (default: the model's, else the tool's).
 
-            The model's is that of its configuration; a tool has one for the devices.
-        runtime: whose file it is, as `import-run --help` lists them (default: by the file).
-        variables: of a script's environment, and its positional parameters by number; of YAML, JSON and TOML, values of keys
-            in place of the file's.
-        ignored: keys of the file that change nothing of the run, where they are not known.
-        search: look for bound, best plans and changes, too.
+            The model's default is the one in its configuration; a tool's default depends on the devices.
+        runtime: the runtime whose file it is, such as megatron; `import-run --help` lists all (default: recognised by the
+            file).
+        variables: values by name: for a script, of its environment's variables, and of its positional parameters by number; for
+            YAML, JSON and TOML, of keys, in place of the file's.
+        ignored: keys of the file that trainplan does not know and that change nothing of the run.
+        search: also search for the lower bound, for the best plans, and for single changes that gain.
         gap: relative gap at which each of the two searches may stop.
-        time_limit: seconds of each of them.
-        progress: as of `plan`.
+        time_limit: seconds of each of the two searches; None for no limit.
+        progress: called with a text that names the part of the work that begins, and with a `Point` (seconds, objective, bound,
+            in ns) for each better plan or bound.
 
     Returns:
-        What runs, its prediction and its alternatives, with `frame()`.
+        The run's plan, its prediction, and the better plans and changes that were found, with `frame()`.
 
     Raises:
         InputError: naming file and key, for what cannot be read or predicted.
     """
-    if cluster is None:
-        raise InputError(COMMAND_LINE, "--cluster", "is missing", "give the devices that the run is on, such as h100:8x4")
-    machine = cluster_of(cluster, reserve)
-    if len(machine.used_kinds) > 1:
-        problem = f"has {len(machine.used_kinds)} kinds of devices"
-        raise InputError(COMMAND_LINE, "--cluster", problem, "give one of equal devices: the runtimes take them for equal")
-    named = None if model is None else str(model)
+    machine, named = _machine(cluster, reserve), None if model is None else str(model)
     half = "float16" if machine.training_dtype == "float16" else "bfloat16"
     user = UserSettings(
         variables or {}, recompute, named, frozenset(ignored), None if dtype is None else parse_dtype(dtype), half
     )
-    if (file is None) == (line is None):
-        problem = "is missing" if file is None else "is given with --command"
-        raise InputError(COMMAND_LINE, "file", problem, "give a file, or a command line by --command")
-    path = None if file is None or str(file) == "-" else Path(file)
-    if path is None:
-        where = COMMAND_LINE if line is not None else "standard input"
-        found = read_text(_standard_input() if line is None else line, where, user)
-    else:
-        found = read(path, runtime, user)
-    configuration = with_options(found, batch, micro_batch)
+    configuration = with_options(_configuration(file, line, runtime, user), batch, micro_batch)
     the_model = model_of(configuration, named, sequence, dtype, machine)
     if not compiles(the_model):
         raise InputError(
@@ -138,100 +125,163 @@ def import_run(
     request = Request(the_model, machine, None, memory_of(memory, reserve))
     configuration = with_recipe(with_model(configuration, the_model), request)
     walked, judged = predicted_as_known(plan_of(configuration, the_model, request), request)
-    made, framework = as_run(walked, machine)
+    run_plan, framework = as_run(walked, machine)
     if (group := configuration.recomputed.group) > 1 and isinstance(framework, str):
         fix = f"give 1: groups are counted in the runtime's prediction alone, which there is none of, since {framework}"
         raise configuration.error("group", f"is {group}, of layers that are recomputed together", fix)
-    measured, why = _measured(configuration, made)
+    measured, why = _measured(configuration, run_plan)
     configuration = replace(configuration, notes=(*configuration.notes, *why))
     if not search:
-        run = JudgedRun(configuration, made, judged, framework, None, None, (), measured, machine.whose_numbers)
-        return replace(run, performance=performance(made, judged, machine))
-    choices = _search_space(configuration, made) | {
-        "memory": memory,
-        "gap": gap,
-        "time_limit": time_limit,
-        "progress": progress,
-    }
-    best = _best(made, machine, choices)
+        run = JudgedRun(configuration, run_plan, judged, framework, None, None, (), measured, machine.whose_numbers)
+        return replace(run, performance=performance(run_plan, judged, machine))
+    limits = {"memory": memory, "gap": gap, "time_limit": time_limit, "progress": progress}
+    choices = _search_space(configuration, run_plan) | limits
+    best = _best(run_plan, machine, choices)
     best = best if best.interrupted else certify(best, CHECK_SECONDS, progress)
-    within = None
-    runs = RUNTIMES.get(configuration.runtime)
-    if runs is not None and runs.lacks(the_model) is None and configuration.recipe in (None, *runs.recipes):
-        within = _best(made, machine, {name: value for name, value in choices.items() if name != "host"}, configuration.runtime)
-        if within.plan is not None:
-            within = replace(within, plan=as_run(within.plan.changed(runs_by=_by_layers(made.runs_by)), machine)[0])
-    changed = changes(configuration, made, request, judged.step_ns)
-    run = JudgedRun(configuration, made, judged, framework, best, within, changed, measured, machine.whose_numbers)
+    within = _best_within_runtime(configuration, the_model, run_plan, machine, choices)
+    changed = changes(configuration, run_plan, request, judged.step_ns)
+    run = JudgedRun(configuration, run_plan, judged, framework, best, within, changed, measured, machine.whose_numbers)
     return replace(
         run,
-        objective_ns=_objective_ns(made, best),
+        objective_ns=_objective_ns(run_plan, best),
         checked_ns=_checked_ns(best),
-        performance=performance(made, judged, machine),
-        others=changes_without_gain(configuration, made, request),
+        performance=performance(run_plan, judged, machine),
+        others=changes_without_gain(configuration, run_plan, request),
     )
 
 
-def _objective_ns(made: Plan, best: PlanningResult) -> int | None:
-    """A plan's step by the step model of a search; None where it is none of the plans that were searched."""
+def _machine(cluster: FilePath | Cluster | None, reserve: str | int | None) -> Cluster:
+    """The cluster that a run is on, from a name, a file or a Cluster.
+
+    reserve: memory that stays free on every device; None for the cluster's own. Raises InputError if no cluster is given, or if
+    it has devices of several kinds.
+    """
+    if cluster is None:
+        raise InputError(COMMAND_LINE, "--cluster", "is missing", "give the devices that the run is on, such as h100:8x4")
+    machine = cluster_of(cluster, reserve)
+    if len(machine.used_kinds) > 1:
+        problem = f"has {len(machine.used_kinds)} kinds of devices"
+        raise InputError(COMMAND_LINE, "--cluster", problem, "give one of equal devices: the runtimes take them for equal")
+    return machine
+
+
+def _configuration(file: FilePath | None, line: str | None, runtime: str | None, user: UserSettings) -> RunConfiguration:
+    """The configuration of a run, read from a file, from standard input (the file "-"), or from a command line that starts
+    training.
+
+    Args:
+        file: the file; None if a command line is given.
+        line: the command line; None if a file is given.
+        runtime: the runtime whose file it is; None to recognise it by the file's content.
+        user: the values that the user sets in place of the file's, such as variables of a script.
+
+    Raises:
+        InputError: unless exactly one of file and line is given, and for a file that cannot be read.
+    """
+    if (file is None) == (line is None):
+        problem = "is missing" if file is None else "is given with --command"
+        raise InputError(COMMAND_LINE, "file", problem, "give a file, or a command line by --command")
+    if line is not None:
+        return read_text(line, COMMAND_LINE, user)
+    assert file is not None
+    return read_text(_standard_input(), "standard input", user) if str(file) == "-" else read(Path(file), runtime, user)
+
+
+def _best_within_runtime(
+    configuration: RunConfiguration, model: Model, run_plan: Plan, machine: Cluster, choices: dict[str, Any]
+) -> PlanningResult | None:
+    """The best plan that a run's own runtime can run for the run's model, devices and batch, with that runtime's prediction.
+
+    Args:
+        configuration: the run's configuration, which names its runtime.
+        model: the run's model.
+        run_plan: the run's plan.
+        machine: the cluster that it runs on.
+        choices: keywords of `plan`; `host` is left out, since the runtime decides which states it keeps on the host.
+
+    Returns:
+        The search's answer; None if trainplan does not plan for the runtime, or if the runtime does not support the model or
+            the run's precision.
+    """
+    runtime = RUNTIMES.get(configuration.runtime)
+    if runtime is None or runtime.lacks(model) is not None or configuration.recipe not in (None, *runtime.recipes):
+        return None
+    without_host = {name: value for name, value in choices.items() if name != "host"}
+    within = _best(run_plan, machine, without_host, configuration.runtime)
+    if within.plan is None:
+        return within
+    return replace(within, plan=as_run(within.plan.changed(runs_by=_by_layers(run_plan.runs_by)), machine)[0])
+
+
+def _objective_ns(run_plan: Plan, best: PlanningResult) -> int | None:
+    """The step of a run's plan in ns, by the step model that a search minimised.
+
+    run_plan: the run's plan. best: the search's answer. Returns None if the plan is not in the space that was searched.
+    """
     if (refinement := best.problem.refinement) is None:
         return None
     for instance in [instance for instance, _ in best.answer.tried] or [best.instance]:
-        solution = refinement.solution_of_plan(instance, made.in_model_dtype())
+        solution = refinement.solution_of_plan(instance, run_plan.in_model_dtype())
         if solution is not None:
             return int(best.problem.evaluate(instance, solution).objective)
     return None
 
 
 def _checked_ns(best: PlanningResult) -> int | None:
-    """The bound of a search as evidence shows it, where that is of all that was searched."""
+    """The lower bound of the step in ns that the evidence in a search's plan proves; None if there is no plan or no evidence,
+    or if the evidence covers only a part of the search space."""
     claim = None if best.plan is None else best.plan.claim
     return None if claim is None or claim.evidence is None or best.evidence_of else claim.evidence.bound_ns
 
 
 def _standard_input() -> str:
-    """What stands on standard input, in whatever coding."""
+    """The whole text of standard input, decoded whatever its encoding is."""
     stream = getattr(sys.stdin, "buffer", None)
     return sys.stdin.read() if stream is None else text_of_bytes(stream.read())
 
 
 def compare_log(source: Plan | Source, log: FilePath) -> LoggedRun:
-    """A log of a run, as Megatron-LM, torchtitan or DeepSpeed prints it, alongside what its plan predicts.
+    """The measurements in a log of a run, as Megatron-LM, torchtitan or DeepSpeed prints it, next to its plan's prediction.
 
     Args:
         source: the plan that ran, its file, or a dict.
-        log: the file.
+        log: the log's file.
 
     Returns:
-        The median step after the first ones, and peaks of memory, measured and predicted.
+        The median step after the first ones in seconds, and peaks of memory in bytes, each measured and predicted.
 
     Raises:
-        InputError: for a log without steps, or of another batch than the plan's.
+        InputError: for a log without steps, or with another batch than the plan's.
     """
     where = str(source) if isinstance(source, str | Path) else "plan"
     return compared_with_log(load_plan(source), read_log(Path(log)), where)
 
 
-def _measured(configuration: RunConfiguration, made: Plan) -> tuple[LoggedRun | None, tuple[str, ...]]:
-    """What a run measured, alongside its prediction, where its log has lines of steps; and why they are not compared, if so."""
-    log, samples = configuration.log, made.batch.global_samples
+def _measured(configuration: RunConfiguration, run_plan: Plan) -> tuple[LoggedRun | None, tuple[str, ...]]:
+    """The measurements of a run compared with the prediction of its plan, and notes on why they are not compared.
+
+    Returns (comparison, notes). If the configuration was not read from a log with steps, they are None and empty; if the log's
+    steps have another batch than the plan, they are None and one note.
+    """
+    log, samples = configuration.log, run_plan.batch.global_samples
     if log is None:
         return None, ()
     if log.batch not in (None, samples):
         return None, (f"the log's last steps have {log.batch} samples of {samples}: their times are not compared",)
-    return compared_with_log(made, log, configuration.where), ()
+    return compared_with_log(run_plan, log, configuration.where), ()
 
 
-def _search_space(configuration: RunConfiguration, made: Plan) -> dict[str, Any]:
-    """The search space that has the plan in it: the default one, and what else the plan makes use of; with context parallelism
-    under the cost model that has it."""
-    strategies = made.strategies()
+def _search_space(configuration: RunConfiguration, run_plan: Plan) -> dict[str, Any]:
+    """Keywords of `plan` that make its search space contain a run's plan: the default space, extended by what the run uses,
+    such as interleaved stages, states on the host or context parallelism. configuration: the run's configuration. run_plan: the
+    plan made of it. A keyword that is not needed has the value None."""
+    strategies = run_plan.strategies()
     choices: dict[str, Any] = {
-        "schedule": "all" if made.depth > 1 else None,
-        "chunks": max(2, made.chunks) if made.chunks > 1 else None,
+        "schedule": "all" if run_plan.depth > 1 else None,
+        "chunks": max(2, run_plan.chunks) if run_plan.chunks > 1 else None,
     }
-    choices["hybrid"] = any(s.degree("dp") > 1 and s.degree("sdp") > 1 for s in strategies) or None
-    choices["modules"] = any(s.modules for s in strategies) or None
+    choices["hybrid"] = any(strategy.degree("dp") > 1 and strategy.degree("sdp") > 1 for strategy in strategies) or None
+    choices["modules"] = any(strategy.modules for strategy in strategies) or None
     choices["host"] = ",".join(configuration.host) or None
     choices["optimizer"] = configuration.optimizer
     if configuration.cp == 1:
@@ -241,17 +291,29 @@ def _search_space(configuration: RunConfiguration, made: Plan) -> dict[str, Any]
 
 
 def _by_layers(by: RunBy | None) -> RunBy | None:
-    """The runtime as it runs plans that are exported to it, where each layer is recomputed by itself."""
+    """How a plan's runtime runs the plan, with every layer recomputed separately (not in groups of layers), as in plans that
+    are exported to the runtime. None stays None."""
     return None if by is None else by.changed(group=1)
 
 
-def _best(made: Plan, machine: Cluster, choices: dict[str, Any], runtime: str | None = None) -> PlanningResult:
-    """The joint optimum for a plan's model, devices and batch, begun from the plan where it is one of the space's."""
-    given: dict[str, Any] = {"model": made.planned_model(), "cluster": machine, "batch": made.batch.global_samples}
-    given |= {**choices, **priced_as(made)}
+def _best(run_plan: Plan, machine: Cluster, choices: dict[str, Any], runtime: str | None = None) -> PlanningResult:
+    """The optimum of the joint problem for the model, devices and batch of a run's plan. The search begins from that plan, if
+    the search space contains it.
+
+    Args:
+        run_plan: the run's plan.
+        machine: the cluster that it runs on.
+        choices: further keywords of `plan`.
+        runtime: the runtime that must be able to run the optimum; None for no such limit.
+
+    Raises:
+        InputError: for a request that cannot be planned.
+    """
+    given: dict[str, Any] = {"model": run_plan.planned_model(), "cluster": machine, "batch": run_plan.batch.global_samples}
+    given |= {**choices, **priced_as(run_plan)}
     try:
-        return plan(like=DEFAULT, beside=False, for_=runtime, incumbents=(made.in_model_dtype(),), **given)
+        return plan(like=DEFAULT, comparisons=False, for_=runtime, incumbents=(run_plan.in_model_dtype(),), **given)
     except InputError as error:
         if error.command_field != "--incumbents":
             raise
-    return plan(like=DEFAULT, beside=False, for_=runtime, **given)
+    return plan(like=DEFAULT, comparisons=False, for_=runtime, **given)

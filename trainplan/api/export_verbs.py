@@ -1,4 +1,5 @@
-"""Plans handed on: as files of other runtimes, the nearest plan that a runtime runs, and a page that reports on a plan."""
+"""Plans exported as files of other runtimes; the nearest plan that a runtime can run; and pages that report on a
+plan or a study."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.formulations.runtimes import RUNTIMES
 from trainplan.inputs import made_for, profile_of
-from trainplan.planning.compare_planners import ALIKE, Rival
+from trainplan.planning.compare_planners import ALIKE, PlannerResult
 from trainplan.planning.result import PlanningResult
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.files import FilePath, Source, name_of_source
@@ -28,10 +29,10 @@ from trainplan.profiling.base.quantities import format_time, plural
 from trainplan.profiling.profiles import Profile
 from trainplan.reports.page import page
 from trainplan.solvers.core.limits import TIME_LIMIT_S
+from trainplan.studies.results import Study, read
 
 __all__ = ["export", "nearest_plan", "report"]
-STATED = ("torchtitan",)  # exports whose files state settings that others take at their start
-SECONDS, GAP = 10.0, 0.01  # for the search of the nearest plan
+SECONDS, GAP = 10.0, 0.01  # time limit and relative gap of the search for the nearest plan
 ONE_STRATEGY = "one strategy"
 
 
@@ -47,50 +48,56 @@ def export(
 ) -> Export:
     """A plan in the words of another runtime.
 
-    What the runtime cannot say is refused where it would change what is computed, or where work lies; where it costs time or
-    memory alone it is named in `left_out`. The modules of `execution.exports` tell which is which for each runtime.
+    A property of the plan that the runtime cannot express is refused if without it other results would be computed, or work
+    would lie on other devices; if it costs only time or memory, it is named in `left_out`. The modules of `execution.runtimes`
+    state for each runtime which properties are refused and which are left out.
 
     Args:
         source: a plan, its file, or a dict.
         to: the runtime: megatron, megatron-bridge, torchtitan, deepspeed, accelerate or torch.
         nearest: Where the runtime refuses the plan, export the fastest one that it runs.
 
-            It is that of `nearest_plan`; without it the refusal says what that one takes.
+            `nearest_plan` finds that plan; without this option the error states its step time.
         tokenizer: Of torchtitan: a folder with tokenizer.json (default: a line to be filled in).
 
-            This and what follows is in torchtitan's files; other runtimes take it at their start. Paths are made absolute.
+            This argument and those after it are written into torchtitan's files; other runtimes take such values when they are
+            started. Paths are made absolute.
         data: Of torchtitan: a folder of a data set (default: c4).
         steps: Of torchtitan: steps of training (default: 100).
         learning_rate: Of torchtitan: the largest of AdamW (default: 0.0003).
 
     Returns:
-        The files' texts by name, settings as data, and what is left out.
+        The texts of the files by name, the settings as data, and the properties of the plan that are left out.
 
     Raises:
-        InputError: for a plan that the runtime does not run.
+        InputError: for a plan that the runtime cannot run.
     """
-    given, written, where = load_plan(source), exporter(to), name_of_source(source, "plan")
+    given, write, where = load_plan(source), exporter(to), name_of_source(source, "plan")
     training = _training(tokenizer, data, steps, learning_rate)
     if training != UNSAID:
-        if to not in STATED:
+        if to not in RUNTIMES or not RUNTIMES[to].states_training:  # others take them at their start
             name = next(name for name, value in vars(training).items() if value is not None)
             fix = f"leave it out: exports to {to} take it at their start, as their files say"
             raise InputError(COMMAND_LINE, flag_of(name), f"is given with --to {to}", fix)
-        written = partial(written, training=training)  # type: ignore[call-arg]
+        write = partial(write, training=training)  # type: ignore[call-arg]
     try:
-        return written(given, where)
+        return write(given, where)
     except InputError as refused:
         found = nearest_plan(given, to, SECONDS)
         if found is None or found.plan is None:
             raise
         if nearest:
-            return written(found.plan, where)
+            return write(found.plan, where)
         fix = f"{refused.fix}; {_described(given, found)}"
         raise InputError(refused.where, refused.command_field, refused.problem, fix) from None
 
 
 def _training(tokenizer: FilePath | None, data: FilePath | None, steps: int | None, learning_rate: float | None) -> Training:
-    """The settings of a training that an export states. Raises InputError."""
+    """The settings of training that the files of an export state, with absolute paths.
+
+    tokenizer, data: folders. steps: the number of training steps. learning_rate: the largest of AdamW. None for the default of
+    the exported files. Raises InputError unless steps is at least 1 and the learning rate is positive and finite.
+    """
     if steps is not None and steps < 1:
         raise InputError(COMMAND_LINE, "--steps", f"is {steps}", "give at least 1")
     if learning_rate is not None and not 0 < learning_rate < inf:
@@ -105,11 +112,11 @@ def nearest_plan(source: Plan | Source, to: str, time_limit: float | None = TIME
 
     Args:
         source: a plan, its file, or a dict.
-        to: the runtime.
+        to: the runtime, as `export` names it, such as megatron.
         time_limit: seconds of the search, which ends at a gap of one percent before.
 
     Returns:
-        The answer; None where nothing says for which devices the plan was made, for runtimes that `plan(for_=)` does not know,
+        The answer; None if the plan does not state its devices, for runtimes that `plan(for_=)` does not know,
             and for models and optimizers that the runtime does not have.
 
     Raises:
@@ -119,16 +126,20 @@ def nearest_plan(source: Plan | Source, to: str, time_limit: float | None = TIME
     request = made_for(given)
     if request is None or to not in RUNTIMES or RUNTIMES[to].lacks(given.planned_model()) is not None:
         return None
-    if given.optimizer != "adamw" and not RUNTIMES[to].muon:
+    if given.optimizer != "adamw" and given.optimizer not in RUNTIMES[to].optimizers:
         return None
     recipe = recipe_of(given)
     products = recipe.name if recipe is not None and recipe.name in RUNTIMES[to].recipes else "model"
     alike: dict[str, Any] = {"precision": products, "gradients": given.precision.gradients, "optimizer": given.optimizer}
-    return plan(**request, **alike, for_=to, beside=False, time_limit=time_limit, gap=GAP)
+    return plan(**request, **alike, for_=to, comparisons=False, time_limit=time_limit, gap=GAP)
 
 
 def _described(given: Plan, found: PlanningResult) -> str:
-    """The nearest plan in words, and what it costs."""
+    """A text on the nearest plan that a runtime runs, for the advice in an error: its layout and its step, compared with the
+    step of the plan that the runtime refuses.
+
+    given: the refused plan. found: the answer of the search for the nearest plan.
+    """
     nearest, step_ns = found.plan, found.step_ns
     assert nearest is not None and nearest.predicted is not None and step_ns is not None
     layout = f"{in_words(nearest.one_strategy or 'several strategies')}; {plural(len(nearest.stages), 'stage')}"
@@ -143,7 +154,7 @@ def _described(given: Plan, found: PlanningResult) -> str:
 
 
 def report(
-    source: Plan | PlanningResult | Source,
+    source: Plan | PlanningResult | Study | Source,
     *,
     profile: FilePath | Profile | None = None,
     compare: bool = False,
@@ -151,12 +162,14 @@ def report(
     progress: Callable[[str], None] | None = None,
 ) -> str:
     """A plan's report, one HTML page that needs no other file: the plan by stage and unit, a timeline of the step, memory by
-    time and by kind, where time and memory go, bound and gap.
+    time and by kind, where time and memory go, bound and gap. Or the page of a study: its summary by problem and method,
+    pictures, failures, contradictions and cells.
 
     Args:
-        source: a plan, an answer of `plan`, a file, or a dict.
-        profile: that the plan was made from, where it was.
-        compare: also plan with one strategy, and with each paper's planner, and show what they lose.
+        source: a plan, an answer of `plan`, a file, or a dict; or a study, or the folder of one.
+        profile: the profile that the plan was made from, if it was.
+        compare: of a plan, also plan with one strategy for all sub-layers, and with each paper's planner, and show how much
+            slower these plans are.
         time_limit: seconds to try other strategies of sub-layers, and for each planner.
         progress: called with the name of each planner.
 
@@ -166,31 +179,43 @@ def report(
     Raises:
         InputError: for plans whose models do not become programs.
     """
-    made = source.plan if isinstance(source, PlanningResult) else load_plan(source)
-    if made is None:
+    if isinstance(source, str | PathLike) and Path(source).is_dir():
+        source = read(source)
+    if isinstance(source, Study):
+        if profile is not None or compare:
+            given = "--compare" if compare else "--profile"
+            raise InputError(COMMAND_LINE, given, "is of a plan's report", "leave it out for a study")
+        return source.report()
+    reported = source.plan if isinstance(source, PlanningResult) else load_plan(source)
+    if reported is None:
         raise InputError("plan", "", "is missing: nothing was planned", "give a request with a plan")
     used = profile_of(profile)
     name = str(source) if isinstance(source, str | PathLike) else "plan.json"
-    return page(made, used, time_limit, _compared(made, time_limit, progress) if compare else (), name)
+    return page(reported, used, time_limit, _compared(reported, time_limit, progress) if compare else (), name)
 
 
-def _compared(made: Plan, time_limit: float | None, progress: Callable[[str], None] | None) -> list[Rival]:
-    """The joint optimum, the best plan with one strategy, and the papers' planners, for the request of a plan's claim."""
-    request = made_for(made)
+def _compared(reported: Plan, time_limit: float | None, progress: Callable[[str], None] | None) -> list[PlannerResult]:
+    """The rows of a report's table of planners, for the request that a plan was made for: first the joint optimum, then the
+    best plan with one strategy for all sub-layers, then each paper's planner.
+
+    reported: the plan. time_limit: seconds for each planner. progress: called with the name of each planner that begins; None
+    for no reports. Raises InputError for a plan that does not state the devices that it was made for.
+    """
+    request = made_for(reported)
     if request is None:
         fix = "give a plan that `trainplan plan -o` has written for a --cluster"
         raise InputError("plan", "claim.evidence.cluster", "is missing, so nothing can be compared", fix)
     rows = compare_planners(**request, time_limit=time_limit, progress=progress)
     if progress is not None:
         progress(ONE_STRATEGY)
-    keywords: dict[str, Any] = {**request, **ALIKE, "one_strategy": True, "beside": False, "time_limit": time_limit}
+    keywords: dict[str, Any] = {**request, **ALIKE, "one_strategy": True, "comparisons": False, "time_limit": time_limit}
     answer = plan(**keywords)
     uniform = answer.plan
     if uniform is None or uniform.predicted is None:
         nothing: dict[str, Any] = dict.fromkeys(("step_ns", "peak_bytes", "stages", "micro_batches", "above", "gap"))
         return [rows[0], replace(rows[0], planner=ONE_STRATEGY, **nothing, why="none was found in the time"), *rows[1:]]
     step_ns = uniform.predicted.step_ns
-    found = Rival(
+    found = PlannerResult(
         ONE_STRATEGY,
         step_ns,
         uniform.predicted.most_bytes,

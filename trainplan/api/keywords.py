@@ -1,7 +1,7 @@
-"""The keyword form of verbs that take settings: parameters are stated once, as the fields of a dataclass.
+"""Lets public functions take the fields of settings objects as keywords, so that parameters are stated once, in a dataclass.
 
-A class of settings has the name, type, default and text of every parameter (its docstring's Attributes). `with_fields` lets a
-verb take these fields as keywords, too, and `command.options.options_of` makes the command's options of them.
+A settings class has the name, type, default and text (its docstring's Attributes) of every parameter. `with_fields` lets a
+function take these fields as keywords, too, and `command.options.options_of` makes the command's options of them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ _ENTRY = re.compile(r"^    \**(\w+): ", re.MULTILINE)
 
 
 def texts_of(source: Callable[..., Any]) -> dict[str, str]:
-    """What a docstring in Google's style says of every argument of a function, or of every attribute of a class, by name: one
-    line for each paragraph, with an empty line between two."""
+    """The descriptions of a function's arguments or a class's attributes, by name, from the section Args or Attributes of its
+    docstring (Google's style).
+
+    A description has one line for each of its paragraphs, and an empty line between two paragraphs. Empty if the docstring has
+    no such section.
+    """
     section = _SECTION.search((getdoc(unwrap(source)) or "") + "\n")
     if section is None:
         return {}
@@ -36,7 +40,7 @@ def texts_of(source: Callable[..., Any]) -> dict[str, str]:
 
 
 def given(settings: Any) -> dict[str, Any]:
-    """The fields of an object of settings that are not at their defaults, by name."""
+    """The fields of a settings object (a dataclass) whose values differ from the fields' defaults, as a dict by name."""
     values = ((field, getattr(settings, field.name)) for field in fields(settings))
     return {field.name: value for field, value in values if value is not field.default and value != field.default}
 
@@ -44,19 +48,21 @@ def given(settings: Any) -> dict[str, Any]:
 def with_fields(
     call: Callable[Parameters, object], unchecked: Collection[str] = ()
 ) -> Callable[[Callable[..., Answer]], Callable[Parameters, Answer]]:
-    """Lets a function that takes objects of settings take the fields of their classes as keywords, too.
+    """A decorator for a function that has parameters whose types are settings classes (dataclasses): the fields of these
+    classes become keywords of the function, too.
 
-    An object that is left out, or None, is one with all defaults; a keyword replaces the field of an object. Types are checked
-    by the classes' annotations. The function's signature and docstring, as `help` and notebooks show them, name all fields.
+    A settings object that is left out, or None, is one with all defaults; a keyword replaces a field of the object. Values are
+    checked by the annotations of the classes. The function's signature and docstring, as `help` and notebooks show them, name
+    all fields.
 
     Args:
-        call: a dataclass that inherits from these classes, and has the function's other parameters as fields of its own: type
-            checkers and editors take the signature of its constructor for that of the function.
+        call: a dataclass that inherits from these classes and has the function's other parameters as its own fields. It is
+            never instantiated; type checkers and editors take its constructor's signature for the function's.
         unchecked: names of fields whose types are checked elsewhere.
 
     Returns:
-        A decorator of functions. What it makes raises InputError for a value of a wrong type, and TypeError for a keyword that
-        is neither a parameter nor a field, unless the function takes any keywords.
+        The decorator. The decorated function raises InputError for a value of a wrong type, and TypeError for a keyword that is
+            neither a parameter nor a field, unless the function takes any keywords.
     """
 
     def decorated(verb: Callable[..., Answer]) -> Callable[Parameters, Answer]:
@@ -103,8 +109,12 @@ def with_fields(
 
 
 def _checked(settings: Settings, wanted: dict[str, Any]) -> Settings:
-    """The settings, whole numbers of other libraries as Python's. Raises InputError for a field that is not at its default and
-    not of the type that is wanted of it."""
+    """A settings object (a dataclass) with the types of its fields checked, and whole numbers of other libraries (numpy) made
+    Python's.
+
+    wanted: the annotated type of each field, by name. Only fields that are not at their defaults are checked. Raises InputError
+    for a value of a wrong type.
+    """
     whole = {}
     for name, value in given(settings).items():
         if name in wanted:
@@ -115,7 +125,12 @@ def _checked(settings: Settings, wanted: dict[str, Any]) -> Settings:
 
 
 def _with_entries(verb: Callable[..., Any], classes: Collection[type]) -> str:
-    """The docstring of a function, the fields of these classes among its arguments."""
+    """The docstring of a function, in which the fields of settings classes are added to its section Args, before an entry for
+    any other keywords.
+
+    verb: the function. classes: the settings classes, whose docstrings describe the fields. A docstring without Args is
+    returned unchanged.
+    """
     text = getdoc(verb) or ""
     entries = {name: about for kind in classes for name, about in texts_of(kind).items()}
     lines = [

@@ -1,4 +1,4 @@
-"""Numbers to plan with: profiles estimated, measured and imported, and the machine at hand; and how far predictions are off."""
+"""Numbers to plan with: profiles estimated, measured and imported, and the machine at hand; and the errors of predictions."""
 
 from __future__ import annotations
 
@@ -41,34 +41,34 @@ def profile(
     Args:
         model: a name, a config.json or a Model.
         cluster: a name, a file or a Cluster.
-        rows: samples on one device.
-        tp: degrees (default: all up to 8 that the model and the cluster allow).
+        rows: numbers of samples on one device.
+        tp: tensor-parallel degrees (default: all up to 8 that the model and the cluster allow).
         sequence: tokens of a sample (default: the longest that the model allows).
-        dtype: of the model, such as "bf16" (default: the config's, else half precision).
-        measured: on this machine; else estimated from shapes.
-        device: what is measured on: cpu, local processes, or cuda, this machine's GPUs.
-        budget_seconds: for the repeats of everything together.
+        dtype: the model's, such as "bf16" (default: the config's, else half precision).
+        measured: measure the profile on this machine, rather than estimate it from shapes.
+        device: the devices to measure on: cpu (local processes) or cuda (this machine's GPUs).
+        budget_seconds: seconds for all repetitions together.
         spread: repeat until a time's spread is below this share.
         journal: a file that keeps finished parts, so that they are not measured again.
-        seed: of what is measured with.
+        seed: the seed of the data to measure with.
         progress: called with a dict for each shape that is measured, such as {"shape": "...", "done": 3, "of": 40}.
 
     Returns:
         The profile.
 
     Raises:
-        InputError: for degrees or rows that do not suit.
+        InputError: for tensor-parallel degrees that the model or the cluster does not allow, or bad numbers of samples.
     """
     the_cluster = cluster_of(cluster)
     the_model = model_of(model, sequence, dtype, cluster=the_cluster)
     possible = the_model.tp_degrees(min(the_cluster.devices, 2**10))
-    degrees = [t for t in possible if t <= 8] if tp is None else list(tp)
-    for t in degrees:
-        if t not in possible:
-            raise InputError("command line", "--tp", f"is {t}", f"give degrees among {', '.join(map(str, possible))}")
+    degrees = [degree for degree in possible if degree <= 8] if tp is None else list(tp)
+    for degree in degrees:
+        if degree not in possible:
+            raise InputError("command line", "--tp", f"is {degree}", f"give degrees among {', '.join(map(str, possible))}")
     if not rows or min(rows) < 1 or max(rows) > 2**20:
         raise InputError("command line", "--rows", f"is {list(rows)}", "give whole numbers from 1, such as 1,2,4")
-    shapes = [(t, r) for t in degrees for r in sorted(set(rows))]
+    shapes = [(degree, count) for degree in degrees for count in sorted(set(rows))]
     if measured:
         from trainplan.profiling.measure.measure import measure
 
@@ -78,14 +78,14 @@ def profile(
 
 
 def validate(runs: FilePath | Sequence[Mapping[str, Any]]) -> Predictions:
-    """Predictions of measured runs at their layouts as given, by the cost model `streams`, alongside what they measured.
+    """Predictions of measured runs at their given layouts, by the cost model `streams`, compared with their measurements.
 
     Args:
-        runs: a JSON list, or its file: of each run id, model, gpu, gpus, its layout (such as seq, gbs, mbs, tp, pp, zero), and
-            what it measured: step_s in seconds, or tokens_s_gpu, tflops_gpu or mfu, of a device; mem_gib; oom.
+        runs: a JSON list, or its file. Each run has id, model, gpu, gpus, its layout (such as seq, gbs, mbs, tp, pp, zero), and
+            its measurements: step_s in seconds, or tokens_s_gpu, tflops_gpu or mfu, of one device; mem_gib; oom.
 
     Returns:
-        A list, with `frame()` and `picture()`; what cannot be predicted says why.
+        A list of predictions, with `frame()` and `picture()`; a run that cannot be predicted has the reason.
 
     Raises:
         InputError: for a file that is no list of runs.

@@ -1,4 +1,4 @@
-"""Plans made for a request: the best one, those of single presets, and whether anything fits."""
+"""Planning: the best plan for a request, plans by presets, on the fewest devices, and whether anything fits at all."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ __all__ = [
     "switch",
     "what_if",
 ]
-REQUEST, SEARCH = PlanRequest(), SearchOptions()  # where a caller says nothing
+REQUEST, SEARCH = PlanRequest(), SearchOptions()  # defaults of parameters
 SUBJECT = ("model", "cluster", "batch", "memory", "reserve", "sequence", "dtype", "profile", "measure")
-# Parameters of `plan` whatever the problem, for hints at names that are misspelt.
+# The parameters of `plan` for any problem, from which advice on misspelt names is drawn.
 COMMON = ("request", "search", "like", *SUBJECT, *(field.name for field in fields(SearchOptions)))
 
 
@@ -66,30 +66,31 @@ COMMON = ("request", "search", "like", *SUBJECT, *(field.name for field in field
 def plan(request: PlanRequest = REQUEST, *, search: SearchOptions = SEARCH, **method_options: Any) -> PlanningResult:
     """The best plan for a request, with its prediction and the solver's objective and proof.
 
-    Where no preset is named, the joint problem is solved; what that does not take is planned as galvatron-bmw, on devices of
-    several kinds as amp, and `instead` of the answer says why. The best plan with one strategy for all sub-layers is in
-    `uniform`, what constraints cost in `prices`; tokens/s, MFU, bubble and memory are in `performance`.
+    If no preset is named (`like`), the joint problem is solved; a request that it does not support is planned by the preset
+    galvatron-bmw, or on devices of several kinds by amp, and the answer's `instead` says why. The best plan with one strategy
+    for all sub-layers is in `uniform`, the cost of each constraint in `prices`; tokens/s, MFU, bubble and memory are in
+    `performance`.
 
-    Of the request's choices, joint takes constraints, whose costs are in `prices` (pipeline, micro_batches, schedule, zero, tp,
-    dp, sdp, forbid, one_strategy, tp_in_node, cuts, recompute_first, for_), and what else there is to choose from (sliced,
-    chunks, by_unit, hybrid, sequence_parallel, modules, host, gradients, optimizer, cost_model, cp, cp_exchange, precision,
-    memory_tables); galvatron-bmw takes pipeline, micro_batches, schedule, space, by_unit, takeaway3; for amp, autopipe and h3t
-    see `place`, `partition` and `switch`.
+    Of the request's choices, the joint problem takes constraints, whose costs are in `prices` (pipeline, micro_batches,
+    schedule, zero, tp, dp, sdp, forbid, one_strategy, tp_in_node, cuts, recompute_first, for_), and choices that widen its
+    search space or change what is computed (sliced, chunks, by_unit, hybrid, sequence_parallel, modules, host, gradients,
+    optimizer, cost_model, cp, cp_exchange, precision, memory_tables). The preset galvatron-bmw takes pipeline, micro_batches,
+    schedule, space, by_unit and takeaway3; `place`, `partition` and `switch` state the choices of amp, autopipe and h3t.
 
     Args:
         request: what to plan for, as one object. Its fields are keywords, too; one given alongside it replaces its field.
-        search: how to search, likewise.
-        **method_options: options of the method, by name.
+        search: how to search, as one object. Its fields are keywords, too; one given alongside it replaces its field.
+        **method_options: options of the solution method, by name, which `methods` lists.
 
     Returns:
-        The answer; its `plan` is None where nothing fits, or nothing was found, and its `result` says why.
+        The answer; its `plan` is None if nothing fits, or nothing was found, and its `result` says why.
 
     Raises:
         InputError: for what cannot be planned, naming the argument and a value that would work.
     """
     method, options = search.method, {**(search.options or {}), **method_options}
     subject, choices = _subject(request, search.measuring), _choices(request) | options
-    chosen, made, fixed, instead = _chosen(request.like, method, subject, choices)
+    chosen, preset_request, fixed, instead = _chosen(request.like, method, subject, choices)
     names = ("gap", "seed", "cold", "solver_memory")
     limits = {name: getattr(search, name) for name in names}
     limits |= {name: value for name, value in fixed.items() if name not in {parameter.name for parameter in chosen.parameters}}
@@ -97,11 +98,15 @@ def plan(request: PlanRequest = REQUEST, *, search: SearchOptions = SEARCH, **me
         limits |= _processes(chosen, method, search.jobs)
     clock = Clock()
     began = clock()
-    starts: dict[str, Any] = {"beside": search.beside, "incumbents": search.incumbents, "backend": search.backend}
+    starts: dict[str, Any] = {
+        "compare_single_strategy": search.comparisons,
+        "incumbents": search.incumbents,
+        "backend": search.backend,
+    }
     starts |= {"time_limit": search.time_limit, "progress": search.progress}
-    best = replace(planned(made, chosen, method, **starts, **limits), instead=instead)
-    if not search.beside or made.measured or not (constraints := _constraints(chosen, request, fixed)):
-        return best  # without what was fixed, other shapes would have to be measured
+    best = replace(planned(preset_request, chosen, method, **starts, **limits), instead=instead)
+    if not search.comparisons or preset_request.measured or not (constraints := _constraints(chosen, request, fixed)):
+        return best  # without its constraints, a measured request would need measurements of other shapes
     took = clock() - began
     relaxed = {name: (text, partial(_without, name, chosen, method, subject, fixed)) for name, text in constraints.items()}
     left = None if search.time_limit is None else search.time_limit - took
@@ -109,47 +114,64 @@ def plan(request: PlanRequest = REQUEST, *, search: SearchOptions = SEARCH, **me
 
 
 def _subject(request: PlanRequest, measuring: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
-    """Model, cluster, batch and so on of a request, as arguments of `request_of`.
+    """The model, cluster, batch and so on of a request (its fields in SUBJECT), as keywords of `inputs.request_of`.
 
-    measuring: called with the reports of measuring.
+    measuring: called with progress reports (dicts) while the model is measured; None for no reports.
     """
     return {name: getattr(request, name) for name in SUBJECT} | {"measuring": measuring}
 
 
 def _choices(request: PlanRequest) -> dict[str, Any]:
-    """The choices that a request fixes or widens, by name."""
+    """The choices that a request fixes or widens, by name, such as {"tp": 2}: its fields in CHOICES that are not None."""
     return {name: value for name in CHOICES if (value := getattr(request, name)) is not None}
 
 
 def _chosen(
     like: str | None, method: str, subject: Mapping[str, Any], choices: Mapping[str, Any]
 ) -> tuple[Preset, Request, dict[str, Any], str | None]:
-    """The preset that plans a request, what it plans, the choices that it takes, and, where no preset was named, why it is not
-    the default one. Raises InputError."""
+    """The preset that plans a request, and the request with the values that the preset gives it.
+
+    Args:
+        like: the preset's name; None if the user named none.
+        method: the solution method's name.
+        subject: what the request is for (model, cluster, batch and so on), as keywords of `inputs.request_of`.
+        choices: the choices that the user fixed or widened, by name.
+
+    Returns:
+        The preset; the request; the choices that the preset has; and the reason why another preset than the default one was
+            taken, or None if the user named the preset or it is the default one.
+
+    Raises:
+        InputError: for choices that the preset does not have, or bad values.
+    """
     choices = {name: value for name, value in choices.items() if value is not None}
     instead = refused_by_default(choices) if like is None else None
     chosen = preset(like or (OTHERWISE if instead else DEFAULT))
     if like is None:
         check_method(chosen, method)
         choices = choices_of(chosen, choices, instead)
-    made = _request(chosen, method, subject, choices)
-    if like is None and instead is None and (instead := _unsupported(chosen, made)) is not None:
-        mixed = made.cluster is not None and len(made.cluster.used_kinds) > 1
+    preset_request = _request(chosen, method, subject, choices)
+    if like is None and instead is None and (instead := _unsupported(chosen, preset_request)) is not None:
+        mixed = preset_request.cluster is not None and len(preset_request.cluster.used_kinds) > 1
         chosen = preset(MIXED if mixed else OTHERWISE)
         check_method(chosen, method)
         choices = choices_of(chosen, choices, instead)
-        made = _request(chosen, method, subject, choices)
-    return chosen, made, choices, instead
+        preset_request = _request(chosen, method, subject, choices)
+    return chosen, preset_request, choices, instead
 
 
-def _unsupported(chosen: Preset, made: Request) -> str | None:
-    """Why the instances of a preset leave something out of a request, in words; None where they leave out nothing."""
+def _unsupported(chosen: Preset, request: Request) -> str | None:
+    """A text that says why the optimization problem of a preset does not support a request; None if it supports all of it."""
     scope = chosen.problem.scope
-    return None if scope is None else scope.unsupported_reason(made)
+    return None if scope is None else scope.unsupported_reason(request)
 
 
 def _processes(chosen: Preset, method: str, jobs: int) -> dict[str, int]:
-    """The option of a method for a number of processes. Raises InputError where it has none, or not so many."""
+    """The option, as a keyword, that makes a solution method search in several processes: {"jobs": jobs}.
+
+    chosen: the preset, for whose problem the method is. method: its name. Raises InputError if the method has no such option,
+    or allows fewer processes.
+    """
     options = {option.name: option for option in method_named(chosen.problem_name, method).options}
     if "jobs" not in options:
         problem, fix = f"is {jobs}, and {chosen.name} with --method {method} searches in one process", "leave it out"
@@ -161,7 +183,10 @@ def _processes(chosen: Preset, method: str, jobs: int) -> dict[str, int]:
 
 
 def _constraints(chosen: Preset, request: PlanRequest, choices: Mapping[str, Any]) -> dict[str, str]:
-    """The constraints that a request sets, by argument, as the command's options say them."""
+    """The constraints that a request sets on its plans, by argument, as the command's options state them: {"tp": "--tp 2"}.
+
+    chosen: the preset, whose problem knows which choices are constraints. choices: the request's choices by name.
+    """
     texts = constraints_of(chosen.problem, choices)
     if chosen.problem.constraints and request.reserve is not None:
         texts["reserve"] = f"--reserve {request.reserve}"
@@ -169,9 +194,18 @@ def _constraints(chosen: Preset, request: PlanRequest, choices: Mapping[str, Any
 
 
 def _without(name: str, chosen: Preset, method: str, subject: Mapping[str, Any], choices: Mapping[str, Any]) -> Request:
-    """The request of a preset without one argument, or with the value of it that leaves nothing out. Raises InputError.
+    """A request without one of its constraints, to plan again and learn what the constraint costs.
 
-    Without its runtime, gradients keep the dtype that they have in it: what is computed stays the same.
+    Args:
+        name: the constraint's argument, which is left out, or gets the value that excludes nothing. If it is the runtime
+            (for_), gradients keep the dtype that they have in the runtime, so that both plans compute alike.
+        chosen: the preset that plans.
+        method: the solution method's name.
+        subject: what the request is for (model, cluster, batch and so on), as keywords of `inputs.request_of`.
+        choices: the request's choices, by name.
+
+    Raises:
+        InputError: for a bad value of the remaining arguments.
     """
     kept = [{key: value for key, value in values.items() if key != name} for values in (subject, choices)]
     if name == FOR.name:
@@ -182,7 +216,17 @@ def _without(name: str, chosen: Preset, method: str, subject: Mapping[str, Any],
 
 
 def _request(chosen: Preset, method: str, subject: Mapping[str, Any], choices: Mapping[str, Any]) -> Request:
-    """The request as a preset plans it. Raises InputError."""
+    """A request with a value for every parameter of a preset's problem.
+
+    Args:
+        chosen: the preset.
+        method: the solution method, whose options may be among the choices and are left out here.
+        subject: what the request is for (model, cluster, batch and so on), as keywords of `inputs.request_of`.
+        choices: the values that the user fixed or widened, by name; other parameters get their defaults.
+
+    Raises:
+        InputError: for a bad value, or a name that looks misspelt.
+    """
     names = {parameter.name for parameter in chosen.parameters}
     check_spelling(choices, [*COMMON, *names], method_options(chosen, method), chosen.name)
     fixed = {name: value for name, value in choices.items() if name in names}
@@ -190,13 +234,13 @@ def _request(chosen: Preset, method: str, subject: Mapping[str, Any], choices: M
 
 
 def method_options(chosen: Preset, method: str) -> list[str]:
-    """The names of the options of a method of the preset's problem."""
+    """The names of the options that a solution method has, for the problem that a preset solves. method: the method's name."""
     return [option.name for option in method_named(chosen.problem_name, method).options]
 
 
 @dataclass(frozen=True)
 class FitKeywords(PlanRequest):
-    """The parameters of `fit`. It is never made: it has `fit`'s signature."""
+    """The parameters of `fit`: a request, or its fields as keywords. Never instantiated; it states `fit`'s signature."""
 
     request: PlanRequest | None = None
     _: KW_ONLY
@@ -208,28 +252,33 @@ def fit(request: PlanRequest = REQUEST, *, progress: Callable[[Any], None] | Non
     """Whether a model fits on a cluster, and the least memory of a GPU that a plan needs, without a search for speed.
 
     Args:
-        request: as of `plan`; without a batch, of one sample for each device; nothing is measured. With `for_`, memory is that
-            of the runtime.
-        progress: as of `plan`.
-        **method_options: as of `plan`; they change nothing here.
+        request: what to plan for, as one object; its fields are keywords, too. Without a batch, it is one sample for each
+            device. Nothing is measured. With `for_`, the memory is predicted as that runtime holds it.
+        progress: called with a text that names the part of the work that begins, and with a `Point` (seconds, objective, bound,
+            in ns) for each better plan or bound.
+        **method_options: options of a solution method, as `plan` has them; they change nothing here.
 
     Returns:
-        The answer. `fits` is True where a plan is known that fits, False where it is proven that none does; `peak_bytes` is the
-            peak of the plan of the least memory, `leanest`; no plan's programs need less than `bound_bytes`. Where nothing
+        The answer. `fits` is True if a plan is known that fits, False if it is proven that none does, else None; `peak_bytes`
+            is the peak of the plan of the least memory, `leanest`; no plan's programs need less than `bound_bytes`. If nothing
             fits, `answer` says what would do.
 
     Raises:
-        InputError: as of `plan`.
+        InputError: for what cannot be planned, naming the argument and a value that would work.
     """
     subject, choices = _subject(replace(request, measure=False)), _choices(request) | method_options
-    chosen, made, _, instead = _chosen(request.like, "exact", subject, choices)
-    found = fitted(made if request.batch is not None else replace(made, batch=made.origin.devices), chosen, progress)
+    chosen, preset_request, _, instead = _chosen(request.like, "exact", subject, choices)
+    found = fitted(
+        preset_request if request.batch is not None else replace(preset_request, batch=preset_request.origin.devices),
+        chosen,
+        progress,
+    )
     return replace(found, answer=replace(found.answer, instead=instead))
 
 
 @dataclass(frozen=True)
 class SizesKeywords(PlanKeywords):
-    """The parameters of `plan_sizes`. It is never made: it has the signature of `plan_sizes`."""
+    """The parameters of `plan_sizes`: those of `plan`, and `devices`. Never instantiated; it states its signature."""
 
     _: KW_ONLY
     devices: str = "any"
@@ -244,17 +293,17 @@ def plan_sizes(
     Tried are parts of a node in powers of two, then whole nodes, each proven too small before the next one.
 
     Args:
-        request: as of `plan`, on a cluster that is a kind such as "h100", or nodes of it such as "h100:8", of which only what a
-            node is counts; without a profile, and not measured.
-        search: as of `plan`.
+        request: what to plan for, as one object; its fields are keywords, too. The cluster is a kind of device such as "h100",
+            or nodes of it such as "h100:8" (8 in a node); the number of nodes is ignored. `profile` and `measure` are refused.
+        search: how to search, as one object; its fields are keywords, too.
         devices: "any", or a range such as "16-512".
-        **method_options: as of `plan`.
+        **method_options: options of the solution method, by name, which `methods` lists.
 
     Returns:
-        The answer.
+        The plan on the fewest devices and the plans on more devices, with the numbers of devices that were proven too small.
 
     Raises:
-        InputError: as of `plan`, and for a range of devices that is none.
+        InputError: for what cannot be planned, or a bad range of devices, naming the argument and a value that would work.
     """
     if request.profile is not None or request.measure:
         problem = "needs numbers of any number of devices, and a profile is of those that it was made for"
@@ -264,8 +313,10 @@ def plan_sizes(
     choices = {**_choices(request), **(search.options or {}), **method_options}
 
     def request_on(cluster: Cluster) -> tuple[Request, Preset]:
-        chosen, made, _, _ = _chosen(request.like, search.method, _subject(replace(request, cluster=cluster)), choices)
-        return made, chosen
+        chosen, preset_request, _, _ = _chosen(
+            request.like, search.method, _subject(replace(request, cluster=cluster)), choices
+        )
+        return preset_request, chosen
 
     def plan_on(cluster: Cluster) -> PlanningResult:
         return plan(replace(request, cluster=cluster), search=search, **method_options)
@@ -278,15 +329,16 @@ def place(request: PlanRequest = REQUEST, *, search: SearchOptions = SEARCH, **m
     """`plan` on a cluster of mixed devices: degrees, placement, micro-batches and layers of stages (AMP).
 
     Args:
-        request: as of `plan`, whose choices here are uneven_shares, recompute, tied, ignore_memory and by_unit.
-        search: as of `plan`.
-        **method_options: as of `plan`.
+        request: what to plan for, as one object; its fields are keywords, too. The choices that can be fixed are uneven_shares,
+            recompute, tied, ignore_memory and by_unit.
+        search: how to search, as one object; its fields are keywords, too.
+        **method_options: options of the solution method, by name, which `methods` lists.
 
     Returns:
-        The answer.
+        The answer, with the plan, its prediction, the solver's objective and its proof; `plan` is None if nothing was found.
 
     Raises:
-        InputError: as of `plan`.
+        InputError: for what cannot be planned, naming the argument and a value that would work.
     """
     return plan(replace(request, like="place"), search=search, **method_options)
 
@@ -296,16 +348,16 @@ def partition(request: PlanRequest = REQUEST, *, search: SearchOptions = SEARCH,
     """`plan` of a pipeline cut at any sub-layer, its first micro-batches sliced (AutoPipe).
 
     Args:
-        request: as of `plan`, whose choices here are pipeline, micro_batches, dp, tp, recompute, ignore_memory, by_unit,
-            sliced and objective.
-        search: as of `plan`.
-        **method_options: as of `plan`.
+        request: what to plan for, as one object; its fields are keywords, too. The choices that can be fixed are pipeline,
+            micro_batches, dp, tp, recompute, ignore_memory, by_unit, sliced and objective.
+        search: how to search, as one object; its fields are keywords, too.
+        **method_options: options of the solution method, by name, which `methods` lists.
 
     Returns:
-        The answer.
+        The answer, with the plan, its prediction, the solver's objective and its proof; `plan` is None if nothing was found.
 
     Raises:
-        InputError: as of `plan`.
+        InputError: for what cannot be planned, naming the argument and a value that would work.
     """
     return plan(replace(request, like="partition"), search=search, **method_options)
 
@@ -315,21 +367,22 @@ def switch(request: PlanRequest = REQUEST, *, search: SearchOptions = SEARCH, **
     """`plan` of memory switches for every sub-layer, states on the host (H3T).
 
     Args:
-        request: as of `plan`, whose choice here is synchronisation.
-        search: as of `plan`.
-        **method_options: as of `plan`.
+        request: what to plan for, as one object; its fields are keywords, too. This preset has no choices that can be fixed.
+        search: how to search, as one object; its fields are keywords, too.
+        **method_options: options of the solution method, by name, which `methods` lists.
 
     Returns:
-        The answer.
+        The answer, with the plan, its prediction, the solver's objective and its proof; `plan` is None if nothing was found.
 
     Raises:
-        InputError: as of `plan`.
+        InputError: for what cannot be planned, naming the argument and a value that would work.
     """
     return plan(replace(request, like="switch"), search=search, **method_options)
 
 
 class Plans(Tabular, list[PlanningResult | InputError]):
-    """Answers of several presets to one request, the shortest step first; the errors of those that it does not suit, last."""
+    """The answers of several presets to one request, the shortest step first; last, the errors of presets that do not support
+    the request."""
 
     headings: ClassVar = {
         "like": "preset",
@@ -343,7 +396,9 @@ class Plans(Tabular, list[PlanningResult | InputError]):
     }
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dict for each answer, as of `PlanningResult.frame`, with why there is none where there is none."""
+        """A dict for each preset: its name, its status, and the numbers of its plan and prediction by field, such as `step_ns`.
+
+        For a preset that does not support the request, `status` has the error, `like` is "-", and other fields are None."""
         return [
             answer.as_row()
             if isinstance(answer, PlanningResult)
@@ -362,13 +417,14 @@ def plans(
     """The plans of several presets for one request, the shortest step first, all with overlap.
 
     Args:
-        like: names of presets (default: all).
-        request: as of `plan`.
-        search: as of `plan`.
-        **keywords: as of `plan`.
+        like: the names of the presets that plan (default: all).
+        request: what to plan for, as one object; None for the keywords alone.
+        search: how to search, as one object; its fields are keywords, too.
+        **keywords: fields of the request and of the search, which replace those of the objects, and options of the method.
 
     Returns:
-        A list of answers, with `frame()`; a preset that the request does not suit gives its InputError, with its name, last.
+        A list of answers, with `frame()`. For a preset that does not support the request, the list has an InputError that
+            names the preset, after all answers.
 
     Raises:
         InputError: for an argument of a wrong type.

@@ -1,4 +1,4 @@
-"""Problems by themselves: instances built, loaded, solved, checked and compared."""
+"""Single problems: their instances built, loaded, solved and checked, and their methods and file formats."""
 
 from __future__ import annotations
 
@@ -64,34 +64,40 @@ def build(
     """An instance of a problem from a model and a cluster, or from a profile alone.
 
     Args:
-        problem_name: of one of the problems, such as layer-strategies, pipeline or joint.
+        problem_name: the name of a problem, such as layer-strategies, pipeline or joint.
         model: a name, a config.json or a Model.
         cluster: a name, a file or a Cluster.
         batch: samples of one step, over all devices.
-        memory: of one device, such as "8GiB", or a number of bytes (default: what is usable of the cluster's).
-        reserve: what stays free of it, in place of the cluster's own.
+        memory: the memory of one device, such as "8GiB", or a number of bytes (default: that of the cluster's devices, less
+            their reserve).
+        reserve: the part of the memory that stays free, in place of the cluster's own reserve.
         sequence: tokens of a sample (default: the longest that the model allows).
-        dtype: of the model, such as "bf16" (default: the config's, else half precision).
-        profile: numbers made earlier, which may stand in for model and cluster.
+        dtype: the model's, such as "bf16" (default: the config's, else half precision).
+        profile: times and bytes measured or estimated earlier, which may stand in for model and cluster.
         measure: measure the model on this machine, rather than estimate it from shapes.
-        measuring: called with the reports of measuring.
+        measuring: called with progress reports (dicts) while the model is measured.
         **choices: the parameters of the problem, which `trainplan build PROBLEM --help` lists.
 
     Returns:
         The instance, with `to_dict()` for its file.
 
     Raises:
-        InputError: for what the problem does not take.
+        InputError: for an argument that the problem does not have, or a bad value.
     """
-    stated = problem(problem_name)
-    possible = [*signature(build).parameters, *(parameter.name for parameter in stated.parameters)]
-    check_spelling(choices, possible, (), stated.name)
+    the_problem = problem(problem_name)
+    possible = [*signature(build).parameters, *(parameter.name for parameter in the_problem.parameters)]
+    check_spelling(choices, possible, (), the_problem.name)
     subject: dict[str, Any] = {"model": model, "cluster": cluster, "batch": batch, "memory": memory, "reserve": reserve}
     subject |= {"sequence": sequence, "dtype": dtype, "profile": profile, "measure": measure, "measuring": measuring}
     request = {name: value for name, value in {**subject, **choices}.items() if value is not None}
-    if stated.name in FILES and (instance := attribute(FILES[stated.name])(**{"profile": None, **request})) is not None:
+    if (
+        the_problem.name in FILES
+        and (instance := attribute(FILES[the_problem.name])(**{"profile": None, **request})) is not None
+    ):
         return instance
-    return stated.instance(request_of(stated.parameters, stated.name, needs=stated.needs, planned=False, **request))
+    return the_problem.instance(
+        request_of(the_problem.parameters, the_problem.name, needs=the_problem.needs, planned=False, **request)
+    )
 
 
 def solve(
@@ -109,29 +115,29 @@ def solve(
     """Solve an instance with one method, and check the answer. Ctrl-C gives the best until then.
 
     Args:
-        instance: itself, its file, or a dict.
-        method: a name of `methods`; `exact` is the best proven one.
+        instance: the instance, its file, or a dict.
+        method: the name of one of `methods`; `exact` is the first of them, the best that proves optimality.
         time_limit: seconds; reaching it is an outcome, not an error.
         gap: relative gap at which to stop.
-        seed: of the method.
+        seed: the method's random seed.
         progress: called with a `Point` (seconds, objective, bound, in ns) for each better solution or bound.
         cold: MILP and CP-SAT do not begin from the plan of a fast method.
-        solver_memory: what the method may take beyond what the process has already, such as "8GiB" or bytes (on Linux).
-        **options: the method's own, which `methods` lists.
+        solver_memory: memory that the method may take in addition to that of the process, such as "8GiB" or bytes (on Linux).
+        **options: the method's own options, which `methods` lists.
 
     Returns:
-        Status, objective, bound and solution.
+        The result: status, objective and lower bound in ns, and the solution.
 
     Raises:
-        InputError: for a file that is no instance, or a method or option that there is not.
+        InputError: for a file that is no instance, or an unknown method or option.
     """
-    stated = load(instance)
-    chosen = method_named(stated.problem, method)
+    loaded = load(instance)
+    chosen = method_named(loaded.problem, method)
     possible = [*signature(solve).parameters, "explained", "clock"]
     check_spelling(options, possible, [option.name for option in chosen.options], chosen.name)
     limits: dict[str, Any] = {"time_limit": time_limit, "gap": gap, "seed": seed, "progress": progress}
     limits |= {"cold": cold, "solver_memory": solver_memory}
-    return solve_instance(stated, method, **limits, **options)
+    return solve_instance(loaded, method, **limits, **options)
 
 
 def compare(
@@ -147,19 +153,19 @@ def compare(
     """Results of several methods on one instance, and every contradiction between them (there should be none).
 
     Args:
-        instance: itself, its file, or a dict.
-        methods: names (default: all that the instance's size admits).
-        time_limit: seconds for each.
-        seed: of each method.
-        cold: none begins from the plan of another.
-        solver_memory: of each method, as of `solve`.
+        instance: the instance, its file, or a dict.
+        methods: the names of methods (default: all that support the instance's size).
+        time_limit: seconds for each method.
+        seed: the random seed of each method.
+        cold: no method begins from the plan of another.
+        solver_memory: memory that each method may take in addition to that of the process, such as "8GiB" or bytes.
         progress: called with the method's name and a `Point` for each better solution or bound.
 
     Returns:
         A pair of results and contradictions, with `frame()` and `picture()`.
 
     Raises:
-        InputError: for a file that is no instance, or a method that there is not.
+        InputError: for a file that is no instance, or an unknown method.
     """
     limits: dict[str, Any] = {"time_limit": time_limit, "seed": seed, "cold": cold, "solver_memory": solver_memory}
     loaded = load(instance)
@@ -169,12 +175,13 @@ def compare(
 
 
 class Methods(Tabular, tuple[Entry, ...]):
-    """The methods for a problem; `exact` stands for the first one."""
+    """A table of the solution methods for a problem; `exact` stands for the first one."""
 
     headings: ClassVar = {"method": "method", "proves": "proves optimality", "about": "what it is", "options": "options"}
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dict for each method: method, proves, about, options."""
+        """A dict for each method: method, its name; proves, whether it proves optimality; about, its description; and options,
+        its options as one text."""
         return [
             {
                 "method": method.name,
@@ -187,16 +194,16 @@ class Methods(Tabular, tuple[Entry, ...]):
 
 
 def methods(problem_name: str = "layer-strategies") -> Methods:
-    """The methods for a problem; `exact` stands for the first one.
+    """The solution methods for a problem; `exact` stands for the first one.
 
     Args:
-        problem_name: of one of the problems, such as layer-strategies, pipeline or joint.
+        problem_name: the name of a problem, such as layer-strategies, pipeline or joint.
 
     Returns:
-        Each method's `Entry`, those of other packages and brute force last, with `frame()`.
+        A table of methods, an `Entry` each, with `frame()`; methods of other packages and brute force are last.
 
     Raises:
-        InputError: for a problem that there is not.
+        InputError: for an unknown problem.
     """
     return Methods(methods_of(problem_name))
 
@@ -211,7 +218,7 @@ def schema(name: str = "layer-strategies") -> dict[str, Any]:
         The schema, as a dict.
 
     Raises:
-        InputError: for a format that there is not.
+        InputError: for an unknown format.
     """
     records: dict[str, type[Record]] = {"plan": Plan, "profile": Profile, "cluster": Cluster}
     if name in records:
@@ -220,5 +227,5 @@ def schema(name: str = "layer-strategies") -> dict[str, Any]:
     if base not in problem_names():
         formats = [form for name in problem_names() for form in (name, f"{name}-solution")]
         raise InputError("command line", "format", f"is {name!r}", one_of(name, [*formats, *records]))
-    stated = problem(base)
-    return (stated.record if base == name else stated.solution_record).model_json_schema()
+    the_problem = problem(base)
+    return (the_problem.record if base == name else the_problem.solution_record).model_json_schema()

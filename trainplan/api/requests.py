@@ -1,4 +1,4 @@
-"""Requests of `plan`, as types: an editor completes their fields, and they are passed on, kept and changed as one thing.
+"""The arguments of `plan` as objects: a request can be kept, changed and passed on, and an editor completes its fields.
 
     request = tp.PlanRequest(model="llama-3.1-70b", cluster="h100:8x8", batch=512, sequence=8192, for_="megatron")
     planned = tp.plan(request, search=tp.SearchOptions(time_limit=60, gap=0.001))
@@ -28,7 +28,8 @@ from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
 @in_one_line
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """What to plan for, and constraints on the plan. What is None is open: the planner chooses, or the default is taken.
+    """A model, the devices to train it on, and constraints on the plan. A field that is None is open: the planner chooses its
+    value, or the default is taken.
 
     Attributes:
         model: A Hugging Face config.json, or a name from `trainplan model list`. A `profile` may stand in for it.
@@ -136,7 +137,7 @@ class PlanRequest:
 @in_one_line
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """How to look for a plan; nothing of it changes what a plan is worth.
+    """How to search for a plan: method, limits and reports. None of it changes the prediction of a given plan.
 
     Attributes:
         method: A name from `trainplan methods PROBLEM`; exact is the best proven one.
@@ -152,7 +153,7 @@ class SearchOptions:
         jobs: Processes that search, with the same answer (default: 1).
         backend: The back-end of `run` that the plan is for, fits on and is predicted on (default: serial; with switches
             streams).
-        beside: look for the best plan with one strategy, and for the prices of constraints, too.
+        comparisons: also look for the best plan with one strategy, and for the prices of constraints.
         incumbents: plans, of whatever preset, that the search begins from (joint).
         progress: called with a text that names what is begun, and with a `Point` (seconds, objective, bound, in ns) for each
             better plan or bound, such as `progress=print`.
@@ -168,7 +169,7 @@ class SearchOptions:
     cold: bool = False
     jobs: int | None = None
     backend: str | None = None
-    beside: bool = True
+    comparisons: bool = True
     incumbents: Sequence[Plan] = ()
     progress: Callable[[Any], None] | None = None
     measuring: Callable[[dict[str, Any]], None] | None = None
@@ -177,7 +178,7 @@ class SearchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodOptions:
-    """Keywords of `plan` that one method takes for itself, as `methods` lists them with it; so that type checkers know them."""
+    """The keywords of `plan` that are options of single solution methods (`methods` lists them), stated for type checkers."""
 
     workers: int | None = None
     cutoff_ns: int | None = None
@@ -197,7 +198,7 @@ class MethodOptions:
 
 @dataclass(frozen=True)
 class PlanKeywords(PlanRequest, SearchOptions, MethodOptions):
-    """The parameters of `plan`: two objects, or their fields as keywords. It is never made: it has `plan`'s signature."""
+    """The parameters of `plan`: two objects, or their fields as keywords. Never instantiated; it states `plan`'s signature."""
 
     request: PlanRequest | None = None
     _: KW_ONLY
@@ -205,11 +206,15 @@ class PlanKeywords(PlanRequest, SearchOptions, MethodOptions):
 
 
 _NAMES = [field.name for field in fields(PlanRequest)]
-CHOICES = tuple(_NAMES[_NAMES.index("like") + 1 :])  # fixed or widened of a preset's problem, which checks their values
+CHOICES = tuple(_NAMES[_NAMES.index("like") + 1 :])  # fields that fix or widen the choices of a problem, which checks them
 
 
 def keywords_of(request: PlanRequest | None, search: SearchOptions | None) -> dict[str, Any]:
-    """The fields of both that are not at their defaults, as keywords of `plan`. Raises InputError for other objects."""
+    """The fields of a request and of search options that are not at their defaults, as keywords of `plan`; the method's own
+    options become keywords, too.
+
+    request, search: None for all defaults. Raises InputError for objects of other types.
+    """
     check_value("request", request, PlanRequest | None)
     check_value("search", search, SearchOptions | None)
     named = given(request or PlanRequest()) | given(search or SearchOptions())

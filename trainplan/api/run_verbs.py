@@ -33,14 +33,15 @@ from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import Profile
 
 __all__ = ["RunSettings", "TrainingSettings", "run", "tokenize", "trial"]
-RUN, TRAINING = RunSettings(), TrainingSettings()  # where a caller says nothing
-STEP_S = 600.0  # that a step of a run may take, as an example
-BY_TORCH = ("checkpoint", "checkpoint_every", "resume")  # settings of a run that torch alone has, as all of training
+RUN, TRAINING = RunSettings(), TrainingSettings()  # defaults of parameters
+STEP_S = 600.0  # an example of the seconds of a step, for an error's advice
+BY_TORCH = ("checkpoint", "checkpoint_every", "resume")  # settings of runs by torch alone; so are all TrainingSettings
 
 
 @dataclass(frozen=True)
 class RunKeywords(RunSettings, TrainingSettings):
-    """The parameters of `run`: the fields of two objects are keywords. It is never made: it has `run`'s signature."""
+    """The parameters of `run`, with the fields of its two settings objects as keywords. Never instantiated; it states `run`'s
+    signature."""
 
     source: Plan | Source
     settings: RunSettings | None = None
@@ -66,17 +67,17 @@ def run(
 
     Args:
         source: a plan, its file, or a dict.
-        settings: how it runs. Its fields are keywords, too; one given alongside it replaces its field.
-        training: what it trains with, likewise.
+        settings: how the plan runs. Its fields are keywords, too; one given alongside it replaces its field.
+        training: what the run trains with, by torch. Its fields are keywords, too; one given alongside it replaces its field.
         progress: called with a dict for each step, such as {"step": 1, "steps": 3, "loss": 10.8}.
 
     Returns:
         Losses, seconds and memory of the steps, and what was compared.
 
     Raises:
-        InputError: for a plan that does not run so.
-        WorkerError: where a process fails.
-        MissingExtra: where torch is not installed.
+        InputError: for a plan that cannot be run with these settings.
+        WorkerError: if a process fails.
+        MissingExtra: if torch is not installed.
     """
     the_plan, where = load_plan(source), name_of_source(source, "plan")
     if find_spec("torch") is None:
@@ -95,7 +96,7 @@ def run(
     base = _profile_to_measure(the_plan, run_model, settings)
     of_programs = {name: getattr(settings, name) for name in ("backend", "transport", "measure", "measure_memory")}
     by_torch = [*given(training), *(name for name in BY_TORCH if getattr(settings, name) is not None)]
-    by_torch.sort(key="step_timeout".__eq__)  # the last of them that an error names
+    by_torch.sort(key="step_timeout".__eq__)  # an error names step_timeout last
     choice = runtime_of(settings.by, the_plan, run_model, where=where, training=[*map(flag_of, by_torch)], **of_programs)
     options: dict[str, Any] = {"steps": steps, "device": device, "seed": seed}
     if choice.runtime == "torch":
@@ -122,7 +123,11 @@ def run(
 
 
 def _model_to_run(the_plan: Plan, where: str, settings: RunSettings) -> Model:
-    """A plan's model as it runs: in its dtype and size. where: what errors call the plan. Raises InputError."""
+    """The model that a run executes: the plan's model, in the dtype and scaled down to the size that the settings state.
+
+    where: the plan's name in errors. Raises InputError if the settings name a model other than the plan's, or if the model
+    cannot be executed.
+    """
     planned = the_plan.planned_model()
     if settings.model is not None and (other := load_model(settings.model)).digest != planned.digest:
         fix = f"give the config of {planned.name!r}, or plan for {other.name!r}"
@@ -132,7 +137,12 @@ def _model_to_run(the_plan: Plan, where: str, settings: RunSettings) -> Model:
 
 
 def _profile_to_measure(the_plan: Plan, model: Model, settings: RunSettings) -> Profile | None:
-    """The profile with the shapes of a plan that measured times go into, if the settings name one. Raises InputError."""
+    """The profile that the measured times of a run go into: it has the shapes that the plan uses, with estimated times, or
+    those of the profile that the settings name.
+
+    model: the model that the run executes. Returns None if the settings name neither a cluster nor a profile. Raises InputError
+    if the run measures nothing, or runs a smaller model than the plan's.
+    """
     if settings.cluster is None and settings.profile is None:
         return None
     option = "--profile" if settings.cluster is None else "--cluster"
@@ -166,27 +176,27 @@ def trial(
 
     Args:
         plans: any plans of one model and number of devices (default: the best that the preset has for the request).
-        request: as of `plan`, where no plans are given.
-        like: the preset that plans.
+        request: what to plan for, as one object, if no plans are given.
+        like: the name of the preset that plans, if no plans are given.
         top: Plans to run: the best predicted ones.
         steps: Timed training steps of each.
         warmup: Steps before those that are timed.
         scale_down: Run a model of the same kind about this many times smaller.
         run_dtype: float32, float64 or bfloat16 (default: that of `dtype`).
-        backend: as of `run`.
-        device: as of `run`.
+        backend: the back-end that runs a plan's program: serial, fused, threads or streams, as `run` has them.
+        device: cpu (local processes) or cuda (a GPU for each process).
         timeout: Seconds for each plan, without the start of processes.
-        stall_timeout: as of `run`.
-        seed: of the search, of parameters and samples.
+        stall_timeout: seconds without any progress of the processes after which the run of a plan is ended.
+        seed: the seed of the search, of parameters and of samples.
         running: called with a dict for each step, such as {"plan": 0, "step": 1, "steps": 10}.
-        **keywords: as of `plan`, where no plans are given.
+        **keywords: further keywords of `plan`, if no plans are given.
 
     Returns:
         The plans and what each took, with `best`, `frame()` and `picture()`.
 
     Raises:
         InputError: for plans that do not run, or of several models.
-        MissingExtra: where torch is not installed.
+        MissingExtra: if torch is not installed.
     """
     settings = {"steps": steps, "warmup": warmup, "backend": backend, "device": device, "timeout": timeout, "seed": seed}
     settings["stall_timeout"] = stall_timeout

@@ -4,7 +4,10 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Entry point of the `trainplan` command. What it needs is imported here, where interrupts are awaited."""
+    """The entry point of the `trainplan` command: run the command line and end with its exit code.
+
+    It imports inside the function, so that an interrupt during the imports ends the command in one line, too.
+    """
     try:
         from trainplan.command.ending import exit_code
 

@@ -1,4 +1,4 @@
-"""`trainplan model` and `trainplan cluster`: what is shipped, what a file says, and what this machine is."""
+"""`trainplan model` and `trainplan cluster`: lists of those shipped, the content of a file, and the machine at hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainplan import api
 from trainplan.api.requests import PlanRequest
 from trainplan.command import tables
 from trainplan.command.helping import HelpedCommand
-from trainplan.command.options import CLUSTER_HELP, Outcome, flag, options_of, output, takes, word
+from trainplan.command.options import CLUSTER_HELP, Outcome, command_with, flag, options_of, output, word
 from trainplan.inputs import model_of
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import parse_bytes
@@ -32,12 +32,18 @@ clusters = typer.Typer(
 
 
 def _filter(about: str) -> Argument:
-    """The words of a list. about: what they leave."""
+    """The positional argument of a `list` command: words that a row of the list must have to be shown. about: the rows that are
+    shown, as a text for the help, such as "models whose name or family has it"."""
     return word("words", list[str] | None, f"Only {about}. [default: all]", None, "[WORD]...")
 
 
 def _having(words: list[str] | None, texts: Mapping[str, str], listing: str) -> list[str]:
-    """The names whose text has all words, in upper or lower case. Raises InputError where there is none."""
+    """The names whose text contains all the given words, without regard to upper and lower case; all names if no words are
+    given.
+
+    words: the words to look for. texts: by name, the text that is searched. listing: the command that lists all names, such as
+    "model list", for the error. Raises InputError if no name is left.
+    """
     wanted = [word.lower() for word in words or ()]
     kept = [name for name, text in texts.items() if all(word in text.lower() for word in wanted)]
     if not kept:
@@ -47,7 +53,7 @@ def _having(words: list[str] | None, texts: Mapping[str, str], listing: str) -> 
 
 
 @models.command("list", cls=HelpedCommand)
-@takes([_filter("models whose name or family has it, such as qwen")])
+@command_with([_filter("models whose name or family has it, such as qwen")])
 def list_models(words: list[str] | None) -> Outcome:
     """List the shipped models by family, with their sizes: parameters, layers, hidden size, attention heads, context."""
     loaded = [load_model(name) for name in [*shipped("models"), *sized_names()]]
@@ -57,7 +63,7 @@ def list_models(words: list[str] | None) -> Outcome:
 
 
 @models.command("show", cls=HelpedCommand)
-@takes(
+@command_with(
     [
         word("model", str, "A shipped name or a Hugging Face config.json."),
         flag("rows", int, "Samples on one device.", 1),
@@ -77,7 +83,7 @@ def show_model(model: str, rows: int, tp: int, sequence: int | None, dtype: str 
 
 
 @clusters.command("list", cls=HelpedCommand)
-@takes([_filter("clusters whose name or devices have it, such as h100")])
+@command_with([_filter("clusters whose name or devices have it, such as h100")])
 def list_clusters(words: list[str] | None) -> Outcome:
     """List the shipped clusters; nodes of any kind are named as h100:8x16, see `cluster kinds`."""
     loaded = {name: load_cluster(name) for name in shipped("clusters")}
@@ -91,7 +97,7 @@ def list_clusters(words: list[str] | None) -> Outcome:
 
 
 @clusters.command("kinds", cls=HelpedCommand)
-@takes([_filter("kinds whose name has it, such as a100")])
+@command_with([_filter("kinds whose name has it, such as a100")])
 def list_kinds(words: list[str] | None) -> Outcome:
     """List the kinds of devices that clusters can be named by, as h100:8x16 is 16 nodes of 8 H100: one node of each."""
     nodes = {name: node_of(name) for name in _having(words, {name: name for name in sheets()}, "cluster kinds")}
@@ -100,7 +106,7 @@ def list_kinds(words: list[str] | None) -> Outcome:
 
 
 @clusters.command("show", cls=HelpedCommand)
-@takes([word("cluster", str, CLUSTER_HELP)])
+@command_with([word("cluster", str, CLUSTER_HELP)])
 def show_cluster(cluster: str) -> Outcome:
     """Show a cluster: its devices, its links, and where the numbers come from."""
     loaded = load_cluster(cluster)
@@ -108,7 +114,7 @@ def show_cluster(cluster: str) -> Outcome:
 
 
 @clusters.command("detect", cls=HelpedCommand)
-@takes(
+@command_with(
     [
         flag("nodes", int, "Machines like this one.", 1),
         flag("processes", int | None, "Without a GPU: processes that stand for devices."),

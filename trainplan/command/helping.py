@@ -1,4 +1,4 @@
-"""`--help` of commands with many options: the common ones, and with `--help-all` every one."""
+"""Help texts of commands: `--help` shows the common options of a command with many, `--help-all` every one; and examples."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from copy import copy
 from typing import Any
 
 import typer
+from rich.markup import escape
 from typer.core import TyperCommand
 
 HELP_ALL = "--help-all"
@@ -13,9 +14,10 @@ MOST = 10  # options that a short help shows, besides --json, --help and --help-
 ALWAYS = ("as_json", "help_all")
 LIMITS = ("time_limit", "gap")
 REQUEST = ("model", "cluster", "batch", "sequence", "memory", "dtype")
-# By command: the options that its short help shows, in this order; a command that is not here shows all of its options.
+# By command: the options that its short help shows, in order. A command without an entry shows all of its options.
 COMMON: dict[str, tuple[str, ...]] = {
     "plan": ("batch", "sequence", "for_", "memory", "precision", "devices", "what_if", "time_limit", "output", "details"),
+    "sweep": ("batch", "sequence", "for_", "over", "grid", "margins", "price", "tokens", "folder", "picture"),
     "fit": ("batch", "sequence", "for_", "memory", "reserve", "dtype", "precision", "zero", "host"),
     "place": (*REQUEST, "uneven_shares", *LIMITS, "output"),
     "partition": (*REQUEST, "pipeline", "micro_batches", "time_limit", "output"),
@@ -27,16 +29,23 @@ COMMON: dict[str, tuple[str, ...]] = {
     "compare-planners": (*REQUEST, "reserve", *LIMITS, "profile"),
     "throughput": ("model", "cluster", "sequence", "memory", "dtype", "planner", "step", *LIMITS, "picture"),
     "build": (*REQUEST, "profile", "measure", "output"),
+    "library add": (*REQUEST, "name", "about", "time_limit", "library"),
     "profile measure": ("model", "cluster", "rows", "tp", "sequence", "dtype", "device", "budget", "journal", "output"),
 }
 
 
-# The example that each command's help ends with: lines for a shell, which run as they stand, in an empty folder.
+# By command: the example at the end of its help, as lines for a shell, which run as they stand in an empty folder.
 PLANNED = "trainplan plan gpt2 cpu-4 --batch 8 -o plan.json\n"
 BUILT = "trainplan build layer-strategies --model gpt2 --cluster cpu-4 --batch 8 \\\n  --memory 2GiB -o instance.json\n"
 ESTIMATED = "trainplan profile estimate --model gpt2 --cluster cpu-4 -o profile.json\n"
+STUDIED = (
+    'echo "{name: small, models: gpt2, clusters: cpu-4, batches: [8, 16], \\\n'
+    '  problems: layer-strategies, methods: [exact, galvatron-dp]}" > study.yaml\n'
+    "trainplan study study.yaml -j 2 -o results\n"
+)
 EXAMPLES = {
     "plan": "trainplan plan qwen3-8b h100:8 --batch 64 --seq 4k --for megatron \\\n  -o plan.json --picture plan.png",
+    "sweep": "trainplan sweep gpt2 cpu-4 --batch 8 --seq 64 --over memory=1GiB,2GiB \\\n  --over batch=8..32*2 --no-margins",
     "fit": "trainplan fit llama-3.1-70b h100:8x8 --seq 8k --for megatron",
     "place": "trainplan place --model amp-gpt2 --cluster amp-heterogeneous-16 --batch 32 \\\n"
     "  --dtype float16 --uneven-shares -o plan.json --picture placement.png",
@@ -71,8 +80,18 @@ EXAMPLES = {
     "check": PLANNED + "trainplan check plan.json",
     "methods": "trainplan methods layer-strategies",
     "schema": "trainplan schema layer-strategies > schema.json",
+    "study": STUDIED.rstrip(),
+    "results": STUDIED + "trainplan results results\n"
+    'trainplan results results "select name, status, value_ns, seconds from cells"',
     "model list": "trainplan model list qwen3",
     "model show": "trainplan model show t5-512-4-48 --rows 8 --tp 2",
+    "library list": "trainplan library list 'partition/*'",
+    "library show": "trainplan library show chain/bert-base-rtx3090-8-b8-s256",
+    "library get": "trainplan library get chain/bert-base-rtx3090-8-b8-s256 -o instance.json",
+    "library run": "trainplan library run 'assignment/*' --methods exact,papers -j 2 -o scores",
+    "library check": "trainplan library check 'assignment/*'",
+    "library add": "trainplan library add layer-strategies --model gpt2 --cluster cpu-4 \\\n  --batch 4 --memory 2GiB \\\n"
+    "  --name chain/gpt2-cpu-4 --about 'GPT-2 on processes' --library mine",
     "cluster list": "trainplan cluster list h100",
     "cluster kinds": "trainplan cluster kinds",
     "cluster show": "trainplan cluster show amp-heterogeneous-16",
@@ -89,7 +108,11 @@ EXAMPLES = {
 
 
 def show_all(context: typer.Context, wanted: bool) -> None:
-    """Print the whole help of a command, if it is wanted, and end."""
+    """The callback of the option `--help-all`: prints the command's help with all of its options, and ends the command by
+    typer.Exit.
+
+    context: typer's context of the command. wanted: whether the option was given; nothing happens if it was not.
+    """
     if wanted and not context.resilient_parsing:
         context.meta[__name__] = True
         typer.echo(context.get_help())
@@ -97,12 +120,18 @@ def show_all(context: typer.Context, wanted: bool) -> None:
 
 
 class HelpedCommand(TyperCommand):
-    """A command whose `--help` ends with its example; of one in COMMON, it has the common options alone, as one panel, the
-    first paragraph of what it does, and how many more options there are. All options may be given all the same."""
+    """A command of typer whose help ends with an example (from EXAMPLES).
+
+    For a command in the table COMMON, `--help` shows only the first paragraph of its description, the options that the table
+    names as one panel, and the number of further options, which `--help-all` shows. The further options work all the same.
+    """
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help."""
-        name = called(ctx)
+        """Print the command's help: short if the command is in COMMON and has many options, else, or with `--help-all`, whole.
+
+        typer calls it. ctx: typer's context. formatter: typer's, passed on to its own method.
+        """
+        name = command_name(ctx)
         shown, options = copy(self), {param.name: param for param in self.params if param.param_type_name == "option"}
         arguments = [param for param in self.params if param.param_type_name == "argument"]
         shown.epilog = example(name)
@@ -118,8 +147,8 @@ class HelpedCommand(TyperCommand):
         TyperCommand.format_help(shown, ctx, formatter)
 
 
-def called(context: Any) -> str:
-    """A command as it is called after the program's name, such as `profile show`."""
+def command_name(context: Any) -> str:
+    """The name of a command without the program's name, such as `profile show`. context: typer's context of the command."""
     names = list[str]()
     while context.parent is not None:
         names.insert(0, context.info_name)
@@ -128,5 +157,6 @@ def called(context: Any) -> str:
 
 
 def example(name: str) -> str:
-    """The end of a command's help. name: as it is called, such as `plan` or `profile show`."""
-    return f"Example:\n{EXAMPLES[name]}"
+    """The example at the end of a command's help, with its heading. name: the command's name, such as `plan` or `profile
+    show`."""
+    return f"Example:\n{escape(EXAMPLES[name])}"

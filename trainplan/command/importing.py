@@ -1,4 +1,4 @@
-"""`trainplan import-run`: a configuration of another runtime, judged."""
+"""`trainplan import-run`: predicts and judges a run from another runtime's launch file, configuration or log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainplan import api
 from trainplan.api.requests import PlanRequest, SearchOptions
 from trainplan.command import bars, options, render
 from trainplan.command.ending import tell
-from trainplan.command.options import Command, Outcome, flag, options_of, output, panel, takes, word
+from trainplan.command.options import Command, Outcome, command_with, flag, options_of, output, panel, word
 from trainplan.command.printing import pairs, table
 from trainplan.execution.launch_files.logs.steps import LoggedRun, RanOut
 from trainplan.execution.launch_files.run_configuration import TakenValue
@@ -24,12 +24,13 @@ from trainplan.planning.proof import proof, status_text
 from trainplan.planning.result import PlanningResult
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
-from trainplan.screens.run import judged_screen
+from trainplan.screens.run import run_screen
 from trainplan.validation.alongside import HELD
 from trainplan.validation.predict import Prediction
 
-SMALLER = 0.9  # of the memory of a device of the same kind, at least
-MOST_CHANGES, MOST_RANKS, MOST_KEYS, DEFAULT = 8, 16, 4, "default of"
+SMALLER = 0.9  # devices with less than this share of another's memory are not of its kind
+MOST_CHANGES, MOST_RANKS, MOST_KEYS = 8, 16, 4  # that are printed one by one
+DEFAULT = "default of"  # begins the source of a value that no file states
 FRAGMENTATION = (
     "of the caching allocator: not counted, except for 2 % that the default reserve has for it; "
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True makes it less"
@@ -37,11 +38,12 @@ FRAGMENTATION = (
 
 
 def command(name: str, words: Sequence[str]) -> Command:
-    """The command."""
+    """Return the function that typer runs for the command `import-run`. name, words: unused; the modules of all commands have a
+    function of this signature."""
     return import_run
 
 
-@takes(
+@command_with(
     [
         word(
             "file",
@@ -118,8 +120,12 @@ def import_run(
 
 
 def _variables(settings: Sequence[str]) -> dict[str, str]:
-    """Raises InputError."""
-    made = {}
+    """The values of the option `--set NAME=VALUE` by name: ["TP=8", "1=gpt"] gives {"TP": "8", "1": "gpt"}.
+
+    A name is a script's variable, a key of a configuration such as model.layers, or the number of a script's positional
+    parameter. Raises InputError for a text of another form.
+    """
+    variables = {}
     for text in settings:
         name, sign, value = text.partition("=")
         if not (name.replace(".", "_").isidentifier() or name.isdecimal()) or not sign:
@@ -129,29 +135,40 @@ def _variables(settings: Sequence[str]) -> dict[str, str]:
                 f"is {text!r}",
                 "give NAME=VALUE, such as TP=8, or 1=VALUE for a script's positional parameter",
             )
-        made[name] = value
-    return made
+        variables[name] = value
+    return variables
 
 
 def _screen(judged: JudgedRun, values: bool) -> None:
-    """Print the first screen, and after it, if `values`, the values that were taken from the file."""
+    """Print the short answer of `import-run`.
+
+    judged: the run, with its prediction and the better plans that were found. values: also print every value that was taken
+    from the run's file, as a table.
+    """
     measured = [] if judged.logged is None else [text for _, text in _measured(judged.logged)]
     if judged.configuration.ran_out is not None:
         measured.append(f"out of memory: {_ran_out(judged.configuration.ran_out, judged)}")
-    render.rows_of_screen(judged_screen(judged, measured))
+    render.rows_of_screen(run_screen(judged, measured))
     if values:
         _show_values(judged.configuration.taken)
 
 
 def _show(judged: JudgedRun, values: bool) -> None:
+    """Print the long answer of `import-run --details`: everything that is known of the run.
+
+    judged: the run, with its prediction and the better plans that were found. values: also print every value that was taken
+    from the run's file, as a table.
+    """
     configuration, plan = judged.configuration, judged.plan
     model = plan.planned_model()
     whose = [("cluster", judged.numbers)] * bool(judged.numbers)
     file = f"{configuration.where}, of {configuration.tool or configuration.runtime}"
     pairs([("file", file), ("model", f"{model.name}, {model.dtype}"), *whose])
     render.plan_table(plan)
-    near = ": close, may not fit" if judged.fits else ": does not fit, but close"
-    verdict = near if judged.close else "" if judged.fits else ": does not fit"
+    if judged.close:
+        verdict = ": close, may not fit" if judged.fits else ": does not fit, but close"
+    else:
+        verdict = "" if judged.fits else ": does not fit"
     rows = [
         ("predicted time", _step(judged)),
         ("predicted memory", f"{_ranks(judged)}, of {format_bytes(plan.memory_bytes)}{verdict}"),
@@ -180,7 +197,11 @@ def _show(judged: JudgedRun, values: bool) -> None:
 
 
 def _show_values(taken: Sequence[TakenValue]) -> None:
-    """Print every value that was taken: those that are written somewhere, with file and line; then the defaults of tools."""
+    """Print every value that a run's plan was made of: first a table of the values that a file states, with the file and the
+    line; then, a line for each tool, the values that are the tool's defaults.
+
+    taken: the values, each with its key and its source; the source of a tool's default begins with the text DEFAULT.
+    """
     written = [value for value in taken if not value.source.startswith(DEFAULT)]
     rows = [[value.key, str(value.value), value.source] for value in written]
     table(("key", "value", "from"), rows, "values that were taken", ("key", "value", "from"))
@@ -189,18 +210,23 @@ def _show_values(taken: Sequence[TakenValue]) -> None:
 
 
 def _step(judged: JudgedRun) -> str:
-    """The predicted step, and by what."""
+    """The predicted step time of a run as a text, and how it was predicted: as the run's runtime overlaps communication, then
+    with the prediction's interval; or, if that overlap is not known, by trainplan's own cost model."""
     framework, step = judged.framework, f"{format_time(judged.step_ns)} a step"
     if isinstance(framework, str):
-        lanes = judged.plan.predicted is not None and judged.plan.predicted.cost_model == "streams"
-        how = "with overlap (cost model streams)" if lanes else "without overlap"
+        overlapped = judged.plan.predicted is not None and judged.plan.predicted.cost_model == "streams"
+        how = "with overlap (cost model streams)" if overlapped else "without overlap"
         return f"{step}, predicted {how}; not as {judged.configuration.software} overlaps: {framework}"
     between = f"{framework.step_low_s:.4g} to {framework.step_high_s:.4g} s"
     return f"{step} ({between}), as {judged.configuration.software} overlaps"
 
 
 def _of_memory(framework: Prediction) -> list[tuple[str, str]]:
-    """What the fullest device needs: when, of what, and what is taken for it."""
+    """Rows (label, text) on the predicted memory of a run's fullest device: its parts (parameters, activations and so on) at
+    the moment of its peak, and the values that were assumed for it.
+
+    framework: the prediction of the run as its own framework trains. Returns an empty list if it has no memory.
+    """
     memory, laid = framework.memory, framework.laid
     if memory is None or laid is None:
         return []
@@ -210,16 +236,19 @@ def _of_memory(framework: Prediction) -> list[tuple[str, str]]:
 
 
 def _searches(judged: JudgedRun) -> list[tuple[str, str]]:
-    """What searches found: the best plan of all by the walks, as a share of this one's; the best of the runtime, as this one is
-    predicted; and how far from the best this one is proven to be."""
+    """Rows (label, text) on the searches for plans that are better than a run; an empty list if nothing was searched.
+
+    The rows are: the best plan of all, compared with the run by simulation of both plans' programs; the best plan that the
+    run's runtime can run, by that runtime's prediction; and the proof, how much faster than the run any plan can be at most.
+    """
     best, found, rows = judged.best, judged.found, list[tuple[str, str]]()
     if best is None:
         return []
-    alone = isinstance(judged.framework, str)
+    simulated_only = isinstance(judged.framework, str)
     if judged.best_walk_ns == judged.judged.step_ns:
         rows.append(("best plan", "what runs: no plan is known that takes less, simulated alike"))
     else:
-        rows.append(_searched("best plan", best, judged.judged.step_ns, "" if alone else "both simulated alike"))
+        rows.append(_searched("best plan", best, judged.judged.step_ns, "" if simulated_only else "both simulated alike"))
     label = f"best in {judged.configuration.runtime}"
     if found is None:
         rows.append((label, "none is known that fits"))
@@ -234,7 +263,7 @@ def _searches(judged: JudgedRun) -> list[tuple[str, str]]:
         return rows
     text = proof(judged.measured_ns, judged.bound_ns, judged.checked_ns)
     source = best.result.bound_source or "the search"
-    if alone:
+    if simulated_only:
         rows.append(("proven lower bound", f"{format_time(judged.bound_ns)}, by {source}"))
     else:
         why = f"no bound is of the predicted time, since {judged.configuration.software} overlaps otherwise"
@@ -243,7 +272,8 @@ def _searches(judged: JudgedRun) -> list[tuple[str, str]]:
 
 
 def _grouped(keys: Sequence[str]) -> str:
-    """Names of keys; those of one table, where they are many, as one."""
+    """The names of configuration keys (`keys`) as one text, separated by commas. If a table of the configuration, such as
+    `logging` of `logging.steps`, has more than MOST_KEYS keys, they are counted as `logging.* (9 keys)`."""
     tables = Counter(key.split(".")[0] for key in keys if "." in key)
     shown = []
     for key in keys:
@@ -253,7 +283,8 @@ def _grouped(keys: Sequence[str]) -> str:
 
 
 def _ranks(judged: JudgedRun) -> str:
-    """The peak of every stage's fullest rank."""
+    """The predicted peak memory of the fullest rank of each pipeline stage of a run, as a text; of more than MOST_RANKS stages,
+    only the first ones."""
     peaks, plan = judged.peak_bytes, judged.plan
     texts = [f"{format_bytes(max(peaks[rank] for rank in stage.ranks))}" for stage in plan.stages[: plan.depth]]
     shown = ", ".join(texts[:MOST_RANKS]) + (", .." if len(texts) > MOST_RANKS else "")
@@ -261,7 +292,8 @@ def _ranks(judged: JudgedRun) -> str:
 
 
 def _measured(logged: LoggedRun) -> list[tuple[str, str]]:
-    """The step and the memory of the log that was read."""
+    """Rows (label, text) on the step time and the peak memory that the log of a run measured, each with the relative error of
+    the prediction. The row of memory is missing if the log states no memory."""
     error = logged.predicted_s / logged.step_s - 1
     text = f"{logged.step_s:.4g} s a step in the log ({logged.log.of('line')}); predicted {error:+.1%} of it"
     rows = [("measured time", text)]
@@ -274,7 +306,12 @@ def _measured(logged: LoggedRun) -> list[tuple[str, str]]:
 
 
 def _ran_out(ran_out: RanOut, judged: JudgedRun) -> str:
-    """How a run that was out of memory ended, and its predicted peak: where it wanted more, the log refutes the prediction."""
+    """A text on how a run ended that was out of memory: the bytes that it requested, already had, and could have in all, and
+    the peak that was predicted for it.
+
+    ran_out: these bytes, from the run's log. judged: the run. If it was predicted to fit on devices with as much memory as the
+    log's, the text adds that the log refutes this.
+    """
     wanted, peak = ran_out.tried_bytes + (ran_out.allocated_bytes or 0), max(judged.peak_bytes)
     text = f"the run ended so: it asked for {format_bytes(ran_out.tried_bytes)}"
     if ran_out.allocated_bytes is not None:
@@ -290,14 +327,23 @@ def _ran_out(ran_out: RanOut, judged: JudgedRun) -> str:
 
 
 def _memory(change: Change) -> str:
+    """The predicted peak memory of a run's plan after a change, as a text; "-" if none is predicted."""
     if change.peak_bytes is not None:
         return format_bytes(change.peak_bytes)
     return "-" if change.plan.predicted is None else format_bytes(change.plan.predicted.most_bytes)
 
 
 def _searched(label: str, answer: PlanningResult, step_ns: int, how: str) -> tuple[str, str]:
-    """What a search has to offer instead. how: by what it compares with the plan, where that is not as this one is predicted:
-    the share alone is said then."""
+    """A row (label, text) on the best plan that a search found, with its step compared with the run's; or on why the search has
+    no plan.
+
+    Args:
+        label: the row's label, returned unchanged.
+        answer: the search's answer.
+        step_ns: the step of the run's own plan, which the step of the found plan is divided by.
+        how: empty if both steps are predicted as the run is; else the other way of prediction, as a text: then only the ratio
+            of the steps is stated, not the times.
+    """
     if answer.plan is None or answer.step_ns is None:
         return label, f"none: {answer.result.status}"
     share = f"{answer.step_ns / step_ns - 1:+.2%}"
@@ -306,13 +352,19 @@ def _searched(label: str, answer: PlanningResult, step_ns: int, how: str) -> tup
 
 
 def _shape(plan: Plan) -> str:
+    """A plan's number of stages, number of micro-batches and strategies as a text, such as "2 stages, 8 micro-batches, tp2,
+    dp4"."""
     return f"{plural(plan.depth, 'stage')}, {plural(plan.batch.micro_batches, 'micro-batch')}, {_strategies(plan)}"
 
 
 def _strategies(plan: Plan) -> str:
+    """The strategy of all units (sub-layers) of a plan as a text; if units differ, the number of different strategies and an
+    example."""
     names = list(dict.fromkeys(in_words(str(unit)) for unit in plan.units))
     return names[0] if len(names) == 1 else f"{len(names)} strategies, such as {names[len(names) // 2]}"
 
 
 def _under(answer: PlanningResult) -> str:
+    """The restrictions that were set on the search space of an answer (such as "--tp 2"), as a text; "no restriction" if there
+    are none."""
     return ", ".join(answer.restrictions) or "no restriction"

@@ -1,7 +1,8 @@
-"""Options of commands, made of settings, functions of the API and parameters of problems; and what all commands do.
+"""Options of commands, made of settings classes, functions of the API and parameters of problems; and the steps of any command.
 
-A command is a function of keyword arguments that gives an Outcome; `takes` gives it the signature from which typer makes its
-options, checks before any work that its files can be written, and writes, prints and exits afterwards.
+A command is a function of keyword arguments that returns an Outcome. `command_with` gives it the signature from which typer
+makes its options; before the function is called it checks that the files can be written, and afterwards it writes them, prints
+the outcome and exits.
 """
 
 from __future__ import annotations
@@ -37,19 +38,23 @@ from trainplan.profiling.shipped import shipped
 from trainplan.solvers.core import limits
 from trainplan.solvers.core.result import Result
 
-FINE, INFEASIBLE, STOPPED = 0, 1, 3
-ENDED = 4  # a run that was asked to end, with its checkpoint
-# Options that name files of an Outcome.
+FINE, INFEASIBLE, STOPPED = 0, 1, 3  # exit codes
+ENDED = 4  # exit code of a run that was ended by SIGTERM, with its checkpoint written
+# Options that name the files of an Outcome.
 WRITTEN = ("output", "best_output", "uniform_output", "save_profile", "trace", "picture")
-CHECKED = (*WRITTEN, "journal")
-MOST_DIGITS = 1000  # of a method's option that is read as a number; Python reads none of several thousand
+CHECKED = (*WRITTEN, "journal")  # options that name files which must be writable
+MOST_DIGITS = 1000  # of a method's option that is read as a number at most, since Python refuses several thousand
 
 
 class Outcome(NamedTuple):
-    """What a command has for its user.
+    """The answer of a command to its user: the function of a command returns it, and `command_with` writes its files, prints it
+    and exits.
 
-    content: all of it, for `--json`, or what makes it. show: what prints it for people. files: by the option that names the
-    file, what makes its text or its matplotlib Figure. code: the exit code.
+    Attributes:
+        content: the JSON-ready answer for `--json` (dicts, lists, texts, numbers), or a function that makes it.
+        show: prints the answer for people.
+        files: by the name of the option that names a file, a function that makes the file's text, bytes or matplotlib Figure.
+        code: the exit code.
     """
 
     content: Any
@@ -59,7 +64,8 @@ class Outcome(NamedTuple):
 
 
 def printed(outcome: Outcome, written: list[Path], as_json: bool) -> None:
-    """An outcome on standard output, and which files were written."""
+    """Print a command's outcome on standard output: as JSON if `as_json`, else for people, then with the names of the files
+    that the command wrote (`written`)."""
     if as_json:
         print(json.dumps(content_of(outcome), indent=2))
         return
@@ -68,10 +74,12 @@ def printed(outcome: Outcome, written: list[Path], as_json: bool) -> None:
 
 
 def content_of(outcome: Outcome) -> Any:
-    """An outcome as plain values."""
+    """The JSON-ready content of a command's outcome (dicts, lists, texts, numbers); if the outcome has a function that makes
+    the content, the function is called."""
     return outcome.content() if callable(outcome.content) else outcome.content
 
 
+# Presents an outcome; called with it, the files that were written, and whether JSON is wanted.
 PRESENT: ContextVar[Callable[[Outcome, list[Path], bool], None]] = ContextVar("PRESENT", default=printed)
 Command = Callable[..., None]
 SUBJECT, CHOICES, SEARCHING, OUTPUT = "What to plan for", "What is chosen, or fixed", "Search", "Output"
@@ -87,8 +95,18 @@ def flag(
     values: Callable[[], Iterable[str]] | None = None,
     parser: Callable[[str], Any] | None = None,
 ) -> Argument:
-    """An option of a command. kind: its type; default: Argument.empty where it must be given; names: default --name.
-    values: those that the shell completes. parser: makes the value of its text, and raises InputError."""
+    """An option of a command, as a parameter that `command_with` puts into the signature from which typer makes the command's
+    options.
+
+    Args:
+        name: the name of the parameter that gets the option's value.
+        kind: the parameter's type, which typer reads from the option's text.
+        about: the option's help.
+        default: its default; Argument.empty if the option must be given.
+        names: its flags, such as ("--output", "-o"); if empty, `--name` with dashes.
+        values: gives the values that the shell completes.
+        parser: makes the value of the option's text; raises InputError. None if typer reads it by its type.
+    """
     words = names or (flag_of(name),)
     complete = None if values is None else lambda: list(values())
     option = Option(*words, help=_plain(about), autocompletion=complete, parser=parser, metavar="TOKENS" if parser else None)
@@ -96,18 +114,22 @@ def flag(
 
 
 def word(name: str, kind: Any, about: str, default: Any = Argument.empty, metavar: str | None = None) -> Argument:
-    """A positional argument of a command. metavar: what the help calls it, if not by its name."""
+    """A positional argument of a command, as a parameter that `command_with` puts into the signature that typer reads.
+
+    name: the name of the parameter that gets the value. kind: its type. about: the help. default: its default; Argument.empty
+    if the argument must be given. metavar: what the help calls it; None if that is its name.
+    """
     argument = TyperArgument(help=_plain(about), metavar=metavar)
     return Argument(name, Argument.KEYWORD_ONLY, default=default, annotation=Annotated[kind, argument])
 
 
 def _plain(about: str) -> str:
-    """A text that means no markup: typer reads help texts as rich's."""
+    """A help text in which brackets are escaped by a backslash, so that typer does not take them for rich's markup."""
     return about.replace("[", "\\[")
 
 
 def panel(title: str, arguments: Iterable[Argument]) -> list[Argument]:
-    """The same options under a title of their own in the help."""
+    """Copies of a command's options that the help shows together, as a panel with the given title."""
     titled = []
     for argument in arguments:
         kind, option = argument.annotation.__origin__, copy(argument.annotation.__metadata__[0])
@@ -116,32 +138,33 @@ def panel(title: str, arguments: Iterable[Argument]) -> list[Argument]:
     return titled
 
 
-def takes(*groups: Iterable[Argument]) -> Callable[[Callable[..., Outcome]], Command]:
-    """Makes a command of a function of keyword arguments and these groups of options, `--json` and `--help-all`; of one name,
-    the last.
+def command_with(*groups: Iterable[Argument]) -> Callable[[Callable[..., Outcome]], Command]:
+    """A decorator that makes a command of a function that takes keyword arguments and returns an Outcome.
 
-    The function gets the options but for `--json` and, unless it names them, those of WRITTEN; for `--option` it gets the
-    method's options themselves.
+    groups: lists of options and positional arguments; of arguments with one name the last counts; `--json` and `--help-all` are
+    added. The command calls the function with the options' values as keywords, except `--json`, `--help-all`, and the options
+    of output files (WRITTEN) that are not among the function's parameters. The option `--option NAME=VALUE` becomes keywords
+    NAME. Afterwards the command writes the outcome's files, prints the outcome, and raises typer.Exit with its code.
     """
     arguments = {argument.name: argument for group in (*groups, [JSON, ALL]) for argument in group}
 
     def command_of(function: Callable[..., Outcome]) -> Command:
-        apart = [name for name in WRITTEN if name in arguments and name not in signature(function).parameters]
+        withheld = [name for name in WRITTEN if name in arguments and name not in signature(function).parameters]
 
         @wraps(function)
         def command(**values: Any) -> None:
             check_targets({name: path for name in CHECKED if (path := values.get(name)) is not None})
-            values.pop(ALL.name, None)  # which has ended the command before
+            values.pop(ALL.name, None)  # its callback has ended the command, where it was given
             as_json, targets = values.pop("as_json"), {name: values.get(name) for name in WRITTEN}
             options = method_options(values.pop("option", None), values)
-            outcome = function(**{name: value for name, value in values.items() if name not in apart}, **options)
+            outcome = function(**{name: value for name, value in values.items() if name not in withheld}, **options)
             written = {target: make for name, make in outcome.files.items() if (target := targets[name])}
             for target, make in written.items():
                 write(target, make())
             PRESENT.get()(outcome, [*written], as_json)
             raise Exit(outcome.code)
 
-        del command.__wrapped__  # whose annotations typer would read
+        del command.__wrapped__  # typer would read the annotations of the function, not of the command
         command.__doc__ = _plain("\n\n".join(" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n")))
         command.__signature__ = Signature([*arguments.values()])  # type: ignore[attr-defined]
         command.__annotations__ = {name: argument.annotation for name, argument in arguments.items()}
@@ -151,8 +174,16 @@ def takes(*groups: Iterable[Argument]) -> Callable[[Callable[..., Outcome]], Com
 
 
 class Special(NamedTuple):
-    """What an option of a name has in the command alone: its flags, values that the shell completes, a parser of its text, and
-    another form that the text may have, after the one that Python takes, too."""
+    """Properties that an option of the command has, but that the parameter of the Python verb with its name has not; the table
+    SPECIAL has one for each such parameter.
+
+    Attributes:
+        flags: the option's flags; empty for the default --name.
+        values: gives the values that the shell completes.
+        parser: makes the value of the option's text; raises InputError.
+        also: a piece of the Python parameter's text, and its replacement in the option's help, which names another form of the
+            value.
+    """
 
     flags: tuple[str, ...] = ()
     values: Callable[[], Iterable[str]] | None = None
@@ -161,27 +192,36 @@ class Special(NamedTuple):
 
 
 def options_of(source: Callable[..., Any], *names: str, others: Iterable[Callable[..., Any]] = ()) -> list[Argument]:
-    """An option for each field of a class of settings, or parameter of a function, that has a default: its name, type and
-    default are those in its signature, its help is the first paragraph of what its docstring says of it.
+    """Options of a command that are made of a settings class's fields, or of a function's parameters.
 
-    names: those that become options, in this order; all of a class, if none are given. others: further classes, to whose
-    fields the docstring refers.
+    An option's name, type and default are those in the signature; its help is the first paragraph of the parameter's text in
+    the docstring.
+
+    Args:
+        source: the class or the function, with a docstring in Google's style.
+        *names: the fields or parameters that become options, in this order; if there are none, all that the docstring
+            describes.
+        others: further classes; a field of theirs that a parameter's text mentions as `name` is written as a flag in the help,
+            too.
     """
     hints, texts, parameters = get_type_hints(source), texts_of(source), signature(source).parameters
     known = {name for kind in (source, *others) for name in signature(kind).parameters}
-    made = []
+    options = []
     for name in names or texts:
         special, default, kind = SPECIAL.get(name, Special()), parameters[name].default, _kind(name, hints[name])
         flags = (f"{flag_of(name)}/--no-{flag_of(name)[2:]}",) if kind is bool and default is None else special.flags
         about = _in_flags(texts[name].partition("\n\n")[0], known).replace(*special.also)
         kind = kind | None if default is None else kind
-        made.append(flag(name, kind, about, default, names=flags, values=special.values, parser=special.parser))
-    return made
+        options.append(flag(name, kind, about, default, names=flags, values=special.values, parser=special.parser))
+    return options
 
 
 def _kind(name: str, wanted: Any) -> Any:
-    """What the command reads where Python takes a value of an annotation: a text for a model or a cluster, which may be a name,
-    and for whatever may be a text or a number; a path for a file; else the value itself."""
+    """The type that a command's option has for a parameter that Python annotates as `wanted`.
+
+    It is str for a model or a cluster, which may be a name or a file, and for a parameter that may be a text or a number; Path
+    for any other file; else the annotated type, without None: `int | None` gives int. name: the parameter's name.
+    """
     kinds = [kind for kind in get_args(wanted) if kind is not NoneType] if get_origin(wanted) in UNIONS else [wanted]
     if any(get_origin(kind) is PathLike for kind in kinds):
         return str if name in ("model", "cluster") else Path
@@ -189,17 +229,25 @@ def _kind(name: str, wanted: Any) -> Any:
 
 
 def _in_flags(text: str, names: Collection[str]) -> str:
-    """What a docstring says of a parameter, as a help: other parameters as flags, and the default in brackets at the end."""
+    """A parameter's text from a docstring as the help of a command's option: "Bytes of `memory` (default: 0)." becomes "Bytes
+    of --memory. [default: 0]".
+
+    names: the parameters that are options; only these become flags in the text.
+    """
     flagged = re.sub(r"`(\w+)`", lambda match: flag_of(match[1]) if match[1] in names else match[0], text)
     return re.sub(r" \(default: (.+)\)\.$", r". [default: \1]", flagged)
 
 
 def flags_of(parameters: Iterable[Parameter]) -> list[Argument]:
-    """An option for each parameter of a problem; the default stands in the help, and is put in by the problem."""
+    """Options of a command for the parameters of an optimization problem, one for each, in one panel of the help.
+
+    An option's help states the parameter's default, but its value is None unless it is given: the problem fills in the default.
+    """
     return panel(CHOICES, map(_flag_of, parameters))
 
 
 def _flag_of(parameter: Parameter) -> Argument:
+    """The option of a command for one parameter of an optimization problem; its value is None unless it is given."""
     name, default, about = parameter.flag, parameter.default, parameter.about[0].upper() + parameter.about[1:]
     if parameter.type is bool:
         both = f"{name}/--no-{name[2:]}"
@@ -211,8 +259,9 @@ def _flag_of(parameter: Parameter) -> Argument:
 
 
 def cluster_names() -> list[str]:
-    """Names of clusters that the shell completes: those shipped, and nodes of every kind of device."""
-    from trainplan.profiling.clusters.nodes import completions  # which reads all data sheets: only when the shell asks
+    """The names of clusters that the shell completes: all shipped clusters, and nodes of each kind of device, such as
+    h100:8."""
+    from trainplan.profiling.clusters.nodes import completions  # it reads all data sheets: only for a completion
 
     return [*shipped("clusters"), *completions()]
 
@@ -235,8 +284,12 @@ WORDS = [
 
 
 def from_words(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a command that takes WORDS, with `model` and `cluster` from them.
-    Raises InputError where both are given."""
+    """The values of a command's options, after the positional arguments MODEL and CLUSTER (WORDS) have become the values of the
+    options `model` and `cluster`.
+
+    values: the options' values by name; the entries model_word and cluster_word are removed from it. Raises InputError if the
+    model or the cluster is given both by position and as an option.
+    """
     named = {"model": values.pop("model_word"), "cluster": " ".join(values.pop("cluster_word") or []) or None}
     for name, value in named.items():
         if value is not None and values[name] is not None:
@@ -260,7 +313,11 @@ ALL = Argument(
 
 
 def value_of(name: str, words: Iterable[str], default: str) -> str:
-    """The value of an option among a command's words, before they are parsed: it may say which other options there are."""
+    """The value of an option in a command line that is not parsed yet, for commands whose further options depend on it.
+
+    name: the option's flag, such as "--like". words: the command line; both `--like amp` and `--like=amp` are read. default:
+    returned if the flag is not there.
+    """
     rest = list(words)
     for index, text in enumerate(rest):
         if text.startswith(f"{name}="):
@@ -271,12 +328,22 @@ def value_of(name: str, words: Iterable[str], default: str) -> str:
 
 
 def output(about: str, name: str = "output") -> Argument:
-    """The option -o. name: of the function's argument; but for "output", it may be a folder."""
+    """The option `-o` or `--output` of a command, which names a file to write. about: its help. name: the name of the parameter
+    that gets the path.
+
+    If the name is "output", `command_with` checks that the file can be written before the command begins, and writes it if the
+    command's Outcome has its content. With another name it does neither, and the path may be a folder.
+    """
     return flag(name, Path | None, about, names=("--output", "-o"))
 
 
 def method_options(texts: list[str] | None, others: Iterable[str]) -> dict[str, Any]:
-    """Options of a method from NAME=VALUE. others: names that are options of the command. Raises InputError."""
+    """The options of a solution method by name, from the texts of `--option NAME=VALUE`: ["top=3"] gives {"top": 3}.
+
+    texts: the texts; None if there are none. others: names of the command's own options, which cannot be given in this form. A
+    value of digits becomes a number. Raises InputError for a text of another form, and for a name that is an option of the
+    command.
+    """
     options: dict[str, Any] = {}
     for text in texts or []:
         name, _, value = text.partition("=")
@@ -289,14 +356,20 @@ def method_options(texts: list[str] | None, others: Iterable[str]) -> dict[str, 
 
 
 def exit_code(result: Result) -> int:
-    """Of a result: 3 where a limit or an interrupt stopped it, with a solution or without, or where nothing was found."""
+    """The exit code of a command for a solver's result: 0 with a solution; 1 if it is proven that there is none; 3 if a limit
+    or an interrupt stopped the solver (with a solution or without), or if it found nothing."""
     if result.stopped is not None:
         return STOPPED
     return {"optimal": FINE, "feasible": FINE, "infeasible": INFEASIBLE}.get(result.status, STOPPED)
 
 
 def check_targets(targets: Mapping[str, Path]) -> None:
-    """Raises InputError where a file cannot be written. targets: paths by the name of their option."""
+    """Check, before a command works, that the files it is to write can be written. targets: paths by the names of their
+    options.
+
+    Raises InputError if a file cannot be written, if two options name one file, or if the picture's name does not end in .png,
+    .svg or .pdf.
+    """
     check_different(*targets.values())
     picture = targets.get("picture")
     if picture is not None and picture.suffix not in (".png", ".svg", ".pdf"):
@@ -305,11 +378,12 @@ def check_targets(targets: Mapping[str, Path]) -> None:
         check_writable(target)
 
 
-def write(target: Path, made: Any) -> None:
-    """Write a text or a matplotlib Figure, whole or not at all."""
-    if isinstance(made, str):
-        write_whole(target, made)
+def write(target: Path, content: Any) -> None:
+    """Write a text, bytes or a matplotlib Figure to a file, whole or not at all: a failure leaves no half-written file. A
+    figure's format is that of the file's ending."""
+    if isinstance(content, str | bytes):
+        write_whole(target, content)
         return
     image = BytesIO()
-    made.savefig(image, format=target.suffix[1:], dpi=150)
+    content.savefig(image, format=target.suffix[1:], dpi=150)
     write_whole(target, image.getvalue())

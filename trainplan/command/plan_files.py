@@ -1,5 +1,5 @@
-"""Commands of plan files: `trainplan explain`, `report`, `compare`; and `compare-planners`, the papers' planners against the
-joint optimum.
+"""Commands that read plan files: `trainplan explain`, `report` and `compare`; and `compare-planners`, the papers' planners
+against the joint optimum.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from trainplan import api
 from trainplan.command import bars, options, render, render_plans
-from trainplan.command.options import Command, Outcome, flag, flags_of, output, takes, word
+from trainplan.command.options import Command, Outcome, command_with, flag, flags_of, output, word
 from trainplan.command.printing import line
 from trainplan.planning.presets import DEFAULT, PRESETS
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
@@ -20,13 +20,17 @@ from trainplan.profiling.base.files import read_data
 from trainplan.solvers.core.limits import TIME_LIMIT_S
 
 METHODS, PLANNERS = "trainplan compare-methods INSTANCE", "trainplan compare-planners MODEL CLUSTER"
-# Options of `compare` once, when it solved, too; by option the command that has them now.
+# Options that `compare` had in earlier versions, when it also solved instances: by option, the command that has it now.
 MOVED = dict.fromkeys(("--method", "--time-limit", "--solver-memory", "--seed", "--cold", "--warm"), METHODS)
 MOVED |= dict.fromkeys(("--model", "--cluster", "--batch", "--gap"), PLANNERS)
 
 
 def command(name: str, words: Sequence[str]) -> Command:
-    """The command of that name. Raises InputError for an option of `compare` that another command has now."""
+    """Return the function that typer runs for one of the commands `explain`, `report`, `compare` and `compare-planners`.
+
+    name: the command's name. words: the command line, without the program's name. Raises InputError if the words of `compare`
+    have an option that it had in earlier versions, when it also solved instances (MOVED).
+    """
     if name != "compare":
         return {"explain": explain, "report": report, "compare-planners": compare_planners}[name]
     for option in (text.split("=")[0] for text in words):
@@ -35,7 +39,7 @@ def command(name: str, words: Sequence[str]) -> Command:
     return compare
 
 
-@takes(
+@command_with(
     [
         word("plan", Path, "A plan file, as `plan -o` writes it."),
         word("other", Path | None, "Another plan of the same model, to compare with the first.", None),
@@ -49,17 +53,17 @@ def explain(plan: Path, other: Path | None, profile: Path | None, time_limit: fl
     if other is not None:
         if profile is not None or time_limit is not None:
             raise InputError("command line", "other", "is given", "leave out --profile and --time-limit with two plans")
-        rows, parted = api.compare_plans([plan, other]), api.differences(plan, other)
-        content = {"plans": rows, "differences": [asdict(difference) for difference in parted]}
-        return Outcome(content, partial(render_plans.two_plans, rows, parted, (str(plan), str(other))))
+        rows, differences = api.compare_plans([plan, other]), api.differences(plan, other)
+        content = {"plans": rows, "differences": [asdict(difference) for difference in differences]}
+        return Outcome(content, partial(render_plans.two_plans, rows, differences, (str(plan), str(other))))
     explained = api.explain(plan, profile=profile, time_limit=TIME_LIMIT_S if time_limit is None else time_limit)
     code = options.FINE if explained.complete else options.STOPPED
     return Outcome(explained.to_dict(), partial(render_plans.explained, explained), code=code)
 
 
-@takes(
+@command_with(
     [
-        word("plan", Path, "A plan file, as `plan -o` writes it."),
+        word("plan", Path, "A plan file, as `plan -o` writes it; or the folder of a study."),
         output("Write the page here, such as report.html."),
         flag("profile", Path | None, "The profile that the plan was made from, if it was."),
         flag("compare", bool, "Search for the best plan with one strategy and by each paper's planner, too.", False),
@@ -68,20 +72,23 @@ def explain(plan: Path, other: Path | None, profile: Path | None, time_limit: fl
 )
 def report(plan: Path, output: Path | None, profile: Path | None, compare: bool, time_limit: float) -> Outcome:
     """Write a plan's report: one HTML page that needs no other file, with the plan by stage and unit, a timeline of the step
-    that can be zoomed, memory by time and by kind, where time and memory go, bound and gap, and the comparison."""
+    that can be zoomed, memory by time and by kind, where time and memory go, bound and gap, and the comparison. Of a study: its
+    summary, pictures, failures and cells."""
     if output is None:
         raise InputError("command line", "--output", "is missing", "give a file, such as -o report.html")
     with bars.planning() as progress:
         page = api.report(plan, profile=profile, compare=compare, time_limit=time_limit, progress=progress)
     files: dict[str, Callable[[], Any]] = {"output": lambda: page}
-    return Outcome({"plan": str(plan), "report": str(output), "bytes": len(page.encode())}, _show, files)
+    subject = "study" if plan.is_dir() else "plan"
+    return Outcome({subject: str(plan), "report": str(output), "bytes": len(page.encode())}, _show, files)
 
 
 def _show() -> None:
+    """Print the line that tells how to read the report's file: "open it in a browser"."""
     line("open it in a browser; it needs no network")
 
 
-@takes(
+@command_with(
     [
         word("plans", list[Path], "Plan files, as `plan -o` writes them."),
         flag("log", Path | None, "Of one plan: a log of its run, by Megatron-LM, torchtitan or DeepSpeed."),
@@ -104,10 +111,10 @@ def compare(plans: list[Path], log: Path | None) -> Outcome:
     return Outcome(rows, partial(render_plans.side_by_side, rows))
 
 
-ASKED = [*options.REQUEST[:-1], *flags_of(PRESETS[DEFAULT].parameters)]
+PLANNING_OPTIONS = [*options.REQUEST[:-1], *flags_of(PRESETS[DEFAULT].parameters)]
 
 
-@takes(options.WORDS, ASKED, options.panel(options.SEARCHING, [options.EACH_LIMIT, *options.SEARCH[3:6]]))
+@command_with(options.WORDS, PLANNING_OPTIONS, options.panel(options.SEARCHING, [options.EACH_LIMIT, *options.SEARCH[3:6]]))
 def compare_planners(**values: Any) -> Outcome:
     """Say what each paper's planner loses on a model and a cluster against the joint optimum.
 

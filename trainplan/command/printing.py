@@ -1,4 +1,4 @@
-"""Lines and tables on standard output. What comes from files is escaped and cut: names may hold anything."""
+"""Lines and tables on standard output. Texts that come from files are escaped and cut, since names may contain anything."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from rich.text import Text
 from trainplan.profiling.base.errors import printable
 
 LONGEST_LINE, LONGEST_LABEL, LONGEST_CELL = 2000, 60, 300  # letters
-UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]iB|[mun]?s|%)\b|%)")  # between a number and its unit, where no line ends
-LEAST_WIDTH = 20  # columns of a text that stands next to its label
-PIPE_WIDTH = 160
-SCREEN_WIDTH, LABEL_WIDTH = 80, 11  # of the first screen, and of its labels
+UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]iB|[mun]?s|%)\b|%)")  # the space between a number and its unit: no line ends there
+LEAST_WIDTH = 20  # columns of a text that stands next to its label, at least
+PIPE_WIDTH = 160  # columns of tables in a pipe
+SCREEN_WIDTH, LABEL_WIDTH = 80, 11  # columns of a command's short answer in a pipe, and of its labels
+# Columns of tables that hold words, which stand to the left.
 LEFT = {"method", "status", "about", "options", "planner", "cuts", "fits", "devices", "kinds", "layers", "units", "strategy"}
 LEFT |= {
     "plan",
@@ -36,7 +37,8 @@ LEFT |= {
 
 
 def _width() -> int | None:
-    """Columns of tables: as the variable COLUMNS says, else the terminal's (None), or in a pipe a usual width."""
+    """The width in columns that tables on standard output have: the environment variable COLUMNS, if it is a number of at least
+    LEAST_WIDTH; else None on a terminal (rich then takes the terminal's width), and PIPE_WIDTH in a pipe."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns) >= LEAST_WIDTH:
         return int(columns)
@@ -48,9 +50,10 @@ err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def line(text: str, margin: str = "") -> None:
-    """A line as it is; on a terminal wrapped, what follows below the margin that it begins with.
+    """Print a line of text on standard output after a margin (any text, such as a label).
 
-    In a pipe it stays whole, so that it can be searched and copied.
+    On a terminal the text is wrapped, its further lines indented by the margin's width; in a pipe it stays whole, so that it
+    can be searched and copied.
     """
     text = printable(text, LONGEST_LINE)
     if out.is_terminal and len(margin) + len(text) > out.width:
@@ -60,49 +63,61 @@ def line(text: str, margin: str = "") -> None:
 
 
 def wrapped(label: str, pieces: Sequence[str], *, whole: bool = False) -> None:
-    """A label and pieces of text with dots between, broken between pieces, or else between words, at the width of the terminal;
-    in a pipe at 80 columns, unless COLUMNS says otherwise. whole: pieces are commands, which are copied, and stay whole."""
+    """Print a label and pieces of text, joined by dots ("8 GPUs · 2 stages"), on as many lines as they need.
+
+    A line ends between pieces, or within a long piece between words, at the width of the terminal; in a pipe at 80 columns,
+    unless the environment variable COLUMNS states another width. whole: if True, a piece is never broken, since it is a command
+    to be copied.
+    """
     for number, text in enumerate(_broken(pieces, _screen_width() - LABEL_WIDTH, whole)):
         out.print(Text(f"{'' if number else label:<{LABEL_WIDTH}}{text}"))
 
 
 def aligned(label: str, rows: Sequence[tuple[Sequence[str], Sequence[str]]]) -> None:
-    """A label and rows of cells in columns, the first to the left, the others to the right; each row ends with pieces of text,
-    broken in the width that is left as those of `wrapped` are."""
+    """Print a label and, to its right, rows of cells in columns: the first column is aligned left, the others right.
+
+    rows: for each row its cells, and pieces of text that follow the cells. The pieces are joined by dots and broken into lines,
+    as `wrapped` does, in the width that remains to the right of the cells. All rows have equally many cells.
+    """
     cells = [[printable(text, LONGEST_CELL) for text in row] for row, _ in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    room = _screen_width() - LABEL_WIDTH - sum(widths) - 2 * len(widths)
+    rest = _screen_width() - LABEL_WIDTH - sum(widths) - 2 * len(widths)
     for number, (row, (_, pieces)) in enumerate(zip(cells, rows, strict=True)):
         padded = [f"{row[0]:<{widths[0]}}", *(f"{text:>{width}}" for text, width in zip(row[1:], widths[1:], strict=True))]
         head = f"{'' if number else label:<{LABEL_WIDTH}}{'  '.join(padded)}  "
-        for index, text in enumerate(_broken(pieces, room, whole=False)):
+        for index, text in enumerate(_broken(pieces, rest, whole=False)):
             out.print(Text(f"{'' if index else head:<{len(head)}}{text}"))
 
 
 def _screen_width() -> int:
+    """The width in columns of a command's short answer: on a terminal, or if the environment variable COLUMNS is a number, the
+    width of the console, else SCREEN_WIDTH."""
     return out.width if out.is_terminal or os.environ.get("COLUMNS", "").isdecimal() else SCREEN_WIDTH
 
 
-def _broken(pieces: Sequence[str], room: int, whole: bool) -> list[str]:
-    """Lines of so many letters at most, with dots between pieces; longer pieces are broken between words unless they are
-    whole."""
+def _broken(pieces: Sequence[str], columns: int, whole: bool) -> list[str]:
+    """Pieces of text as lines of at most `columns` letters, with a dot between two pieces of one line.
+
+    A piece that is longer is broken between words, unless `whole` is True; no line ends between a number and its unit.
+    """
     rows = [""]
     for piece in (UNIT.sub("\u00a0", printable(text, LONGEST_LINE)) for text in pieces):
         joined = f"{rows[-1]} · {piece}" if rows[-1] else piece
-        rows = [*rows[:-1], joined] if len(joined) <= room or not rows[-1] else [*rows, piece]
-    width = max(LEAST_WIDTH, room)
+        rows = [*rows[:-1], joined] if len(joined) <= columns or not rows[-1] else [*rows, piece]
+    width = max(LEAST_WIDTH, columns)
     lines = rows if whole else [text for row in rows for text in _filled(row, width)]
     return [text.replace("\u00a0", " ") for text in lines]
 
 
 def _filled(text: str, width: int) -> list[str]:
-    """Lines of a text, in which numbers stay with their units."""
+    """A text as lines of at most `width` letters, broken between words; a number stays on one line with its unit (between which
+    the text has a no-break space), unless a line would be too long."""
     kept = wrap(text, width, break_long_words=False, break_on_hyphens=False)
     return kept if max(map(len, kept), default=0) <= width else wrap(text.replace("\u00a0", " "), width)
 
 
 def pairs(rows: Sequence[tuple[str, str]]) -> None:
-    """Labels and texts in two columns."""
+    """Print rows of (label, text) on standard output in two columns."""
     labels = [printable(label, LONGEST_LABEL) for label, _ in rows]
     width = max(map(len, labels), default=0)
     for label, (_, text) in zip(labels, rows, strict=True):
@@ -110,9 +125,12 @@ def pairs(rows: Sequence[tuple[str, str]]) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, left: Container[str] = LEFT) -> None:
-    """A table; where it is wider than the terminal even with its words wrapped, a block of labels and texts for each row.
+    """Print a table on standard output; if it is wider than the terminal even with its words wrapped, print for each row a
+    block of lines, each the column's heading and the cell's text.
 
-    left: columns of words; others hold numbers, to the right.
+    columns: the headings. rows: the texts of the cells, row by row. title: a line above the table; None for no title. left: the
+    headings of columns that hold words, which are aligned left and may be wrapped; the other columns hold numbers, are aligned
+    right and never wrapped.
     """
     cells = [[printable(text, LONGEST_CELL) for text in row] for row in (columns, *rows)]
     texts = list(zip(*cells, strict=True))
@@ -140,7 +158,33 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
         pairs([(name, text) for name, text in zip(columns, row, strict=True) if name or text])
 
 
+def fitting(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[str], words: Container[str] = ()
+) -> tuple[list[str], list[list[str]]]:
+    """The columns of a table that the terminal has room for: their headings, and the rows with their cells alone, in order.
+
+    columns: the headings. rows: the texts of the cells, row by row. spare: the headings of columns that are left out, the first
+    of them first, until the rest fits with each cell on one line. words: the headings of columns whose cells may be on several
+    lines, one for each word.
+    """
+    widths = {
+        name: _least_width(True, (name, *texts)) if name in words else max(map(len, (name, *texts)))
+        for name, *texts in zip(columns, *rows, strict=True)
+    }
+    kept = list(columns)
+    for name in spare:
+        if sum(widths[left] + 1 for left in kept) <= out.width:
+            break
+        kept.remove(name)
+    indices = [list(columns).index(name) for name in kept]
+    return kept, [[row[index] for index in indices] for row in rows]
+
+
 def _least_width(words: bool, texts: Sequence[str]) -> int:
-    """Of a column, its name first: that of its longest word; numbers stand on one line."""
+    """The least width of a table's column in letters, at which no word of it is broken.
+
+    words: whether the column holds words, whose cells may be wrapped between words, rather than numbers, whose cells may not.
+    texts: the column's heading, then its cells.
+    """
     parts = [part for text in texts for part in text.split()] if words else [*texts[1:], *texts[0].split()]
     return max(map(len, parts), default=1)

@@ -1,4 +1,4 @@
-"""`trainplan build`, `solve`, `compare-methods`, `frontier`, `check`, `methods` and `schema`: problems by themselves."""
+"""`trainplan build`, `solve`, `compare-methods`, `frontier`, `check`, `methods` and `schema`: instances of single problems."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from trainplan import api
 from trainplan.api.requests import SearchOptions
 from trainplan.command import bars, options, render
-from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, options_of, output, takes, word
+from trainplan.command.options import Command, Outcome, command_with, exit_code, flag, flags_of, options_of, output, word
 from trainplan.formulations.problem import problem, problem_names, problem_of
 from trainplan.pictures import drawn
 from trainplan.planning.memory_frontier import LIMITS, memory_limits
@@ -20,27 +20,33 @@ from trainplan.profiling.base.files import check_readable, json_text, write_whol
 from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.solvers.core.method_registry import methods as methods_of
 
-MOST_LIMITS = 1000  # of a frontier
+MOST_LIMITS = 1000  # memory limits of a frontier, at most
 METHODS = flag("method", list[str] | None, "A method; may be repeated. [default: all]")
 INSTANCE = word("instance", Path, "An instance file.")
 PROBLEM_HELP = "The problem; its own options are listed by `trainplan build PROBLEM --help-all`."
 
 
 def command(name: str, words: Sequence[str]) -> Command:
-    """The command of that name."""
+    """Return the function that typer runs for one of the commands `build`, `solve`, `compare-methods`, `frontier`, `check`,
+    `methods` and `schema`.
+
+    name: the command's name. words: the command line, without the program's name; `build` has the options of the problem that
+    it names.
+    """
     functions = {"solve": solve, "compare-methods": compare_methods, "frontier": frontier, "check": check}
     functions |= {"methods": methods, "schema": schema}
     return _build(words) if name == "build" else functions[name]
 
 
 def _build(words: Sequence[str]) -> Command:
-    """The command `build` with the options of the problem that the words name."""
+    """Return the function that typer runs for the command `build`, with the options of the optimization problem that its
+    command line (`words`) names."""
     named = next((text for text in words if text in problem_names()), None)
     parameters = problem(named).parameters if named else ()
     names = ", ".join(problem_names())
     about = output("Write the instance here. [default: standard output]")
 
-    @takes([word("problem", str, f"{PROBLEM_HELP} {names}.")], options.REQUEST, flags_of(parameters), [about])
+    @command_with([word("problem", str, f"{PROBLEM_HELP} {names}.")], options.REQUEST, flags_of(parameters), [about])
     def build(output: Path | None, **values: Any) -> Outcome:
         """Make an instance of a problem from a model and a cluster, or from a profile alone."""
         with bars.measuring(values["measure"]) as values["measuring"]:
@@ -60,7 +66,7 @@ def _build(words: Sequence[str]) -> Command:
     return build
 
 
-@takes([INSTANCE], options.SEARCH, [output("Write the solution here."), options.PICTURE])
+@command_with([INSTANCE], options.SEARCH, [output("Write the solution here."), options.PICTURE])
 def solve(instance: Path, picture: Path | None, **values: Any) -> Outcome:
     """Solve an instance with one method; the answer is checked and its bound named."""
     loaded = api.load(instance)
@@ -77,7 +83,7 @@ def solve(instance: Path, picture: Path | None, **values: Any) -> Outcome:
     return Outcome(result.to_dict(), partial(render.solved, loaded, result), files, exit_code(result))
 
 
-@takes(
+@command_with(
     [
         INSTANCE,
         flag(
@@ -119,7 +125,7 @@ def frontier(instance: Path, least: str | None, most: str | None, points: int, *
 CHECKED = word("source", Path, "A plan file, or an instance file.")
 
 
-@takes(
+@command_with(
     [
         CHECKED,
         word("solution", Path | None, "Of an instance: a solution file.", None),
@@ -138,7 +144,7 @@ def check(**values: Any) -> Outcome:
 COLD = flag("cold", bool, "Whether MILP and CP-SAT begin without the plan of a fast method.", True, names=("--cold/--warm",))
 
 
-@takes([INSTANCE], [METHODS, options.EACH_LIMIT, *options_of(SearchOptions, "solver_memory", "seed"), COLD])
+@command_with([INSTANCE], [METHODS, options.EACH_LIMIT, *options_of(SearchOptions, "solver_memory", "seed"), COLD])
 def compare_methods(instance: Path, method: list[str] | None, **values: Any) -> Outcome:
     """Solve an instance with several methods, and let each check the others."""
     with bars.searching("comparing") as progress:
@@ -153,16 +159,24 @@ def compare_methods(instance: Path, method: list[str] | None, **values: Any) -> 
     return Outcome(content, partial(render.comparison, compared), {}, code)
 
 
-@takes([word("problem", str, "The problem.", "layer-strategies")])
+@command_with([word("problem", str, "The problem.", "layer-strategies")])
 def methods(problem: str) -> Outcome:
     """List the methods for a problem."""
     entries = methods_of(problem)
-    rows = [{"name": e.name, "proves": e.proves, "about": e.about, "options": [str(o) for o in e.options]} for e in entries]
+    rows = [
+        {
+            "name": entry.name,
+            "proves": entry.proves,
+            "about": entry.about,
+            "options": [str(option) for option in entry.options],
+        }
+        for entry in entries
+    ]
     content = {"problem": problem, "exact": entries[0].name, "methods": rows}
     return Outcome(content, partial(render.methods, problem, entries))
 
 
-@takes([word("format", str, "A problem, also with -solution; plan, profile or cluster.", "layer-strategies")])
+@command_with([word("format", str, "A problem, also with -solution; plan, profile or cluster.", "layer-strategies")])
 def schema(format: str) -> Outcome:
     """Print the JSON Schema of a file format (always JSON)."""
     content = api.schema(format)

@@ -1,4 +1,4 @@
-"""`trainplan profile`: estimate, measure, import and show profiles."""
+"""`trainplan profile estimate`, `measure`, `import` and `show`: profiles, the times and bytes that plans are made from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainplan import api
 from trainplan.api.requests import PlanRequest
 from trainplan.command import bars, options, tables
 from trainplan.command.helping import HelpedCommand
-from trainplan.command.options import Outcome, flag, options_of, output, takes, word
+from trainplan.command.options import Outcome, command_with, flag, options_of, output, word
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.profiling.clusters.cluster import load_cluster
@@ -36,6 +36,8 @@ OUTPUTS = [output("Write the profile here.")]
 
 
 def _numbers(text: str, option: str) -> list[int]:
+    """The whole numbers of an option's text: "1,2,4" gives [1, 2, 4]. option: the flag, for the error. Raises InputError for a
+    text of another form, or a number that is not from 1 to 2**20."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and 0 < int(part) <= 2**20 for part in parts):
         raise InputError("command line", option, f"is {text!r}", "give whole numbers from 1 with commas, such as 1,2,4")
@@ -43,24 +45,27 @@ def _numbers(text: str, option: str) -> list[int]:
 
 
 def _shapes(rows: str, tp: str | None) -> dict[str, Any]:
-    """The options of `api.profile`."""
+    """The arguments `rows` and `tp` of `api.profile`, sorted and without repetition, from the texts of the options `--rows` and
+    `--tp`, such as "1,2,4". tp: None if the option is not given. Raises InputError for a text of another form."""
     return {"rows": sorted({*_numbers(rows, "--rows")}), "tp": None if tp is None else sorted({*_numbers(tp, "--tp")})}
 
 
 def _outcome(profile: Profile) -> Outcome:
+    """The outcome of a command that has made a profile: the profile is printed without its layers, and written to the file that
+    `--output` names."""
     files: dict[str, Callable[[], Any]] = {"output": lambda: profile.model_dump_json(indent=1) + "\n"}
     return Outcome(profile.model_dump(mode="json"), partial(tables.profile, profile), files)
 
 
 @app.command(cls=HelpedCommand)
-@takes(SUBJECT, OUTPUTS)
+@command_with(SUBJECT, OUTPUTS)
 def estimate(rows: str, tp: str | None, **values: Any) -> Outcome:
     """Estimate a profile from shapes and data sheets: a roofline of every operator."""
     return _outcome(api.profile(**values, **_shapes(rows, tp)))
 
 
 @app.command(cls=HelpedCommand)
-@takes(
+@command_with(
     SUBJECT,
     [
         flag("device", str, "cpu: local processes; cuda: this machine's GPUs.", "cpu"),
@@ -80,7 +85,7 @@ def measure(rows: str, tp: str | None, budget: float, journal: Path | None, **va
 
 
 @app.command("import", cls=HelpedCommand)
-@takes(
+@command_with(
     [
         word("files", list[Path], "All files of one model: Hetu-Galvatron's, Piper's or H3T's, or a .npy or .csv table."),
         flag("cluster", str | None, "The cluster they are of, where the files leave it open."),
@@ -119,7 +124,7 @@ def import_(
 
 
 @app.command(cls=HelpedCommand)
-@takes(
+@command_with(
     [
         word("profile", Path, "A profile file."),
         flag("tp", int | None, "Tensor-parallel degree. [default: the profile's smallest]"),
@@ -133,7 +138,7 @@ def show(profile: Path, tp: int | None, rows: int | None, kind: str | None) -> O
     loaded = load_profile(profile)
     shapes = profiled_shapes(loaded) or [(loaded.costs[0].tp, loaded.costs[0].rows)]
     tp = shapes[0][0] if tp is None else tp
-    rows = next((r for t, r in shapes if t == tp), shapes[0][1]) if rows is None else rows
+    rows = next((rows for degree, rows in shapes if degree == tp), shapes[0][1]) if rows is None else rows
     if tp < 1 or rows < 1:
         option, value = ("--tp", tp) if tp < 1 else ("--rows", rows)
         raise InputError("command line", option, f"is {value}", "give a whole number from 1")

@@ -1,4 +1,4 @@
-"""Tables of plans, results and checks for people, on standard output."""
+"""Prints plans, results of solvers and checks for people, as tables and labelled lines on standard output."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.formulations.plan.unit import PlannedUnit
 from trainplan.formulations.problem import Table as Rows
 from trainplan.formulations.problem import problem_of
-from trainplan.formulations.schedule.orders import SCHEDULE_NAMES
+from trainplan.formulations.schedule.orders import SCHEDULES
 from trainplan.planning.compare_methods import Comparison
-from trainplan.planning.compare_planners import Rivals
+from trainplan.planning.compare_planners import PlannerComparison
 from trainplan.planning.every_runtime import RuntimePlan
 from trainplan.planning.memory_frontier import Frontier
 from trainplan.planning.proof import proof
@@ -36,17 +36,21 @@ from trainplan.solvers.core.result import Result, peak_text
 from trainplan.tabular import cell_text
 from trainplan.verification import Checked, CheckedClaim, CheckedPlan
 
-MOST_ROWS = 12  # of a table of alternatives
+MOST_ROWS = 12  # that a long table is cut to
 
 
-def tables(made: Sequence[Rows]) -> None:
-    """Tables of a problem, long ones cut."""
-    for shown in made:
+def tables(of_solution: Sequence[Rows]) -> None:
+    """Print the tables that a problem makes of a solution; of a table with more than 3 x MOST_ROWS rows, only the first
+    MOST_ROWS."""
+    for shown in of_solution:
         table(shown.columns, shown.rows[:MOST_ROWS] if len(shown.rows) > 3 * MOST_ROWS else shown.rows, shown.title or None)
 
 
 def solved(instance: Any, result: Result) -> None:
-    """The tables of a solution, then the result."""
+    """Print a solver's result: the tables of its solution, if it has one, then its status, objective and lower bound.
+
+    instance: the problem's instance that was solved.
+    """
     if result.solution is not None:
         problem = problem_of(instance)
         tables(problem.tables(instance, problem.load_solution(result.solution)))
@@ -54,7 +58,8 @@ def solved(instance: Any, result: Result) -> None:
 
 
 def comparison(compared: Comparison) -> None:
-    """What several methods gave, and what contradicts."""
+    """Print the results of several methods for one instance as a table, then why the instance is infeasible, if it is, and
+    every contradiction between the methods' answers."""
     table(tuple(compared.headings.values()), compared.cells())
     reasons = [result.reason.command_text for result in compared.results if result.reason]
     ended = [f"{name} was interrupted; methods after it were not run" for name in compared.unfinished]
@@ -63,20 +68,25 @@ def comparison(compared: Comparison) -> None:
 
 
 def frontier(points: Frontier) -> None:
-    """What methods found under each memory limit."""
+    """Print the result of each method under each memory limit, as a table, and the notes below it."""
     table(tuple(points.headings.values()), points.cells())
     for text in points.notes():
         line(text)
 
 
 def lifted(layers: Mapping[str, Sequence[int]]) -> str:
-    """A warning of a profile whose peaks are below what its layers keep. layers: the indices of such layers, by peak."""
+    """A text that says of how many layers of a profile the stated peak memory was less than the bytes that the layer keeps, so
+    that it was raised to these.
+
+    layers: by the name of the peak, such as forward_peak_bytes, the indices of these layers.
+    """
     peaks = ", ".join(f"{name} of {plural(len(indices), 'layer')}" for name, indices in layers.items())
     return f"{peaks}, raised to what the layer keeps"
 
 
 def methods(problem: str, entries: Sequence[Entry]) -> None:
-    """The methods for a problem."""
+    """Print the solution methods for a problem as a table. problem: its name, the table's title. entries: the methods; the
+    first one is the method that the name `exact` stands for."""
     rows = []
     for index, entry in enumerate(entries):
         options = ", ".join(map(str, entry.options)) or "-"
@@ -86,7 +96,7 @@ def methods(problem: str, entries: Sequence[Entry]) -> None:
 
 
 def checked(check: Checked | CheckedPlan) -> None:
-    """Print what a check found: time, memory and violations."""
+    """Print the findings of a check of a solution or of a plan: time, memory, and the constraints that are violated."""
     if isinstance(check, CheckedPlan):
         pairs([*_programs(check), *_violations(check.violations)])
         return
@@ -101,11 +111,13 @@ def checked(check: Checked | CheckedPlan) -> None:
 
 
 def _violations(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """A row (label, text) for each violated constraint; if `texts` is empty, one row that states that there is none."""
     return [("violation", text) for text in texts] or [("violations", "none")]
 
 
 def _programs(check: CheckedPlan) -> list[tuple[str, str]]:
-    """What was checked of a plan, and the memory of its fullest device."""
+    """Rows (label, text) on the check of a plan: the programs of instructions that were checked, one for each rank or for each
+    class of equal ranks; the memory that they need; and the plan's claimed lower bound."""
     programs = "each rank's" if check.programs == check.ranks else "one of each class of equal ranks"
     rows = [
         ("plan", f"{check.model} on {plural(check.ranks, 'rank')}"),
@@ -122,7 +134,8 @@ def _programs(check: CheckedPlan) -> list[tuple[str, str]]:
 
 
 def _claim(claim: CheckedClaim) -> list[tuple[str, str]]:
-    """Rows on the lower bound and objective that a plan claims, and on which of them were checked."""
+    """Rows (label, text) on the lower bound of the step that a plan's file claims, and on which parts of the claim a check
+    without a solver has confirmed."""
     bound = "none" if claim.claimed_bound_ns is None else format_time(claim.claimed_bound_ns)
     rows = [("proven lower bound", f"{bound} (said by the solver, not checked)")]
     if claim.objective_ns is not None:
@@ -138,7 +151,8 @@ def _claim(claim: CheckedClaim) -> list[tuple[str, str]]:
 
 
 def plan_table(plan: Plan) -> None:
-    """The strategy of every unit, and the switches that are on, stage by stage, runs of equal ones as one row."""
+    """Print a plan as a table: stage by stage, a row for each run of consecutive units (sub-layers) with equal strategies;
+    below it, the lines of `plan_facts` on micro-batches, schedule and so on."""
     rows = []
     for number, stage in enumerate(plan.stages):
         units = plan.units[stage.first_unit : stage.last_unit + 1]
@@ -150,7 +164,8 @@ def plan_table(plan: Plan) -> None:
 
 
 def _as_it_runs(plan: Plan, unit: PlannedUnit) -> str:
-    """A unit's strategy in a word, with the ZeRO stage of the runtime where the plan's states stand in for those."""
+    """The strategy of one unit (sub-layer) of a plan as a text, as the plan's runtime runs it: with the runtime's ZeRO stage,
+    if that differs from the ZeRO stage that the plan states."""
     zero = None if plan.runs_by is None else plan.runs_by.zero
     if zero is None:
         return in_words(str(unit))
@@ -159,14 +174,16 @@ def _as_it_runs(plan: Plan, unit: PlannedUnit) -> str:
 
 
 def _on_host(plan: Plan) -> list[str]:
-    """The kinds of model states that a plan keeps on the host."""
+    """The kinds of model states (parameters, gradients, optimizer states) that a plan keeps in host memory for at least one
+    unit (sub-layer); an empty list if there are none."""
     kinds = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer states"}
     return [text for name, text in kinds.items() if any(getattr(unit.states, name) == "host" for unit in plan.units)]
 
 
 def plan_facts(plan: Plan) -> None:
-    """Print a plan's micro-batches, schedule, precision where it is not the model's, and placement, but not its stages."""
-    batch, schedule = plan.batch, SCHEDULE_NAMES[plan.schedule]
+    """Print the number of samples of a plan's step, its micro-batches, stages and schedule; and its precision, states in host
+    memory, dtype of gradients and placement, unless these are the defaults."""
+    batch, schedule = plan.batch, SCHEDULES[plan.schedule].title
     halves = f", {plan.sliced} sliced" if plan.sliced else ""
     stages = f"{len(plan.stages)} stages, {schedule}{halves}" if len(plan.stages) > 1 else "1 stage"
     counts = plural(batch.micro_batches, "micro-batch")
@@ -185,19 +202,21 @@ def plan_facts(plan: Plan) -> None:
 
 
 def answered(answer: PlanningResult, plan_file: Path | None) -> None:
-    """The screen of a planned request; in a pipe as wide as a usual terminal."""
+    """Print the short answer to a planned request. plan_file: where the plan was written; None if it was not."""
     rows_of_screen(screen(answer, plan_file))
 
 
 def rows_of_screen(rows: Sequence[Row]) -> None:
-    """Rows of a screen, as wide as the terminal."""
+    """Print the rows of a command's short answer: each is a label and lines, and a line is a list of pieces of text, which are
+    joined by dots."""
     for label, lines in rows:
         for number, pieces in enumerate(lines):
             wrapped("" if number else label, pieces, whole=label == "NEXT")
 
 
 def runtimes(rows: Sequence[RuntimePlan], seconds: float) -> None:
-    """The best plan of every runtime, below a screen. seconds: that were there to look for them."""
+    """Print the best plan for each runtime (Megatron-LM, torchtitan and so on), below the short answer of `plan`; nothing if
+    `rows` is empty. seconds: the time that the searches for these plans had together."""
     if rows:
         aligned("RUNTIMES", runtime_cells(rows))
         for note in runtime_notes(rows, seconds):
@@ -205,7 +224,8 @@ def runtimes(rows: Sequence[RuntimePlan], seconds: float) -> None:
 
 
 def planned(answer: PlanningResult) -> None:
-    """Print the answer to a request: the request, the alternatives, the plan, its prediction, and the proof of its bound."""
+    """Print the whole answer to a planned request (`plan --details`): the request, the alternatives that were searched, the
+    plan, its prediction, and the proof of its lower bound; if there is no plan, why."""
     plan = answer.plan
     why = "" if answer.instead is None else f", since {answer.instead}"
     rows = [("like", f"{answer.preset.name}{why}"), *_request_rows(answer.request)]
@@ -220,15 +240,16 @@ def planned(answer: PlanningResult) -> None:
         return
     shown = answer.problem.tables(answer.instance, answer.answer.solution)
     tables(shown)
-    says_all = any({"strategy", "ranks"} <= set(drawn.columns) for drawn in shown)  # what the plan's own table would repeat
-    (plan_facts if says_all else plan_table)(plan)
-    if answer.performance is not None and not answer.performance.software:  # whose memory is not that of the walks
+    has_strategies = any({"strategy", "ranks"} <= set(drawn.columns) for drawn in shown)
+    (plan_facts if has_strategies else plan_table)(plan)  # the plan's table would repeat the problem's
+    if answer.performance is not None and not answer.performance.software:  # other runtimes have no memory by part
         stage_memory(answer.performance)
     pairs(answer.summary(flags=True))
 
 
 def _request_rows(request: Request) -> list[tuple[str, str]]:
-    """What is planned, and for which devices; what the request leaves unsaid, as it was taken."""
+    """Rows (label, text) on a request: model, sequence, dtype, attention and cluster, with the values that were taken for what
+    the user left out."""
     model, described = request.model.name if request.model else request.origin.name, request.described_model
     taken = [] if described is None else [("sequence", _sequence(described)), ("dtype", described.dtype)]
     taken += [("attention", described.attention)] if described is not None and described.attention else []
@@ -238,7 +259,8 @@ def _request_rows(request: Request) -> list[tuple[str, str]]:
 
 
 def _sequence(model: Model) -> str:
-    """The tokens of a sample, and where their number comes from."""
+    """The tokens of a sample of a model as a text, such as "8192 tokens"; it says so if the user did not give the number, so
+    that it is the most that the model allows."""
     tokens = plural(model.sequence_tokens, "token")
     if not model.vocabulary:
         return f"{tokens} of an image"
@@ -246,19 +268,21 @@ def _sequence(model: Model) -> str:
 
 
 def _memory(request: Request) -> str:
-    """The memory of a device that is planned with; where some is in reserve, all of it, too."""
+    """The memory of a device that plans for a request may use, as a text; if the cluster keeps some in reserve, after the
+    device's whole memory."""
     limit, whole = request.with_margin(0).limit_bytes, request.origin.memory_bytes
     reserved = request.memory_bytes is None and limit < whole
     return f"{format_bytes(whole)}, {format_bytes(limit)} usable each" if reserved else f"{format_bytes(limit)} each"
 
 
 def stage_memory(performance: Performance) -> None:
-    """What holds the memory of every stage's fullest device at its peak."""
+    """Print the peak memory of each pipeline stage's fullest device by part: parameters, activations and so on."""
     table(("stage", *PARTS, "peak"), performance.memory_rows(), "memory of the fullest device of each stage, at its peak")
 
 
 def alternatives(answer: PlanningResult) -> None:
-    """What else was tried, best first."""
+    """Print the alternatives that a search compared, such as different numbers of stages, the best first; nothing if it had
+    only one."""
     rows = answer.answer.alternatives
     if len(rows) < 2:
         return
@@ -271,23 +295,27 @@ def alternatives(answer: PlanningResult) -> None:
 
 
 def plans(answers: Sequence[Any]) -> None:
-    """The plans of several presets side by side, and why others have none."""
-    made = [answer for answer in answers if isinstance(answer, PlanningResult)]
-    pairs([row for answer in made[:1] for row in _request_rows(answer.request)])
-    side_by_side([answer.row for answer in made if answer.row is not None])
-    uniform = [(answer.preset.name, dict(answer.summary())["one strategy"]) for answer in made if answer.plan]
+    """Print the plans of several presets for one request in one table, then why the other presets have no plan.
+
+    answers: for each preset its PlanningResult, or an InputError if the preset does not support the request.
+    """
+    results = [answer for answer in answers if isinstance(answer, PlanningResult)]
+    pairs([row for answer in results[:1] for row in _request_rows(answer.request)])
+    side_by_side([answer.row for answer in results if answer.row is not None])
+    uniform = [(answer.preset.name, dict(answer.summary())["one strategy"]) for answer in results if answer.plan]
     pairs([(f"{name}, one strategy", text) for name, text in uniform])
     rows = [
         (answer.preset.name, dict(answer.summary(flags=True)).get("reason", answer.result.message or answer.result.status))
-        for answer in made
+        for answer in results
         if not answer.plan
     ]
-    rows += [(answer.preset.name, "interrupted: presets after it were not planned") for answer in made if answer.interrupted]
-    pairs([*rows, *(("not suited", answer.command_text) for answer in answers if not isinstance(answer, PlanningResult))])
+    rows += [(answer.preset.name, "interrupted: presets after it were not planned") for answer in results if answer.interrupted]
+    pairs([*rows, *(("not supported", answer.command_text) for answer in answers if not isinstance(answer, PlanningResult))])
 
 
 def logged(run: LoggedRun) -> None:
-    """Print the step and the peaks of a log next to those that are predicted of its plan."""
+    """Print the step time and the peak memory that the log of a run measured, next to the values that were predicted for its
+    plan."""
     error = run.predicted_s / run.step_s - 1
     of = run.log.of("step", "the median of {}")
     measured = f"{run.step_s:.4g} s a step, {of}; {format_count(run.tokens_per_s)} tokens/s"
@@ -299,21 +327,27 @@ def logged(run: LoggedRun) -> None:
         ]
     )
     rows = [
-        ["the fullest" if rank is None else str(rank), format_bytes(a), format_bytes(b), f"{b / a - 1:+.1%}"]
-        for rank, a, b in run.peaks
-        if a
+        [
+            "the fullest" if rank is None else str(rank),
+            format_bytes(measured),
+            format_bytes(predicted),
+            f"{predicted / measured - 1:+.1%}",
+        ]
+        for rank, measured, predicted in run.peaks
+        if measured
     ]
     title = "peaks of memory" + (", measured: what torch's allocator reserved" if run.log.reserved else "")
     if rows:
         table(("rank", "measured", "predicted", "error"), rows[:MOST_ROWS], title, ("rank",))
 
 
-def rivals(compared: Rivals) -> None:
-    """Print the papers' planners and the joint optimum, a row for each."""
+def rivals(compared: PlannerComparison) -> None:
+    """Print a table of each paper's planner and the joint optimum, a row each: the predicted step and how far it is above the
+    optimum and above the optimum's lower bound; then why a planner has no plan or no gap."""
     rows = []
     for rival, cells in zip(compared, compared.cells(), strict=True):
-        theirs = "" if rival.whole_seconds is None else f", with theirs {rival.whole_seconds:.2f}"
-        rows.append([*cells[:-1], f"{rival.seconds:.2f}{theirs}"])
+        with_theirs = "" if rival.whole_seconds is None else f", with theirs {rival.whole_seconds:.2f}"
+        rows.append([*cells[:-1], f"{rival.seconds:.2f}{with_theirs}"])
     title = "predicted steps, without overlap; above the joint optimum, and above its lower bound"
     table(tuple(compared.headings.values()), rows, title)
     pairs(

@@ -1,4 +1,4 @@
-"""Plans side by side, and why a plan is as it is, for people, on standard output."""
+"""Prints plans side by side, and the explanation of a plan, for people, on standard output."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from trainplan.planning.proof import proof
 from trainplan.profiling.base.quantities import format_bytes, format_gap, format_time, plural
 from trainplan.tabular import cell_text
 
-MOST_NEIGHBOURS = 5  # that fit, and as many that do not
-ALL_OVERLAP, PEAK, RATE = "step with overlap", "peak", "tokens/s a GPU"
-MEASURES = (PEAK, RATE, "gap")  # which a single plan has, too
+MOST_NEIGHBOURS = 5  # changed plans that are listed: as many that fit, and as many that do not
+ALL_OVERLAP, PEAK, RATE = "step with overlap", "peak", "tokens/s a GPU"  # headings
+MEASURES = (PEAK, RATE, "gap")  # headings of columns that the table of a single plan has, too
 
 
 def side_by_side(rows: Sequence[dict[str, Any]]) -> None:
-    """Plans, a row each, as `planned.plan_row` has them: what all share stands once above, and columns that differ follow.
+    """Print a table of plans, a row each. Facts that all plans share, such as the model, are printed once above it; the others
+    are its columns.
 
-    They stand in the order of their steps; where steps that are predicted alike for all, with overlap, have another order than
-    the steps of each on its own back-end, in that one.
+    rows: for each plan the dict of `planning.result_rows.plan_row` (name, step_ns, peak_bytes and so on), the shortest step
+    first. Each step is predicted for the plan's own back-end; if the plans are not in the order of these steps, the table also
+    has each plan's step with overlap (`lanes_ns`), which is predicted alike for all.
     """
     if not rows:
         return
@@ -31,8 +33,8 @@ def side_by_side(rows: Sequence[dict[str, Any]]) -> None:
     best = min((row[rank] for row in rows if row[rank] is not None), default=None)
     facts = [_facts(row) for row in rows]
     shared = [name for name in facts[0] if len({facts_of_plan[name] for facts_of_plan in facts}) == 1]
-    wrapped("ALL PLANS" if len(rows) > 1 else "PLAN", [text for name in shared if (text := _said(name, facts[0][name]))])
-    if {"GPUs", "samples", "tokens"} <= {*shared}:  # then the rate says what the step says
+    wrapped("ALL PLANS" if len(rows) > 1 else "PLAN", [text for name in shared if (text := _shared_text(name, facts[0][name]))])
+    if {"GPUs", "samples", "tokens"} <= {*shared}:  # then the rate is the step in another unit
         shared.append(RATE)
     compared = {"model", "samples", "tokens"} <= {*shared}
     columns = ["plan", "step", *[ALL_OVERLAP] * (rank == "lanes_ns"), *["against the best"] * (len(rows) > 1 and compared)]
@@ -50,7 +52,10 @@ def side_by_side(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _facts(row: dict[str, Any]) -> dict[str, str]:
-    """What a plan's row says by heading, but for its step."""
+    """The facts of a plan except its step, as texts by the heading of their column.
+
+    row: the plan as a dict, as `planning.result_rows.plan_row` makes it.
+    """
     gap, run = row["gap"], row["run"]
     counted = next((word for word in run if "micro-batch" in word), "-")
     return {
@@ -69,8 +74,11 @@ def _facts(row: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _said(name: str, text: str) -> str:
-    """A fact that all plans share, in words."""
+def _shared_text(name: str, text: str) -> str:
+    """A fact that all compared plans share, with its unit or heading: ("samples", "64") gives "64 samples a step".
+
+    name: the fact's heading. text: its value. Empty for an unknown value ("-") and for measured columns such as the peak.
+    """
     units = {
         "GPUs": "GPUs",
         "samples": "samples a step",
@@ -87,25 +95,29 @@ def _said(name: str, text: str) -> str:
 
 
 def _names(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The names of plans, without their folders and endings where the rest tells them apart."""
+    """The names of plans, from the field "name" of each row: without folders and `.json` ("runs/a.json" gives "a"), unless two
+    plans would then have the same name."""
     names = [str(row["name"]) for row in rows]
     short = [Path(name).name.removesuffix(".json") for name in names]
     return short if len(set(short)) == len(set(names)) else names
 
 
 def _above(step_ns: int | None, best_ns: int | None) -> str:
+    """How much longer a step is than the best one, such as `+12.30 %`; "the best" if they are equal, "-" if either is None."""
     if step_ns is None or best_ns is None:
         return "-"
     return "the best" if step_ns == best_ns else _change(step_ns, best_ns)
 
 
 def _change(step_ns: float, than_ns: float) -> str:
-    """`+12.3 %`"""
+    """How much longer, in percent, the step `step_ns` is than the step `than_ns`, as a text with its sign: (1.123, 1.0) gives
+    `+12.30 %`."""
     return f"{step_ns / than_ns - 1:+.2%}".replace("%", " %")
 
 
 def explained(plan: Explained) -> None:
-    """Where the time and the memory of a plan go, and what could be changed, and whether that fits into what is free."""
+    """Print the explanation of a plan: where its time and memory go, what other strategies of its units (sub-layers) would gain
+    or lose, and whether they fit."""
     wrapped("MODEL", [plan.model])
     wrapped("RUN", plan.run)
     whose = f", as {plan.software} overlaps" if plan.software else ""
@@ -119,7 +131,7 @@ def explained(plan: Explained) -> None:
         sizes = map(format_bytes, (stage.peak_bytes, stage.limit_bytes - stage.peak_bytes))
         rows.append([str(stage.stage), stage.ranks, *shares, *sizes, "faster" if stage.binds else "no gain"])
     columns = ["stage", "ranks", "compute", "exposed", "waiting", "peak", "free", "more memory"]
-    if not any(change.next_best or change.prevented for change in plan.changes):  # then nothing is known of more memory
+    if not any(change.next_best or change.prevented for change in plan.changes):  # the use of more memory is not known
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     title = "time and memory of each stage (exposed: communication, not hidden)"
     table(columns, rows, title, ("more memory",))
@@ -130,7 +142,8 @@ def explained(plan: Explained) -> None:
 
 
 def _changes(plan: Explained) -> None:
-    """What one unit could have instead: of so many that are alike, since a change of one says nothing of all."""
+    """Print, for each run of equal units (sub-layers) of an explained plan, the best other strategy that one of them could
+    have, and the faster one that memory prevents, each with the plan's step under that change, and whether it fits."""
     rows = []
     for changed in plan.changes:
         for change in (changed.next_best, changed.prevented):
@@ -146,18 +159,24 @@ def _changes(plan: Explained) -> None:
     title = "changing one sub-layer only: the solver's objective, and whether it fits"
     shown = range(len(columns)) if len(plan.stages) > 1 else range(1, len(columns))
     left = ("sub-layers", "now", "instead", "fits")
-    table([columns[x] for x in shown], [[row[x] for x in shown] for row in rows], title, left)
+    table([columns[index] for index in shown], [[row[index] for index in shown] for row in rows], title, left)
 
 
 def _fits(plan: Explained, change: Any) -> str:
-    """Whether a change fits into the memory that is free; where the solver, which counts more, refuses it alone, that."""
+    """Whether a plan still fits after a change of one unit (sub-layer), as a text: "yes", or the bytes that are lacking, such
+    as "1.2 GiB over".
+
+    If it fits by the prediction and exceeds the limit only by the solver's count of memory, which is higher, the text says so.
+    change: one of the alternatives in the explanation's `changes`.
+    """
     if change.over_bytes > 0 and not plan.lacking_bytes(change):
         return f"{_over(change.over_bytes)} (solver's count)"
     return _over(plan.lacking_bytes(change))
 
 
 def _neighbours(plan: Explained) -> None:
-    """What one decision changed for all units would come to: what would be faster, but needs too much; then what fits."""
+    """Print the plans that differ from an explained plan in one decision for all units (sub-layers): first at most
+    MOST_NEIGHBOURS that are faster but do not fit, then as many that fit."""
     over = [
         neighbour
         for neighbour in plan.neighbours
@@ -177,16 +196,23 @@ def _neighbours(plan: Explained) -> None:
 
 
 def _over(size: int) -> str:
+    """The text of a table's cell that says whether something fits: "yes", or such as "1.2 GiB over". size: the bytes by which
+    the memory limit is exceeded, 0 or less if it is not."""
     return f"{format_bytes(size)} over" if size > 0 else "yes"
 
 
-def two_plans(rows: Sequence[dict[str, Any]], parted: Sequence[Difference], names: tuple[str, str]) -> None:
-    """Two plans side by side, and the units that they treat differently."""
+def two_plans(rows: Sequence[dict[str, Any]], differences: Sequence[Difference], names: tuple[str, str]) -> None:
+    """Print two plans in one table, and the sub-layers that they treat differently.
+
+    rows: for each plan the dict of `planning.result_rows.plan_row` (name, step_ns, peak_bytes and so on), the shortest step
+    first. differences: the runs of sub-layers with different stages or strategies. names: the plans' files, in the order in
+    which `differences` compares them.
+    """
     side_by_side(rows)
-    if not parted:
+    if not differences:
         line("all sub-layers are in the same stages, with the same strategies")
         return
-    staged = any(difference.first_stage or difference.second_stage for difference in parted)
+    staged = any(difference.first_stage or difference.second_stage for difference in differences)
 
     def cell(stage: int, text: str) -> str:
         return f"stage {stage}: {in_words(text)}" if staged else in_words(text)
@@ -198,8 +224,8 @@ def two_plans(rows: Sequence[dict[str, Any]], parted: Sequence[Difference], name
             cell(difference.first_stage, difference.first),
             cell(difference.second_stage, difference.second),
         ]
-        for difference in parted
+        for difference in differences
     ]
-    title = f"{plural(sum(difference.count for difference in parted), 'sub-layer')} that the plans treat differently"
+    title = f"{plural(sum(difference.count for difference in differences), 'sub-layer')} that the plans treat differently"
     short = _names([{"name": name} for name in names])
     table(("sub-layers", "count", *short), cells, title, ("sub-layers", *short))

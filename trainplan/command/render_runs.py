@@ -1,4 +1,4 @@
-"""Tables of simulated, tried and run steps for people, on standard output."""
+"""Prints simulated steps, trial runs, throughputs and reports of runs for people, on standard output."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ from trainplan.formulations.plan.strategy_words import strategy_words
 from trainplan.planning.proof import proof_of
 from trainplan.planning.throughput import Throughput
 from trainplan.planning.trials import Trials
-from trainplan.prediction.simulate import Simulation
+from trainplan.prediction.simulation import Simulation
 from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural
 
-MOST_STEPS = 20  # that a report prints: the first and the last of more
+MOST_STEPS = 20  # steps that a report prints; of more, the first and the last ones
 
 
 def simulated(simulation: Simulation) -> None:
-    """A row for every device, then the step and its critical path."""
+    """Print a simulated step: a row for each device of one pipeline, then the step's time, the bubble (idle share) and the
+    critical path.
+
+    If the simulation has no timeline, as for the plan of another runtime, only its predicted step and performance are printed.
+    """
     timeline, critical = simulation.timeline, simulation.critical
     if timeline is None or critical is None:
         whose = f", as {simulation.software} overlaps" if simulation.software else ""
@@ -33,9 +37,10 @@ def simulated(simulation: Simulation) -> None:
     count, work, last = len(timeline.devices), timeline.work, any(simulation.syncs_ns)
     rows = []
     for device in range(count):
-        mine, busy = range(device, work.stages, count), timeline.busy_ns[device]
-        times = (sum(work.forward_ns[x] for x in mine), sum(work.backward_ns[x] for x in mine), busy, timeline.time_ns - busy)
-        holds = "; ".join(simulation.stages[x] for x in mine)
+        its_stages, busy = range(device, work.stages, count), timeline.busy_ns[device]
+        forward, backward = (sum(times[stage] for stage in its_stages) for times in (work.forward_ns, work.backward_ns))
+        times = (forward, backward, busy, timeline.time_ns - busy)
+        holds = "; ".join(simulation.stages[stage] for stage in its_stages)
         ends = [format_time(simulation.syncs_ns[device])] * last
         rows.append([str(device), holds, *map(format_time, times), str(simulation.in_flight[device]), *ends])
     table(("device", "holds", "forward", "backward", "busy", "idle", "in flight", *["at the end"] * last), rows)
@@ -58,8 +63,8 @@ def simulated(simulation: Simulation) -> None:
 
 
 def _facts(simulation: Simulation) -> list[tuple[str, str]]:
-    """Whose the numbers of the cluster are, where they are not of data sheets; and the memory of the fullest device, of a plan
-    that another runtime runs."""
+    """Rows (label, text) on a simulation: the source of the cluster's numbers, unless it is data sheets; and, if the plan is
+    for another runtime, the predicted memory of the fullest device. Empty if neither applies."""
     whose = "" if simulation.cluster is None else simulation.cluster.whose_numbers
     rows = [("cluster", whose)] * bool(whose)
     if not simulation.software or simulation.plan is None:
@@ -69,48 +74,57 @@ def _facts(simulation: Simulation) -> list[tuple[str, str]]:
 
 
 def _performance(simulation: Simulation) -> list[tuple[str, str]]:
+    """Rows (label, text) on a simulation's tokens/s, MFU, bubble and memory; an empty list if these are not known."""
     return [] if simulation.performance is None else simulation.performance.summary()
 
 
 def _path(events: Sequence[Any]) -> str:
-    """The devices that a path is on, one after the other, with the number of passes on every one."""
+    """The devices that a critical path runs through as a text: passes on devices 0, 0, 1, 2 give "devices 0 (x2) > 1 > 2"; the
+    middle of a long path is left out.
+
+    events: the forward and backward passes of the path, in order.
+    """
     visits = [(device, len(list(group))) for device, group in groupby(event.device for event in events)]
     texts = [f"{device}" if passes == 1 else f"{device} (x{passes})" for device, passes in visits]
     return "devices " + " > ".join(texts if len(texts) <= 24 else [*texts[:12], "...", *texts[-11:]])
 
 
 def tried(trials: Trials, scale_down: int) -> None:
-    """Print plans by their predicted step, with the measured one."""
+    """Print the trial runs of plans, a row each in the order of the predicted steps, with the measured steps, and mark the
+    fastest.
+
+    scale_down: about how many times smaller than the planned model the model is that ran; 1 if it is the planned model.
+    """
     rows = []
     for trial in trials.trials:
-        plan = trials.plans[trial.place]
+        plan = trials.plans[trial.index]
         units = ", ".join(str(stage.last_unit - stage.first_unit + 1) for stage in plan.stages)
         shares = plan.batch.shares or [plan.batch.micro_batches]
         count = plural(shares[0], "micro-batch") if len(shares) == 1 else f"{'/'.join(map(str, shares))} micro-batches"
         times = ("-", "-") if trial.step_ns is None else (format_time(trial.step_ns), f"{trial.spread:.1%}")
-        mark = " <- fastest" if trial.place == trials.best else ""
+        mark = " <- fastest" if trial.index == trials.best else ""
         strategy = f"{plural(len(plan.stages), 'stage')} of {strategy_words(plan.units[0].strategy)}; {count}"
         step = "-" if plan.predicted is None else format_time(plan.predicted.step_ns)
-        rows.append([str(trial.place + 1), strategy, units, step, *times, trial.status + mark])
+        rows.append([str(trial.index + 1), strategy, units, step, *times, trial.status + mark])
     table(("rank", "strategy", "sub-layers of stages", "predicted", "measured", "spread", "status"), rows)
     scaled = f"for the whole model; what ran is about {scale_down} times smaller, so that another may be its fastest"
     pairs([("predicted", scaled)] if scale_down > 1 else [])
-    pairs([(f"rank {trial.place + 1}", trial.message) for trial in trials.trials if trial.message])
+    pairs([(f"rank {trial.index + 1}", trial.message) for trial in trials.trials if trial.message])
     if not trials.plans and trials.planned is not None:
         pairs([row for row in trials.planned.result.summary(flags=True) if row[0] != "problem"])
 
 
 def throughputs(searches: Sequence[Throughput]) -> None:
-    """Print the best batch size of every planner, a row for each."""
+    """Print for each planner, a row each, the batch size with the largest throughput and the plan for it."""
     rows = []
     for search in searches:
         tries = [str(len(search.points)), f"{search.seconds:.2f}"]
         if search.best is None:
             rows.append([search.planner.label, "OOM", *["-"] * 5, *tries])
             continue
-        seen = search.best.result.evaluation or {}
-        layers = ", ".join(str(stage["last"] - stage["first"] + 1) for stage in seen["stages"])
-        numbers = [f"{search.best.throughput:.2f}", str(search.best.batch), str(seen["pipeline"]), str(seen["micro_batches"])]
+        found = search.best.result.evaluation or {}
+        layers = ", ".join(str(stage["last"] - stage["first"] + 1) for stage in found["stages"])
+        numbers = [f"{search.best.throughput:.2f}", str(search.best.batch), str(found["pipeline"]), str(found["micro_batches"])]
         rows.append([search.planner.label, *numbers, layers, search.best.result.status, *tries])
     names = ("samples/s", "batch", "pipeline", "micro-batches", "layers of stages", "status", "tried", "seconds")
     table(("planner", *names), rows)
@@ -120,7 +134,12 @@ def throughputs(searches: Sequence[Throughput]) -> None:
 
 
 def run_report(plan: Plan, report: Any, scale_down: int) -> None:
-    """A plan, what was predicted of it, and what running it gave."""
+    """Print a plan, its predicted step and memory, and the measurements of a run of it: losses, step times, peak memory and the
+    comparison with one process.
+
+    report: the run's `RunReport`. scale_down: about how many times smaller than the planned model the model is that ran; 1 if
+    it is the planned model.
+    """
     plan_table(plan)
     rows = []
     if plan.predicted:
@@ -171,7 +190,11 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
 
 
 def _instruction_times(report: Any) -> None:
-    """What the instructions of each kind were predicted to take and took, and what that makes of a step."""
+    """Print the predicted and the measured time of a run's instructions by kind, summed over all ranks, and the step that the
+    simulation gives with these times, next to the measured median step.
+
+    report: the run's `RunReport`, with `instructions`.
+    """
     rows = [
         (instruction.kind, str(instruction.count), instruction.predicted_ns, instruction.measured_ns)
         for instruction in report.instructions

@@ -1,4 +1,4 @@
-"""`trainplan simulate`, `data`, `run`, `trial`, `export` and `throughput`: plans simulated, run and handed on."""
+"""`trainplan simulate`, `data`, `run`, `trial`, `export` and `throughput`: plans simulated, run and exported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,18 @@ from trainplan.api.requests import PlanRequest, SearchOptions
 from trainplan.api.run_verbs import RunSettings, TrainingSettings
 from trainplan.command import bars, options, render, render_plans, render_runs
 from trainplan.command.ending import tell
-from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, options_of, output, takes, value_of, word
+from trainplan.command.options import (
+    Command,
+    Outcome,
+    command_with,
+    exit_code,
+    flag,
+    flags_of,
+    options_of,
+    output,
+    value_of,
+    word,
+)
 from trainplan.execution.runtimes.export_common import write_export
 from trainplan.execution.runtimes.registry import export_names
 from trainplan.formulations.plan.plan import load_plan
@@ -25,16 +36,21 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.torchrun_worker import launched
 from trainplan.solvers.core.limits import TIME_LIMIT_S
 
-TRIED = "place"  # whose plans are tried where none are given
+TRIED = "place"  # the preset whose plans are tried where no plans are given
 
 
 def command(name: str, words: Sequence[str]) -> Command:
-    """The command of that name."""
+    """Return the function that typer runs for one of the commands `simulate`, `data`, `run`, `trial`, `export` and
+    `throughput`.
+
+    name: the command's name. words: the command line, without the program's name; `trial` has the options of the preset that it
+    names.
+    """
     functions = {"simulate": simulate, "data": data, "run": run, "export": export, "throughput": throughput}
     return _trial(words) if name == "trial" else functions[name]
 
 
-@takes(
+@command_with(
     [
         word("source", Path, "A plan file, or a pipeline-partition instance."),
         flag("solution", Path | None, "Of an instance: a solution file. [default: solve it]"),
@@ -60,7 +76,7 @@ def simulate(source: Path, **values: Any) -> Outcome:
     return Outcome(simulation.to_dict(), partial(render_runs.simulated, simulation), files)
 
 
-@takes(
+@command_with(
     [word("plan", Path, "A plan file.")],
     options_of(RunSettings, others=[TrainingSettings]),
     [output("With --measure: write the profile with the measured times here.")],
@@ -97,7 +113,7 @@ def run(plan: Path, output: Path | None, **values: Any) -> Outcome:
     return Outcome(content, show, files, options.ENDED if report.ended else options.FINE)
 
 
-@takes(
+@command_with(
     [
         word("texts", list[Path], "UTF-8 files, and folders, of which all .txt, .md, .py and .rst files are read."),
         flag("tokenizer", str, "byte, or a Hugging Face tokenizer.json, or a folder with one.", "byte"),
@@ -115,9 +131,11 @@ def data(texts: list[Path], tokenizer: str, output: Path) -> Outcome:
 
 
 def _trial(words: Sequence[str]) -> Command:
+    """Return the function that typer runs for the command `trial`, with the options of the preset that its command line
+    (`words`) names by `--like`."""
     like = value_of("--like", words, TRIED)
 
-    @takes(
+    @command_with(
         [
             word("plans", list[Path] | None, "Plan files. [default: the best of a request]", None),
             flag("like", str, "Without plan files: the preset whose best plans are tried.", TRIED),
@@ -151,7 +169,7 @@ def _trial(words: Sequence[str]) -> Command:
     return trial
 
 
-@takes(
+@command_with(
     [
         word("plan", Path, "A plan file."),
         flag("to", str, f"The runtime: {', '.join(export_names())}.", options.REQUIRED),
@@ -205,7 +223,7 @@ def export(plan: Path, to: str, nearest: bool, target: Path | None, **training: 
 PLANNER_HELP = f"{', '.join([*PLANNERS, OPTIMUM])}; may be repeated. [default: all]"
 
 
-@takes(
+@command_with(
     [
         word("plans", list[Path] | None, "Plan files: their predicted throughput. [default: search batch sizes]", None),
         *options.REQUEST[:2],

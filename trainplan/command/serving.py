@@ -1,7 +1,8 @@
-"""`trainplan mcp`: plan, fit, explain, import-run and export as tools of assistants, over standard input and output.
+"""`trainplan mcp`: a server that offers plan, fit, explain, import-run and export as tools to assistants.
 
-The protocol is the Model Context Protocol's, spoken by its Python SDK (the extra `mcp`). Each call is a process of its own
-(`trainplan.command.called`), so that a search keeps its time limit and ends at once where the client cancels it.
+It speaks the Model Context Protocol over standard input and output, by that protocol's Python SDK (the extra `mcp`). Each call
+of a tool is a process of its own (`trainplan.command.call_process`), so that a search keeps its time limit and ends at once
+where the client cancels it.
 """
 
 from __future__ import annotations
@@ -21,20 +22,21 @@ from typing import Any
 from pydantic import ValidationError
 from typer import Exit
 
-from trainplan.command.options import FINE, INFEASIBLE, STOPPED, Command, Outcome, flag, takes
+from trainplan.command.options import FINE, INFEASIBLE, STOPPED, Command, Outcome, command_with, flag
 from trainplan.command.tools import TOOLS, PlanTool, Tool, brief
 from trainplan.profiling.base.errors import InputError, MissingExtra
 from trainplan.profiling.base.files import as_input_error
 
-COLUMNS = "100"  # of the text of an answer
-SPARE_SECONDS = 120.0  # beyond the time limit, for what comes after a search; what takes longer is ended
-PAUSE_SECONDS = 0.2  # between two reports of progress
+COLUMNS = "100"  # the width of the text of an answer
+SPARE_SECONDS = 120.0  # that a call may take beyond its time limit, for the work after the search, before it is ended
+PAUSE_SECONDS = 0.2  # between two reports of progress, at least
 INSTRUCTIONS = (
     "trainplan plans the distributed training of Transformers: which parallelism, how fast, how much memory, how far from the "
     "best possible. Call fit to learn whether a model fits, plan for the best plan, explain for why, export for the files that "
     "start it, and import-run for a launch script or configuration that is there already. Predictions are computed, not "
     "measured."
 )
+# The JSON Schema of a tool's answer.
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -49,15 +51,16 @@ SCHEMA = {
 
 
 class CallFailed(Exception):
-    """A command ended with an error; the message is its one line."""
+    """Raised if the command that answers a tool's call ends with an error; the exception's message is that error's line."""
 
 
 def command(name: str, words: Sequence[str]) -> Command:
-    """The command."""
+    """Return the function that typer runs for the command `mcp`. name, words: unused; the modules of all commands have a
+    function of this signature."""
     return serve
 
 
-@takes([flag("folder", Path, "Where files are read and written. [default: the current folder]", Path("."))])
+@command_with([flag("folder", Path, "Where files are read and written. [default: the current folder]", Path("."))])
 def serve(folder: Path) -> Outcome:
     """Serve plan, fit, explain, import-run and export to an assistant, over standard input and output (MCP).
 
@@ -74,7 +77,8 @@ def serve(folder: Path) -> Outcome:
 
 
 async def _serve(folder: Path) -> None:
-    """Answer the client on standard input until it closes it."""
+    """Answer the requests of a client of the Model Context Protocol on standard input until the client closes it. folder: where
+    the tools read and write files."""
     import mcp_types as types
     from mcp.server.lowlevel import Server
     from mcp.server.stdio import stdio_server
@@ -85,12 +89,12 @@ async def _serve(folder: Path) -> None:
         return types.ListToolsResult(tools=[_described(types, name, tool) for name, tool in TOOLS.items()])
 
     async def call_tool(context: Any, request: types.CallToolRequestParams) -> types.CallToolResult:
-        count, told_s = 0, -PAUSE_SECONDS
+        count, reported_s = 0, -PAUSE_SECONDS
 
         async def progress(text: str) -> None:
-            nonlocal count, told_s
-            if monotonic() - told_s >= PAUSE_SECONDS:
-                count, told_s = count + 1, monotonic()
+            nonlocal count, reported_s
+            if monotonic() - reported_s >= PAUSE_SECONDS:
+                count, reported_s = count + 1, monotonic()
                 await context.session.report_progress(count, None, text)
 
         try:
@@ -108,7 +112,11 @@ async def _serve(folder: Path) -> None:
 
 
 def _described(types: Any, name: str, tool: type[Tool]) -> Any:
-    """A tool as the protocol lists it."""
+    """A tool in the form of the Model Context Protocol: its name, its purpose, the JSON Schemas of its arguments and its
+    answer, and whether it writes files.
+
+    types: the protocol's module `mcp_types`, which is imported only by the server. name: the tool's name. tool: its class.
+    """
     about = " ".join((tool.__doc__ or "").split())
     writes = name == PlanTool.command or "output" in tool.model_fields
     hints = types.ToolAnnotations(
@@ -119,14 +127,19 @@ def _described(types: Any, name: str, tool: type[Tool]) -> Any:
 
 
 async def _answer(name: str, given: dict[str, Any], folder: Path, progress: Any) -> dict[str, Any]:
-    """The answer of a tool to these arguments, in the form of SCHEMA. Raises InputError, CallFailed."""
+    """Call a tool for a client, and return its answer as a dict of the form of SCHEMA.
+
+    name: the tool's name. given: the client's arguments. folder: where the tool reads and writes files. progress: an async
+    function that is awaited with a text for each report of progress. Raises InputError for bad arguments, and CallFailed if the
+    tool's command fails.
+    """
     if name not in TOOLS:
         raise InputError("tool", "", f"there is none named {name!r}", f"call one of: {', '.join(TOOLS)}")
     try:
         tool = TOOLS[name].model_validate(given)
     except ValidationError as error:
         raise as_input_error(error, name) from None
-    done = await _called(tool.words(folder), folder, tool.seconds + SPARE_SECONDS, progress)
+    done = await _last_line(tool.words(folder), folder, tool.seconds + SPARE_SECONDS, progress)
     if "error" in done:
         raise CallFailed(done["error"])
     code = done["code"]
@@ -139,15 +152,21 @@ async def _answer(name: str, given: dict[str, Any], folder: Path, progress: Any)
     }
 
 
-async def _called(words: list[str], folder: Path, seconds: float, progress: Any) -> dict[str, Any]:
-    """The last line of a command's process, whose other lines are progress. It ends with the call, however that ends."""
+async def _last_line(words: list[str], folder: Path, seconds: float, progress: Any) -> dict[str, Any]:
+    """Run a command line of trainplan in a process of its own, and return the last JSON object that the process prints: the
+    answer, or {"error": text}.
+
+    words: the command line. folder: the process' current folder. seconds: the time after which the process is ended. progress:
+    an async function that is awaited with the text of each progress report that the process prints. The process is killed when
+    this call ends, also if the call is cancelled.
+    """
     import anyio
     from anyio.streams.text import TextReceiveStream
 
     last: dict[str, Any] = {"error": "the process of the command ended without an answer"}
     with TemporaryDirectory() as scratch:
         environment = {**os.environ, "COLUMNS": COLUMNS, "TMPDIR": scratch}
-        command = [sys.executable, "-m", "trainplan.command.called", *words]
+        command = [sys.executable, "-m", "trainplan.command.call_process", *words]
         process = await anyio.open_process(command, cwd=folder, env=environment, stderr=None, start_new_session=True)
         try:
             with anyio.move_on_after(seconds) as limit:

@@ -1,4 +1,4 @@
-"""Tables of models, clusters and profiles."""
+"""Prints models, clusters and profiles for people, as tables on standard output."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from trainplan.profiling.layer_summary import LayerSummary, profiled_shapes, rea
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile, Rate
 
-BAR, WIDE = 12, 130  # columns: of a bar; of a terminal that has room for all of a table of kinds
+BAR, WIDE = 12, 130  # letters of a bar; columns of a terminal that shows all of the table of kinds
 
 
 def model_row(model: Model) -> dict[str, Any]:
-    """A model's sizes; lists where layers differ, as those of Swin do. heads: of queries; kv_heads: of keys and values."""
-    # an attention alone, or inside a block of both parts
+    """A model's sizes by name, a row of `model list`: name, family, parameters, layers, hidden, heads (of queries), kv_heads
+    (of keys and values) and context (the most tokens of a sample).
+
+    hidden, heads and kv_heads are lists if layers differ, as in Swin.
+    """
+    # a unit is an attention alone, or a block that has one
     parts: list[Any] = [getattr(unit.sublayer, "attention", unit.sublayer) for unit in model.units]
     attentions = [part for part in parts if part.kind == "attention"]
     return {
@@ -37,12 +41,15 @@ def model_row(model: Model) -> dict[str, Any]:
 
 
 def _distinct(values: Iterable[int]) -> int | list[int]:
+    """The distinct values in the order in which they first come: (96, 96, 192) gives [96, 192]; if there is only one, the
+    number itself."""
     found = list(dict.fromkeys(values))
     return found[0] if len(found) == 1 else found
 
 
 def models(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Models by family, the smallest of each first, as `model_row` has them."""
+    """Print models family by family, in a family the smallest first. rows: a dict of sizes for each model, as `model_row` makes
+    it."""
     cells, before = [], None
     for row in sorted(rows, key=lambda row: (row["family"], row["parameters"], row["name"])):
         hidden, heads, kv_heads = (_range(row[name]) for name in ("hidden", "heads", "kv_heads"))
@@ -55,12 +62,19 @@ def models(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _range(value: int | list[int]) -> str:
-    """`4096`; of layers that differ, the first one's and the last one's: `96-768`."""
+    """A size of a model as a text, such as `4096`; for a list of sizes, since layers differ, the first and the last one, such
+    as `96-768`."""
     return f"{value[0]}-{value[-1]}" if isinstance(value, list) else str(value)
 
 
 def sublayer_rows(model: Model, rows: int, tp: int) -> list[dict[str, Any]]:
-    """Every distinct sub-layer and how often it stands in the chain."""
+    """A dict for each distinct sub-layer of a model: `sublayer` (name), `count` (how often the model has it), `tp` (its
+    tensor-parallel degree), `tokens` (per sample), `hidden` (hidden size), `parameters`, `forward_flops`, `input_bytes` (of the
+    input tensor), `kept_bytes` (kept for the backward pass) and `boundary_bytes` (of a message if a stage ends there);
+    parameters, flops and bytes are those of one device.
+
+    rows: the number of samples on the device. tp: the tensor-parallel degree; a sub-layer that it cannot split has the degree
+    1."""
     counts, listed = Counter(model.key_of(unit) for unit in model.units), []
     for name, part in model.sublayers.items():
         degree = part.degree(tp)
@@ -82,7 +96,10 @@ def sublayer_rows(model: Model, rows: int, tp: int) -> list[dict[str, Any]]:
 
 
 def model(model: Model, rows: int, tp: int) -> None:
-    """A model's sub-layers: parameters, flops, bytes."""
+    """Print a table of a model's distinct sub-layers: parameters, flops of a forward pass, and bytes on one device.
+
+    rows: the number of samples on the device. tp: the tensor-parallel degree.
+    """
     pairs(
         [
             ("model", f"{model.name} ({model.family}), {model.layers} layers, {len(model.units)} sub-layers, {model.dtype}"),
@@ -105,7 +122,8 @@ def model(model: Model, rows: int, tp: int) -> None:
 
 
 def clusters(listed: Mapping[str, Cluster]) -> None:
-    """The shipped clusters by name, a row each, and whose numbers they have: those of data sheets, or of a paper."""
+    """Print clusters, a row each, with the source of their numbers: data sheets, or the paper that states them. listed:
+    clusters by name."""
     rows = []
     for name, item in listed.items():
         kinds = ", ".join(kind.name for kind in item.used_kinds)
@@ -121,7 +139,11 @@ PEAKS: dict[str, tuple[Precision, ...]] = {"16-bit": ("bfloat16", "float16"), "8
 
 
 def kinds(nodes: Mapping[str, Cluster]) -> None:
-    """Kinds of devices, a row each, by one node of each. ring: what rings reach of the links; port: of the network, as sold."""
+    """Print kinds of devices, a row each. nodes: for each kind's name, a cluster of one node of that kind.
+
+    The column "ring" has the bandwidth that ring collectives reach within the node, "port" the rated speed of a network port.
+    On a narrow terminal the columns links, port and power are left out.
+    """
     rows = []
     for name, node in nodes.items():
         described, kind = sheet(name), node.kinds[0]
@@ -142,12 +164,15 @@ def kinds(nodes: Mapping[str, Cluster]) -> None:
 
 
 def _teraflops(kind: DeviceKind, precisions: Sequence[Precision]) -> str:
+    """The largest peak rate that a device has in any of the given precisions, in TFLOP/s, as a text; "-" if it has none of
+    them."""
     rate = max((kind.flops_per_s.get(precision, 0.0) for precision in precisions), default=0.0)
     return f"{rate / 1e12:.5g}" if rate else "-"
 
 
 def efficiencies(kind: DeviceKind) -> None:
-    """What kernels reach on a kind of device, equal ones of several precisions as one row."""
+    """Print the share of a device's peak rate that kernels reach, a row for each kind of kernel; precisions with equal numbers
+    share a row. Nothing is printed if no share is known."""
     groups: dict[tuple[Any, ...], list[str]] = {}
     for efficiency in kind.efficiencies:
         key = (efficiency.kernel, efficiency.value, efficiency.half_size, efficiency.error, efficiency.origin_for(kind.name))
@@ -163,7 +188,8 @@ def efficiencies(kind: DeviceKind) -> None:
 
 
 def cluster(cluster: Cluster) -> None:
-    """A cluster's nodes, devices and links."""
+    """Print a cluster: its nodes and devices, its links, and the share of the peak that kernels reach on each kind of
+    device."""
     about = ", ".join(filter(None, (cluster.name, plural(cluster.devices, "device"), cluster.whose_numbers)))
     pairs([("cluster", about), ("source", cluster.source or "not stated")])
     kinds, rows = {kind.name: kind for kind in cluster.kinds}, []
@@ -184,7 +210,8 @@ def cluster(cluster: Cluster) -> None:
 
 
 def links(islands: Sequence[Island]) -> None:
-    """Equal islands, which only begin elsewhere, as one row."""
+    """Print the links of a network's islands (groups of devices with equal links between them), a row for all islands that
+    differ only in their first device."""
     counts: dict[Island, int] = {}
     for island in islands:
         alike = island.changed(first=None)
@@ -206,15 +233,17 @@ def links(islands: Sequence[Island]) -> None:
 
 
 def profile(profile: Profile) -> None:
-    """Print what a profile is of and where it comes from, without its layers."""
+    """Print a profile without its layers: its model, its cluster, the shapes (tensor-parallel degrees and numbers of samples)
+    that it has times for, and its rates (optimizer, host copies, overlap), each with the origin of the number."""
 
     def with_origin(rate: Rate, text: str) -> str:
+        """The text of a rate, with where the rate comes from and the spread of its measurements."""
         spread = f", spread {rate.spread:.1%}" if rate.spread else ""
         return f"{text} ({rate.origin}{spread})"
 
     shapes = profiled_shapes(profile)
     degrees = sorted({tp for tp, _ in shapes})
-    by_degree = [f"tp {tp}: rows {', '.join(str(rows) for t, rows in shapes if t == tp)}" for tp in degrees]
+    by_degree = [f"tp {tp}: rows {', '.join(str(rows) for degree, rows in shapes if degree == tp)}" for tp in degrees]
     optimizer, stepping = profile.optimizer_ns_per_parameter, "not known, counted as nothing"
     if optimizer.value:
         stepping = with_origin(optimizer, f"{optimizer.value:.3g} ns a parameter on the device")
@@ -250,7 +279,15 @@ def profile(profile: Profile) -> None:
 
 
 def layers(loaded: Profile, units: list[LayerSummary], tp: int, rows: int) -> None:
-    """Print a profile: time and memory of every layer, equal neighbours as one, with bars of their share."""
+    """Print a profile, then a table of the time and memory of every layer; equal consecutive layers share rows, and bars show
+    the shares of the whole.
+
+    Args:
+        loaded: the profile.
+        units: the summary of each layer, or of each sub-layer, in the model's order.
+        tp: the tensor-parallel degree that the summaries are of.
+        rows: the number of samples on a device that they are of.
+    """
     profile(loaded)
     whole_ns, whole_bytes = sum(unit.time_ns for unit in units), sum(unit.memory_bytes for unit in units)
     spread, wide = any(unit.spread for unit in units), out.width >= 120
@@ -278,4 +315,6 @@ def layers(loaded: Profile, units: list[LayerSummary], tp: int, rows: int) -> No
 
 
 def _bar(share: float) -> str:
+    """A horizontal bar of block letters for a share between 0 and 1: BAR letters for 1, a thin line for a share that rounds to
+    none."""
     return "█" * round(BAR * share) or ("▏" if share > 0 else "")

@@ -1,5 +1,8 @@
-"""What assistants may ask for: each tool's arguments as a model, from which its JSON Schema is made, and the words of the
-command that answers it. Files are named in one folder, and none outside of it is read or written."""
+"""The tools that `trainplan mcp` offers to assistants.
+
+A tool is a pydantic model of its arguments, from which its JSON Schema is made, and which gives the command line that answers a
+call. Files are named relative to one folder, and none outside it is read or written.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from trainplan.execution.runtimes.registry import export_names
 from trainplan.formulations.runtimes import RUNTIMES
 from trainplan.profiling.base.errors import InputError, shown
 
-SUFFIXES = (".json", ".yaml", ".yml")  # of files that may stand where a name may, too
-MOST_ITEMS, MOST_LETTERS = 24, 2000  # of a list and of a text that an answer repeats; files have all of them
-LEFT_OUT = {"history", "solution", "evidence", "versions", "durations"}  # of an answer, which plan files have
+SUFFIXES = (".json", ".yaml", ".yml")  # endings by which a file is told from a shipped name
+MOST_ITEMS, MOST_LETTERS = 24, 2000  # of a list and of a text that an answer has at most; plan files have longer ones
+LEFT_OUT = {"history", "solution", "evidence", "versions", "durations"}  # fields that only plan files have, not answers
 
 Seconds = Annotated[float, Field(gt=0, le=3600, description="Seconds until the search ends; the best until then is given.")]
 Tokens = int | str
@@ -25,9 +28,11 @@ MEMORY = "Memory of each device to plan with, such as '74GiB'; without it what i
 
 
 class Tool(BaseModel):
-    """Arguments of a tool; a subclass says which command they are of.
+    """The arguments of a tool that an assistant can call, and the command line of `trainplan` that they become. A subclass
+    states one tool; its docstring is the tool's description for the assistant.
 
-    command: its name. paths: arguments that name files or folders; names: those that may be a shipped name instead.
+    Class variables: command, the name of the command that answers a call; paths, the arguments that name files or folders;
+    names, the arguments that may be a shipped name or a file.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -37,11 +42,15 @@ class Tool(BaseModel):
 
     @property
     def seconds(self) -> float:
-        """How long the command may search."""
+        """The seconds that the command may search: the argument `time_limit`, or 60 for a tool without it."""
         return float(getattr(self, "time_limit", 60.0))
 
     def words(self, folder: Path) -> list[str]:
-        """The command with its arguments, called in a folder. Raises InputError where a file is not inside of that."""
+        """The words of the command line of `trainplan` that answers the call.
+
+        folder: the folder in which that command line is run. Raises InputError if an argument names a file that is not inside
+        it.
+        """
         whole = folder.resolve()
         for name in (*self.paths, *self.names):
             text = getattr(self, name)
@@ -53,6 +62,8 @@ class Tool(BaseModel):
         return [self.command, *self._words()]
 
     def _words(self) -> list[str]:
+        """The words of the command line after the command's name: options, as `--name=value`, then files. A subclass must
+        define it."""
         raise NotImplementedError
 
 
@@ -82,6 +93,7 @@ class PlanTool(Tool):
     plan_file: str = Field("plan.json", description="Where to write the plan, in the folder.")
 
     def _words(self) -> list[str]:
+        """The options of `trainplan plan`, as `--name=value`, for the arguments that are given."""
         fixed = {"seq": self.sequence, "for": self.runtime, "memory": self.memory, "tp": self.tp, "pipeline": self.pipeline}
         fixed |= {"micro-batches": self.micro_batches, "cp": self.cp, "precision": self.precision}
         fixed |= {"devices": self.devices, "what-if": self.what_if}
@@ -102,6 +114,7 @@ class FitTool(Tool):
     memory: str | None = Field(None, description=MEMORY)
 
     def _words(self) -> list[str]:
+        """The options of `trainplan fit`, as `--name=value`, for the arguments that are given."""
         given = {"model": self.model, "cluster": self.cluster, "batch": self.batch, "seq": self.sequence}
         return options(given | {"for": self.runtime, "memory": self.memory})
 
@@ -116,6 +129,8 @@ class ExplainTool(Tool):
     time_limit: Seconds = 30.0
 
     def _words(self) -> list[str]:
+        """The words of `trainplan explain` after its name: the plan's file, after either the other plan's file or the option
+        `--time-limit`, which does not apply to two plans."""
         if self.other_file is not None:
             return ["--", self.plan_file, self.other_file]
         return [*options({"time-limit": self.time_limit}), "--", self.plan_file]
@@ -143,6 +158,8 @@ class ImportRunTool(Tool):
     output: str | None = Field(None, description="Write the plan that the file runs here, in the folder.")
 
     def _words(self) -> list[str]:
+        """The words of `trainplan import-run` after its name: options as `--name=value`, the variables as `--set=NAME=VALUE`,
+        then the file. Each of the command's two searches gets half of the time limit."""
         given: dict[str, Any] = {
             "cluster": self.cluster,
             "model": self.model,
@@ -165,6 +182,7 @@ class ExportTool(Tool):
     nearest: bool = Field(False, description="Where the framework cannot run the plan, export the fastest one that it can run.")
 
     def _words(self) -> list[str]:
+        """The words of `trainplan export` after its name: options as `--name=value`, then the plan's file."""
         return [*options({"to": self.to, "output": self.output}), *["--nearest"] * self.nearest, "--", self.plan_file]
 
 
@@ -172,12 +190,17 @@ TOOLS: dict[str, type[Tool]] = {tool.command: tool for tool in (PlanTool, FitToo
 
 
 def options(given: dict[str, Any]) -> list[str]:
-    """Options of a command from their values, those that are None left out; a value is never taken for another option."""
+    """A command's options as words of a command line: {"batch": 8, "memory": None} gives ["--batch=8"]. Options whose value is
+    None are left out.
+
+    The form with `=` keeps a value that begins with a dash from being read as another option.
+    """
     return [f"--{name}={value}" for name, value in given.items() if value is not None]
 
 
 def brief(value: Any) -> Any:
-    """An answer's figures without its long lists and texts, which files have: their lengths stand in their place."""
+    """The content of an answer (dicts, lists, texts and numbers) cut for an assistant: without the fields in LEFT_OUT, and with
+    a text such as "31 items" in place of a list of more than MOST_ITEMS items or a text of more than MOST_LETTERS letters."""
     if isinstance(value, dict):
         return {name: brief(item) for name, item in value.items() if name not in LEFT_OUT}
     if isinstance(value, list | tuple):

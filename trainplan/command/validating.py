@@ -1,4 +1,4 @@
-"""`trainplan validate`: predictions of measured runs, held against what they measured."""
+"""`trainplan validate`: predictions of measured runs, compared with their measurements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from trainplan import api
 from trainplan.command import options
 from trainplan.command.ending import BAD_INPUT
-from trainplan.command.options import Command, Outcome, flag, takes, word
+from trainplan.command.options import Command, Outcome, command_with, flag, word
 from trainplan.command.printing import line, pairs, table
 from trainplan.profiling.base.quantities import plural
 from trainplan.validation.predict import Prediction, Predictions
@@ -18,11 +18,12 @@ from trainplan.validation.report import Errors, by_group, groups
 
 
 def command(name: str, words: Sequence[str]) -> Command:
-    """The command."""
+    """Return the function that typer runs for the command `validate`. name, words: unused; the modules of all commands have a
+    function of this signature."""
     return validate
 
 
-@takes(
+@command_with(
     [
         word("runs", Path, "A JSON list of runs: id, model, gpu, gpus, layout, and what was measured."),
         flag("assumptions", bool, "Print what each row leaves open, and what is taken for it.", False),
@@ -40,6 +41,10 @@ def validate(runs: Path, assumptions: bool) -> Outcome:
 
 
 def _show(predictions: Predictions, assumptions: bool) -> None:
+    """Print the predictions of measured runs, then their errors by group, such as by model or by kind of GPU.
+
+    assumptions: also print, for each run, the values that were assumed for what its row of the runs' file does not state.
+    """
     predicted = Predictions(prediction for prediction in predictions if not prediction.cannot)
     table(tuple(predicted.headings.values()), predicted.cells(), left=("run", "model", "devices", "layout", "fits"))
     for text in predictions.notes():
@@ -61,15 +66,20 @@ def _show(predictions: Predictions, assumptions: bool) -> None:
 
 
 def _assumed(prediction: Prediction) -> str:
+    """The values that were assumed for a run, since its row of the runs' file does not state them, as a text; "nothing" if
+    there are none."""
     assert prediction.laid is not None
     return "; ".join(f"{name}: {value}" for name, value in prediction.laid.assumed.items()) or "nothing"
 
 
 def _errors(errors: Errors) -> list[str]:
+    """The cells of a table's row on a group of relative errors: their number, mean, mean absolute value, median, 90 % quantile,
+    and the share of measurements within the predicted interval (empty if no interval is predicted)."""
     inside = "" if errors.inside is None else f"{errors.inside:.0%}"
     texts = [_percent(value) for value in (errors.mean, errors.absolute, errors.median, errors.ninth)]
     return [str(errors.count), texts[0], *(text.lstrip("+") for text in texts[1:]), inside]
 
 
 def _percent(value: float | None) -> str:
+    """A relative error as a signed percentage: 0.051 gives "+5.1%"; empty for None."""
     return "" if value is None else f"{value:+.1%}"

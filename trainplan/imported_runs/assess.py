@@ -1,14 +1,12 @@
-"""How good an imported run is: the prediction of its plan, the bound of the joint problem, and what to change first.
+"""The assessment of an imported run: the prediction of its plan, the joint problem's bound, and the decisions to change first.
 
-Changes are all plans that differ in one decision and that the same runtime can run: micro-batches, recomputation, ZeRO stage,
-tensor and context parallelism, what context-parallel ranks exchange, pipeline stages, schedule, sharing of tokens. The batch
-and a rank's samples per micro-batch stay. Every suggested change gains by the prediction that the run itself has: its
-runtime's, or, if there is none, simulation of both plans' programs.
+Every suggested change of one decision (`neighbours`) gains by the prediction that the run itself has: its runtime's, or, if
+there is none, simulation of both plans' programs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +14,6 @@ from trainplan.execution.launch_files.logs.steps import LoggedRun
 from trainplan.execution.launch_files.run_configuration import RunConfiguration
 from trainplan.execution.prediction.evaluate_plan import PlanPrediction
 from trainplan.execution.prediction.surrogate import recipe_of
-from trainplan.execution.runtimes.export_common import ENDS
 from trainplan.formulations.joint.definition import build
 from trainplan.formulations.joint.evaluation import evaluate, violations
 from trainplan.formulations.joint.options import CP, CP_EXCHANGE, OPTIMIZER, PARAMETERS
@@ -24,18 +21,16 @@ from trainplan.formulations.joint.plan_to_solution import solution_of_plan
 from trainplan.formulations.joint.problem import NAME
 from trainplan.formulations.joint.search_space import SCHEDULES, Space
 from trainplan.formulations.parameters import chosen
-from trainplan.formulations.plan.plan import Plan, Stage
+from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request
-from trainplan.formulations.plan.strategy import Exchange, Strategy
-from trainplan.formulations.runtimes import RUNTIMES
+from trainplan.imported_runs.neighbours import neighbours
 from trainplan.planning.compare_planners import ALIKE
 from trainplan.planning.result import PlanningResult
 from trainplan.prediction.metrics import Performance
 from trainplan.prediction.predict import predicted_as_known, predicted_plan
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural
-from trainplan.profiling.models.sublayers import modules_of
+from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 from trainplan.tabular import Tabular
 from trainplan.validation.fitting import close
 from trainplan.validation.plans import as_run, predict_plan
@@ -50,9 +45,16 @@ LEAST_GAIN = 0.001  # the smallest share of a step that is reported
 @in_one_line
 @dataclass(frozen=True)
 class Change:
-    """A plan that differs from the run's in one decision, and fits. what: the decision, in words. share: the share of the step
-    that it saves, at most 1, by the runtime's prediction of both plans, or, if `walked`, by simulation of both. peak_bytes:
-    peak memory of its fullest device by the runtime's prediction, if there is one."""
+    """A plan that differs from the run's plan in one decision, and fits into memory.
+
+    Attributes:
+        what: the decision, in words.
+        plan: the changed plan.
+        share: the share of the run's step that the change saves, at most 1.
+        walked: how both steps were predicted: True by simulation of the plans' programs, False by the prediction of the
+            run's runtime.
+        peak_bytes: peak memory of the fullest device by the runtime's prediction; None if there is none.
+    """
 
     what: str
     plan: Plan
@@ -63,8 +65,14 @@ class Change:
 
 @dataclass(frozen=True)
 class BestKnownPlan:
-    """The best known plan that the run's runtime can run, by the same prediction as the run. source: run if nothing better than
-    the run is known; change for a change of one decision; search for a plan of the search within the runtime."""
+    """The best known plan that the run's runtime can run, by the same prediction as the run.
+
+    Attributes:
+        source: "run" if nothing better than the run is known, "change" for a change of one decision, "search" for a plan of the
+            search within the runtime.
+        plan: the plan.
+        step_ns: its predicted step.
+    """
 
     source: Literal["run", "change", "search"]
     plan: Plan
@@ -73,17 +81,27 @@ class BestKnownPlan:
 
 @dataclass(frozen=True)
 class JudgedRun(Tabular):
-    """The assessment of an imported run; its rows are the run and other plans in its place.
+    """The assessment of a run that was read from a tool's file: its predicted step and memory, and other plans that could
+    replace it.
 
-    plan: the run's plan, with its prediction: the runtime's, or, if that is not known, by simulation. framework: the runtime's
-    prediction with its interval, or the reason why there is none. judged: simulation of the plan's programs, as trainplan's own
-    runtime would run it; bounds and the best plan of all refer to it. best: the joint problem's answer for the same model,
-    devices and batch. within: the best plan that the runtime can run, predicted as the run is. Both are None if no search was
-    requested. changes: the best first. logged: the run's measurements, if the file is its log. numbers: where the cluster's
-    numbers come from, if not from data sheets. objective_ns: the run's step by the step model of the search over all plans, if
-    that includes the run. checked_ns: the bound of that search as verified without a solver, if it was. performance: that of
-    the plan, in engineering units. others: single changes that gain nothing by the runtime's prediction or do not fit, the
-    shortest step first.
+    The run's step is predicted as its runtime (training framework) runs it, if that is known, otherwise by simulation of the
+    compiled programs of its plan. Bounds hold for simulated steps only. Its rows are the run and the other plans.
+
+    Attributes:
+        configuration: the run's values, as read from its file.
+        plan: the run's plan, with its prediction: the runtime's, or, if that is not known, by simulation.
+        judged: simulation of the plan's programs, as trainplan's own runtime would run it; bounds and the best plan of all
+            refer to it.
+        framework: the runtime's prediction with its interval, or the reason why there is none.
+        best: the joint problem's answer for the same model, devices and batch; None if no search was requested.
+        within: the best plan that the runtime can run, predicted as the run is; None if no search was requested.
+        changes: plans that differ in one decision and are better, the best first.
+        logged: the run's measurements, if the file is its log.
+        numbers: where the cluster's numbers come from, if not from data sheets.
+        objective_ns: the run's step by the step model of the search over all plans, if that includes the run.
+        checked_ns: the bound of that search as verified without a solver, if it was.
+        performance: the plan's predicted step in engineering units, such as tokens per second and MFU.
+        others: single changes that gain nothing by the runtime's prediction or do not fit, the shortest step first.
     """
 
     configuration: RunConfiguration
@@ -113,7 +131,7 @@ class JudgedRun(Tabular):
         return f"<JudgedRun {self._verdict()}>"
 
     def _verdict(self) -> str:
-        """The run, its step and its memory, in one line."""
+        """One line for people: the run, its predicted step, its peak memory, and that it does not fit, if so."""
         peak, limit = (format_bytes(size) for size in (max(self.peak_bytes), self.plan.memory_bytes))
         fits = ("does not fit, but close" if self.close else "does not fit") * (not self.fits)
         what = f"{self.configuration.runtime} {self.plan.model.get('name')} on {plural(self.plan.world, 'device')}"
@@ -121,9 +139,11 @@ class JudgedRun(Tabular):
         return f"{what}: {', '.join(parts)}"
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict per plan: the run, the best plan of its runtime, the best of all, and single changes. Keys: plan (in words),
-        step_ns, saves (share of the step; negative if slower), peak_bytes, fits, and predicted_by: the runtime or the
-        simulation ("walks") that predicts both steps compared by `saves`."""
+        """A dict for each plan: the run, the best plan of its runtime, the best plan of all, and plans with a single change.
+
+        Keys: plan (in words), step_ns, saves (the share of the run's step; negative if slower), peak_bytes, memory_bytes, fits,
+        and predicted_by: the runtime, or the simulation ("walks"), that predicts both steps that `saves` compares.
+        """
         own = self.configuration.software if self.plan.predicted is None else self.plan.predicted.software or WALKS
         rows = [self._row("what runs", self.step_ns, 0.0, max(self.peak_bytes), own)]
         for name, found, step_ns in (
@@ -140,38 +160,43 @@ class JudgedRun(Tabular):
         return rows
 
     def _row(self, plan: str, step_ns: int, saves: float, peak_bytes: int | None, by: str) -> dict[str, Any]:
-        """One row of the table; `fits` is None without a peak."""
+        """One row of `rows` as a dict. plan: the plan in words. step_ns: its predicted step. saves: the share of the run's
+        step that it saves. peak_bytes: peak memory of the fullest device; if None, `fits` is None, too. by: the name of the
+        runtime, or "walks", that predicts the step.
+        """
         fits = None if peak_bytes is None else peak_bytes <= self.plan.memory_bytes
         sizes = {"peak_bytes": peak_bytes, "memory_bytes": self.plan.memory_bytes, "fits": fits}
         return {"plan": plan, "step_ns": step_ns, "saves": saves, **sizes, "predicted_by": by}
 
     def notes(self) -> list[str]:
-        """The run in one line, and how its plan differs from its configuration."""
+        """Lines for people: the run with its step and memory, and how its plan differs from its configuration."""
         return [self._verdict(), *self.configuration.notes]
 
     @property
     def fits(self) -> bool:
-        """Whether every device has as much memory as the programs need."""
+        """Whether the predicted peak memory fits on every device."""
         return max(self.peak_bytes) <= self.plan.memory_bytes
 
     @property
     def close(self) -> bool:
-        """Whether the peak is so close to the available memory that the prediction's error decides whether the run fits."""
+        """Whether the peak memory is so close to the available memory that the prediction's error decides whether the run
+        fits."""
         return close(max(self.peak_bytes), self.plan.memory_bytes)
 
     @property
     def step_ns(self) -> int:
-        """The predicted step in ns."""
+        """The predicted step of the run in ns: the runtime's prediction, or the simulation if there is none."""
         return self.judged.step_ns if self.plan.predicted is None else self.plan.predicted.step_ns
 
     @property
     def peak_bytes(self) -> Sequence[int]:
-        """The predicted peak memory of every rank in bytes."""
+        """The predicted peak memory of every rank's device in bytes, in rank order."""
         return self.judged.peak_bytes if self.plan.predicted is None else self.plan.predicted.peak_bytes
 
     @property
     def no_gap(self) -> str:
-        """The reason why the bound cannot be compared with the simulated step; empty if it can, or if there is no bound."""
+        """The reason why the lower bound on the best plan's step cannot be compared with the run's simulated step; empty if it
+        can, or if there is no bound."""
         bound = None if self.best is None else self.best.answer.bound_ns
         if not bound:
             return ""
@@ -183,33 +208,37 @@ class JudgedRun(Tabular):
 
     @property
     def measured_ns(self) -> int:
-        """The run's step in ns as the bound measures steps: by the step model of the search, or else by simulation."""
+        """The number in ns that `bound_ns` is compared with: the run's step by the cost model of the search for the best plan,
+        if the search includes the run, or by simulation of its programs; the smaller of both.
+        """
         return self.judged.step_ns if self.objective_ns is None else min(self.objective_ns, self.judged.step_ns)
 
     @property
     def bound_ns(self) -> int | None:
-        """A lower bound in ns on the simulated step of any plan, if it applies to this run; it does not bound the runtime's
-        prediction `step_ns`."""
+        """A lower bound in ns on the simulated step of any plan; None if there is none that applies to this run. It does not
+        bound `step_ns` if that is a runtime's prediction."""
         return None if self.best is None or self.no_gap else self.best.answer.bound_ns
 
     @property
     def gap(self) -> float | None:
-        """The share of the run's simulated step by which it may be slower than the best plan, as proven for simulated steps;
-        None without a bound for this run."""
+        """The largest share of the run's simulated step that the best plan could save, as proven for simulated steps; None
+        without a bound for this run."""
         return None if not self.bound_ns else 1 - self.bound_ns / self.judged.step_ns
 
     @property
     def best_walk_ns(self) -> int | None:
-        """The shortest known simulated step in ns of any plan that fits by simulation, including the run; None if there is
-        none."""
+        """The shortest simulated step in ns of all known plans that fit, the run's own plan included; None if none is known."""
         walks = [] if self.best is None or self.best.plan is None else [self.best.walked_ns]
         walks += [self.judged.step_ns] * (max(self.judged.peak_bytes) <= self.plan.memory_bytes)
         return min(walks, default=None)
 
     @property
     def found(self) -> BestKnownPlan | None:
-        """The best known plan that the runtime can run and that fits, by the prediction that the run has; None if there is
-        none. It is never slower than the run, if that fits, nor than any of the changes."""
+        """The best known plan that the run's runtime can run and that fits, by the same prediction as the run; None if there is
+        none.
+
+        If the run fits, this plan is never slower than the run, nor than any of the changes.
+        """
         known = [BestKnownPlan("run", self.plan, self.step_ns)] if self.fits else []
         known += [
             BestKnownPlan("change", change.plan, change.plan.predicted.step_ns)
@@ -222,7 +251,16 @@ class JudgedRun(Tabular):
         return min(known, key=lambda best: best.step_ns, default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """The assessment as plain values that can be written as JSON."""
+        """The assessment as a JSON-ready dict; None for what is unknown. The run: `runtime` (name) and `plan` (a dict). Its
+        prediction: `step_ns`, `peak_bytes` (of every rank), `fits`, and `close` (to the memory limit). `walk`, by simulation:
+        `step_ns`, `peak_bytes` (fullest rank), `bound_ns` and `checked_ns` (lower bounds on the step), `gap` (the fraction of
+        the step that the best plan could save at most); `gap` again if the runtime has no prediction. `framework`: a dict of
+        the runtime's prediction, or {`cannot`: why there is none}.
+
+        Better plans: `best` ({`walk_ns`: shortest simulated step}), `within` (`step_ns` and `source` of the runtime's best
+        plan), `changes` (dicts with `what`, `share`, the fraction of the step that the change saves, and `walked`, whether by
+        simulation). `measured` (the log's comparison) and `ran_out` (out of memory) are dicts. What was read of the file:
+        `notes`, `unread`, `unknown`, and `values` (`key`, `value`, `source`)."""
         framework = self.framework.to_dict() if isinstance(self.framework, Prediction) else {"cannot": self.framework}
         bounded = {"bound_ns": self.bound_ns, "checked_ns": self.checked_ns if self.bound_ns else None, "gap": self.gap}
         found = self.found
@@ -249,9 +287,13 @@ class JudgedRun(Tabular):
 
 
 def changes(configuration: RunConfiguration, plan: Plan, request: Request, step_ns: int) -> tuple[Change, ...]:
-    """The first decisions to change: plans with one decision changed that fit and have a shorter step, or, if the run does not
-    fit, that fit; the shortest step first. By the runtime's prediction if there is one; otherwise by simulation of the plans
-    that are best in the joint problem's tables. step_ns: the plan's simulated step."""
+    """Plans that differ from the run's plan in one decision and improve it: they fit and have a shorter step, or, if the run
+    does not fit, they fit. The largest gain comes first.
+
+    Steps are by the runtime's prediction, if it has one; otherwise the plans that are fastest by the joint problem's costs
+    (trainplan's own planning problem) are simulated. configuration: the run's values, as read from its file; names the
+    runtime. request: the run's model and devices. step_ns: the simulated step of the run's plan.
+    """
     if (predicted := _predicted(plan, request)) is not None:
         return _predicted_changes(configuration, plan, request, *predicted)
     now = _priced(plan, request)
@@ -273,7 +315,8 @@ def changes(configuration: RunConfiguration, plan: Plan, request: Request, step_
 
 
 def _predicted(plan: Plan, request: Request) -> tuple[float, float] | None:
-    """The step in ns and the peak in bytes by the prediction of the plan's runtime; None if there is none."""
+    """The step in ns and the peak memory of a device in bytes, by the prediction of the plan's runtime; None if there is none.
+    request: names the devices."""
     found = "no cluster" if request.cluster is None else predict_plan(plan, request.cluster)
     if isinstance(found, str) or found.step is None or found.peak_gib is None:
         return None
@@ -283,8 +326,11 @@ def _predicted(plan: Plan, request: Request) -> tuple[float, float] | None:
 def _predicted_changes(
     configuration: RunConfiguration, plan: Plan, request: Request, step_ns: float, peak_bytes: float
 ) -> tuple[Change, ...]:
-    """The changes that gain by the runtime's prediction, the best first. step_ns, peak_bytes: the runtime's prediction of the
-    run."""
+    """Plans that differ from the run's plan in one decision and improve it by the runtime's prediction, the best first.
+
+    configuration: the run's values, as read from its file; names the runtime. request: the run's model and devices.
+    step_ns, peak_bytes: the runtime's prediction of the run.
+    """
     fits = peak_bytes <= plan.memory_bytes
     rows = [
         Change(what, other, 1 - other_ns / step_ns, peak_bytes=round(other_bytes))
@@ -295,8 +341,11 @@ def _predicted_changes(
 
 
 def changes_without_gain(configuration: RunConfiguration, plan: Plan, request: Request) -> tuple[Change, ...]:
-    """Plans with one decision changed that take longer by the runtime's prediction, or do not fit, the shortest step first;
-    empty without such a prediction."""
+    """Plans that differ from the run's plan in one decision and do not improve it: they are slower by the runtime's
+    prediction, or do not fit. The shortest step comes first; empty if the runtime has no prediction.
+
+    configuration: the run's values, as read from its file; names the runtime. request: the run's model and devices.
+    """
     if (own := _predicted(plan, request)) is None:
         return ()
     runs = neighbour_runs(configuration.runtime, plan, request)
@@ -305,13 +354,15 @@ def changes_without_gain(configuration: RunConfiguration, plan: Plan, request: R
 
 
 def _as_run(plan: Plan, request: Request) -> Plan:
-    """The plan with the prediction of its runtime."""
+    """A copy of the plan that has the prediction of the runtime that it is for. request: the run's model and devices."""
     assert request.cluster is not None
     return as_run(predicted_as_known(plan, request)[0], request.cluster)[0]
 
 
 def priced_as(plan: Plan) -> dict[str, Any]:
-    """Options of the joint problem under which other plans have the same cost model, gradients and recipe as this plan."""
+    """Options of the joint problem (trainplan's own planning problem), by name, with which it costs its plans as the given
+    plan is costed: with the same cost model, gradient dtype and low-precision recipe.
+    """
     recipe, gradients = recipe_of(plan), {"gradients": plan.precision.gradients}
     if recipe is None and plan.pieces == 1:
         return {**ALIKE, **gradients}
@@ -319,8 +370,12 @@ def priced_as(plan: Plan) -> dict[str, Any]:
 
 
 def _priced(plan: Plan, request: Request) -> tuple[int, bool] | None:
-    """The plan's step in ns by the joint problem's tables, and whether it needs too much memory; by simulation if the plan
-    keeps states on the host. None if the joint problem does not contain the plan."""
+    """The plan's step in ns by the costs of the joint problem (trainplan's own planning problem), and whether it needs too
+    much memory; None if the joint problem does not contain the plan. A plan that keeps states on the host is simulated
+    instead.
+
+    request: the run's model and devices.
+    """
     if plan.uses_host:
         _, judged = predicted_plan(plan, request)
         return judged.step_ns, max(judged.peak_bytes) > plan.memory_bytes
@@ -341,7 +396,7 @@ def _priced(plan: Plan, request: Request) -> tuple[int, bool] | None:
     other_request = replace(request, batch=plan.batch.global_samples, options=options)
     try:
         instance = build(other_request, space)
-    except InputError:  # a pipeline with ZeRO 2 or 3, of which `streams` has none
+    except InputError:  # a pipeline with ZeRO 2 or 3, which the cost model `streams` does not have
         return None
     solution = solution_of_plan(instance, plan.in_model_dtype())
     if solution is None:
@@ -350,156 +405,11 @@ def _priced(plan: Plan, request: Request) -> tuple[int, bool] | None:
 
 
 def neighbour_runs(runtime: str, plan: Plan, request: Request) -> list[tuple[str, Plan, float, float]]:
-    """The plans with one decision changed that the runtime can run, as tuples of the decision in words, the plan, and the
-    runtime's prediction of step (ns) and peak (bytes), the shortest step first; empty without such a prediction."""
+    """The plans that differ from a plan in one decision and that a runtime can run, the shortest step first, as tuples: the
+    decision in words, the plan, and the runtime's prediction of its step (ns) and peak memory (bytes). Plans without such a
+    prediction are left out.
+
+    request: names the devices.
+    """
     predicted = ((what, other, _predicted(other, request)) for what, other in neighbours(runtime, plan))
     return sorted(((what, other, *found) for what, other, found in predicted if found is not None), key=lambda row: row[2])
-
-
-def neighbours(runtime: str, plan: Plan) -> Iterator[tuple[str, Plan]]:
-    """All plans with one decision changed that the runtime can run, as pairs of the decision in words and the plan."""
-    rules, strategy, model = RUNTIMES[runtime], plan.units[0].strategy, plan.planned_model()
-    for what, other in (
-        *_other_micro_batches(plan),
-        *_other_recomputation(plan, tuple(rules.modules)),
-        *_other_sharding(plan, strategy, rules.zero),
-        *_other_degrees(plan, strategy, pipelines=not rules.one_stage and plan.chunks == 1),
-        *_other_schedules(plan, rules.schedules),
-        *_other_residence(plan),
-    ):
-        if all(rules.carries(unit.strategy, model) for unit in other.units):
-            yield what, other
-
-
-def _made(what: str, plan: Plan, **fields: Any) -> Iterator[tuple[str, Plan]]:
-    """The plan with these fields changed, if that is a valid and different plan. what: the change in words."""
-    try:
-        other = plan.changed(**fields, predicted=None, claim=None)
-    except InputError:
-        return
-    if other.content != plan.content:
-        yield what, other
-
-
-def _other_micro_batches(plan: Plan) -> Iterator[tuple[str, Plan]]:
-    """Plans with other numbers of micro-batches."""
-    data, samples = plan.units[0].strategy.data_degree, plan.batch.global_samples
-    for count in divisors(samples // data):
-        what = f"micro-batches of {plural(samples // data // count, 'sample')} on a rank, {count} a step"
-        yield from _made(what, plan, batch=plan.batch.changed(micro_batches=count))
-
-
-def _other_recomputation(plan: Plan, modules: tuple[str, ...]) -> Iterator[tuple[str, Plan]]:
-    """Plans with other recomputation: none, all layers, or these modules."""
-    choices: list[tuple[str, bool, tuple[str, ...]]] = [("no recomputation", False, ()), ("all layers recomputed", True, ())]
-    choices += [(f"{' and '.join(sorted(modules))} recomputed", False, tuple(sorted(modules)))] * bool(modules)
-    parts = {unit.name: unit.sublayer for unit in plan.planned_model().units}
-    for what, ckpt, names in choices:
-        units = []
-        for unit in plan.units:
-            inner = unit.name not in ENDS
-            some = tuple(name for name in names if inner and name in modules_of(parts[unit.name]))
-            units.append(unit.laid_out(replace(unit.strategy, ckpt=ckpt and inner, modules=some)))  # type: ignore[arg-type]
-        yield from _made(what, plan, units=units)
-
-
-def _other_sharding(plan: Plan, strategy: Strategy, zero: tuple[int, ...]) -> Iterator[tuple[str, Plan]]:
-    """Plans with other ZeRO stages, or with the sharing of tokens switched."""
-    data, cp, tp = strategy.data_degree, strategy.degree("cp"), strategy.degree("tp")
-    names = {0: "copies of all states (no ZeRO)", 1: "ZeRO stage 1", 2: "ZeRO stage 2", 3: "ZeRO stage 3"}
-    for stage in zero:
-        levels = Strategy.of(("sdp" if stage else "dp", data), ("cp", cp), ("tp", tp)).levels
-        yield from _relaid(
-            names[stage], plan, lambda old, levels=levels, stage=stage: replace(old, levels=levels, zero=stage or 3)
-        )
-    if tp > 1:
-        what = "tokens not shared" if strategy.sequence_parallel else "tokens shared between tensor-parallel ranks"
-        yield from _relaid(what, plan, lambda old: replace(old, sequence_parallel=not old.sequence_parallel))
-
-
-def _relaid(what: str, plan: Plan, change: Any) -> Iterator[tuple[str, Plan]]:
-    """The plan with the strategy of every unit changed by a function, if that is a valid and different plan."""
-    try:
-        units = [unit.laid_out(change(unit.strategy)) for unit in plan.units]
-    except InputError:
-        return
-    yield from _made(what, plan, units=units)
-
-
-def _other_degrees(plan: Plan, strategy: Strategy, *, pipelines: bool) -> Iterator[tuple[str, Plan]]:
-    """Plans with other degrees of tensor and context parallelism, with the other exchange of context-parallel ranks and, if
-    `pipelines`, with other numbers of stages; data parallelism takes the remaining ranks."""
-    world, depth, tp, cp = plan.world, plan.depth, strategy.degree("tp"), strategy.degree("cp")
-    micro = plan.batch.global_samples // plan.batch.micro_batches // strategy.data_degree
-    shared = "sdp" if strategy.degree("sdp") > 1 else "dp"
-    kinds = [(t, cp, depth, f"tensor parallelism over {t}") for t in plan.planned_model().tp_degrees(min(8, world // depth))]
-    if cp > 1:
-        words = ((c, f"context parallelism over {c}" if c > 1 else "no context parallelism") for c in (1, 2, 4, 8, 16))
-        kinds += [(tp, c, depth, what) for c, what in words]
-        what = "keys and values exchanged, around a ring" if strategy.exchanges_heads else "heads exchanged, by all-to-alls"
-        exchange: Exchange = "keys" if strategy.exchanges_heads else "heads"
-        yield from _relaid(what, plan, lambda old: replace(old, exchange=exchange))
-    if pipelines:
-        kinds += [(tp, cp, p, f"{p} pipeline stages" if p > 1 else "no pipeline") for p in divisors(world // tp)]
-    for t, c, p, what in kinds:
-        if (t, c, p) == (tp, cp, depth) or world % (t * c * p):
-            continue
-        data = world // (t * c * p)
-        count, rest = divmod(plan.batch.global_samples, data * micro)
-        stages = plan.stages if p == depth else _even(plan, p)
-        if rest or stages is None:
-            continue
-        levels = Strategy.of((shared, data), ("cp", c), ("tp", t)).levels  # type: ignore[arg-type]
-
-        def laid(old: Strategy, levels: Any = levels, t: int = t, c: int = c, data: int = data) -> Strategy:
-            zero = old.zero if data > 1 and shared == "sdp" else 3
-            tokens = t > 1 and (old.sequence_parallel or tp == 1)
-            return replace(old, levels=levels, zero=zero, sequence_parallel=tokens, exchange=old.exchange if c > 1 else "keys")
-
-        try:
-            units = [unit.laid_out(laid(unit.strategy)) for unit in plan.units]
-        except InputError:
-            continue
-        yield from _made(what, plan, units=units, stages=stages, batch=plan.batch.changed(micro_batches=count))
-
-
-def _even(plan: Plan, depth: int, chunks: int = 1) -> list[Stage] | None:
-    """Stages with as many layers each as possible; None if there are too few layers. chunks: stages of each rank."""
-    layers, count, size = len(plan.units) // 2 - 1, depth * chunks, plan.world // depth
-    if layers < count or plan.world % depth:
-        return None
-    begins = [0, *(1 + 2 * (layers * x // count) for x in range(1, count)), len(plan.units)]
-    return [
-        Stage(ranks=list(range(x % depth * size, (x % depth + 1) * size)), first_unit=begins[x], last_unit=begins[x + 1] - 1)
-        for x in range(count)
-    ]
-
-
-def _other_schedules(plan: Plan, schedules: Any) -> Iterator[tuple[str, Plan]]:
-    """Plans with other pipeline schedules."""
-    if plan.depth == 1:
-        return
-    if plan.chunks == 1:
-        for name in ("1f1b", "gpipe"):
-            if name in schedules:
-                yield from _made(f"schedule {name}", plan, schedule=name)
-    for chunks in (1, 2, 4):
-        stages = _even(plan, plan.depth, chunks)
-        if stages is None or chunks == plan.chunks or ("1f1b" if chunks == 1 else "interleaved") not in schedules:
-            continue
-        what = "schedule 1f1b" if chunks == 1 else f"{chunks} interleaved stages on each rank"
-        yield from _made(what, plan, schedule="1f1b" if chunks == 1 else "interleaved-1f1b", stages=stages)
-
-
-def _other_residence(plan: Plan) -> Iterator[tuple[str, Plan]]:
-    """The plan with everything on the device, if it keeps states on the host."""
-    if not plan.uses_host:
-        return
-    units = [
-        unit.changed(
-            states=unit.states.changed(optimizer="device", gradients="device", parameters="device", kept_whole=False),
-            order=None,
-        )
-        for unit in plan.units
-    ]
-    yield from _made("states on the device", plan, units=units, nvlink=None, backend=None)

@@ -34,7 +34,10 @@ OTHER_STEPS = re.compile(r"(?:^|[_-])(dpo|kto|ppo|grpo|rloo|orpo|cpo|bco|gkd|prm
 
 
 def read(path: Path, user: UserSettings) -> RunConfiguration:
-    """The run configuration of a script or a list of arguments. Raises InputError."""
+    """Read the run configuration of the training command that a file starts. path: a script, or a file with a list of
+    arguments. user: settings that the user adds, such as --set values. Raises InputError for values that are not read, or
+    that plans cannot have.
+    """
     try:
         command = command_of(path, user.variables)
     except UndecidedRun as error:
@@ -44,8 +47,12 @@ def read(path: Path, user: UserSettings) -> RunConfiguration:
 
 
 def of_command(command: Command, where: str, user: UserSettings, folder: Path) -> RunConfiguration:
-    """The run configuration of a command. where: the script, for errors. folder: its folder, from which paths are looked up.
-    Raises InputError."""
+    """Read the run configuration of a command that starts training, by the tool that it uses.
+
+    command: the program and its arguments, as found in a script. where: the script, for errors. user: settings that the
+    user adds, such as --set values. folder: the script's folder, from which relative paths are looked up. Raises InputError
+    for tools and values that are not read.
+    """
     try:
         return _of_command(command, where, user, folder)
     except InputError as error:
@@ -57,8 +64,13 @@ def of_command(command: Command, where: str, user: UserSettings, folder: Path) -
 
 
 def _of_command(command: Command, where: str, user: UserSettings, folder: Path) -> RunConfiguration:
-    """The run configuration of a command, by the tool that it starts. Raises InputError; errors on empty variables are restated
-    by `of_command`."""
+    """Read the run configuration of a command that starts training, by the tool that it uses; errors are as the tool's reader
+    words them.
+
+    where: the script, for errors. user: settings that the user adds, such as --set values. folder: the script's folder,
+    from which relative paths are looked up. command: the program and its arguments, as found in the script. Raises
+    InputError for values that are not read, or that plans cannot have.
+    """
     if (run := exported.of_command(command, where, user, folder)) is not None:
         return run
     if deepspeed_programs.is_one(command):
@@ -70,8 +82,8 @@ def _of_command(command: Command, where: str, user: UserSettings, folder: Path) 
         return trainer_commands.of_command(command, where, user, folder, _accelerate(command, where))
     if command.tool == "transformers":
         return _transformers(command, where, user, folder)
-    nobodys = command.program and not command.tool and not shares_keys(command)
-    if nobodys and not megatron_bridge_commands.is_one(command):
+    unknown_program = command.program and not command.tool and not shares_keys(command)
+    if unknown_program and not megatron_bridge_commands.is_one(command):
         refuse_others(command.program, command.values, where, command.open)
         raise foreign(command, where)
     if user.recompute is not None:
@@ -86,21 +98,30 @@ def _of_command(command: Command, where: str, user: UserSettings, folder: Path) 
 
 
 def _closed(command: Command, where: str) -> None:
-    """Raises InputError if the value of an argument is undecided."""
+    """Raise InputError if an argument of a command depends on a shell variable whose value is not known from the script.
+    command: the program and its arguments. where: the script, for errors.
+    """
     for key, open_ in command.open.items():
         raise InputError(where, key, open_.problem, f"say it: --set {open_.name or 'NAME'}={open_.example or 'VALUE'}")
 
 
 def _next_token(command: Command, where: str) -> None:
-    """Raises InputError for programs that train otherwise than by next-token prediction."""
+    """Raise InputError if the name of a command's program shows that it trains otherwise than by next-token prediction, such
+    as by DPO. command: the program and its arguments. where: the script, for errors.
+    """
     if (kind := OTHER_STEPS.search(command.program.rsplit("/", 1)[-1].lower())) is not None:
         fix = "give a run of next-token prediction: steps with other models, or that generate texts, are not planned"
         raise InputError(where, "", f"starts {command.program} ({command.where}), a run of {kind[1].upper()}", fix)
 
 
 def _transformers(command: Command, where: str, user: UserSettings, folder: Path) -> RunConfiguration:
-    """The run configuration of a command with arguments of transformers' Trainer, and of the file that Accelerate is launched
-    with. Raises InputError."""
+    """Read the run configuration of a command with arguments of transformers' Trainer, and of the file that Accelerate is
+    launched with.
+
+    where: the script, for errors. user: settings that the user adds, such as --set values. folder: the script's folder,
+    from which relative paths are looked up. command: the program and its arguments, as found in the script. Raises
+    InputError for values that are not read, or that plans cannot have.
+    """
     _next_token(command, where)
     names = {key: key.removeprefix("--").replace("-", "_") for key in command.values}
     values = {name: written(command.values[key]) for key, name in names.items()}
@@ -126,8 +147,12 @@ def _transformers(command: Command, where: str, user: UserSettings, folder: Path
 
 
 def _accelerate(command: Command, where: str) -> str | None:
-    """The file that `accelerate launch` reads; "none" for other launchers, None if it may be any file. Raises InputError if
-    options say how states are shared and no file is named."""
+    """The name of the configuration file that `accelerate launch` reads in a command: "none" if another launcher is used; None
+    if no file is named, so that it may be Accelerate's default file.
+
+    command: the program and its arguments. where: the script, for errors. Raises InputError if options of the launcher say
+    how states are sharded although no file is named.
+    """
     words = [word.rsplit("/", 1)[-1] for word in command.launcher]
     if not LAUNCHERS & set(words):
         return "none"
@@ -142,7 +167,8 @@ def _accelerate(command: Command, where: str) -> str | None:
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:
-    """The options of a launcher and their values, by name with underscores; the value is empty for options without one."""
+    """The options among a launcher's words, by name with underscores: ["accelerate", "launch", "--num-processes", "8",
+    "--use_fsdp"] -> {"num_processes": "8", "use_fsdp": ""}."""
     given = dict[str, str]()
     for index, word in enumerate(words):
         name, sign, value = word.partition("=")
@@ -153,8 +179,13 @@ def _options(words: Sequence[str]) -> dict[str, str]:
 
 
 def _launch_options(command: Command, where: str) -> dict[str, tuple[Any, str]]:
-    """The values of Accelerate's file that options of `accelerate launch` override, by the file's keys, with their source.
-    Raises InputError for an undecided option."""
+    """The values of Accelerate's configuration file that options of `accelerate launch` override, as {key of the file: (value,
+    source)}. A value is None if a number of processes or machines depends on an unknown variable; the cluster's number is
+    then used.
+
+    command: the command, with the launcher's words. where: the script, for errors. Raises InputError for any other option
+    with an unknown variable.
+    """
     if not LAUNCHERS & {word.rsplit("/", 1)[-1] for word in command.launcher}:
         return {}
     options = dict[str, tuple[Any, str]]()
@@ -168,13 +199,18 @@ def _launch_options(command: Command, where: str) -> dict[str, tuple[Any, str]]:
             if name not in accelerate_reader.COUNTS:
                 fix = "say what its variable is: --set NAME=VALUE"
                 raise InputError(where, f"--{name}", "of accelerate launch is not decided", fix)
-            option_value = None  # those of the cluster, whatever the file counts
+            option_value = None  # the cluster's number, whatever the file has
         options[key] = (option_value, f"--{name} of accelerate launch ({command.where})")
     return options
 
 
 def _torchtitan(command: Command, where: str, user: UserSettings, folder: Path) -> RunConfiguration:
-    """The run configuration of torchtitan's TOML file with the arguments that override it. Raises InputError."""
+    """Read the run configuration of torchtitan's TOML file, with the command's arguments that override it.
+
+    where: the script, for errors. user: settings that the user adds, such as --set values. folder: the script's folder,
+    from which relative paths are looked up. command: the program and its arguments, as found in the script. Raises
+    InputError for values that are not read, or that plans cannot have.
+    """
     _closed(command, where)
     name = next((str(command.values[key]) for key in FILES if isinstance(command.values.get(key), str)), None)
     if name is None:

@@ -25,8 +25,8 @@ FILE = "--deepspeed-config"
 OPTIMIZER = "by the program itself, as those of DeepSpeedExamples step"
 LENGTHS = ("max_seq_len", *SEQUENCES)
 MODELS = ("model_name_or_path", "model_name")
-LOCAL = frozenset(("local_rank",))  # which DeepSpeed's launcher adds
-# Arguments that programs have for what the file says, too, and its keys.
+LOCAL = frozenset(("local_rank",))  # arguments that DeepSpeed's launcher adds
+# Arguments of programs for values that DeepSpeed's file has, too, with the file's keys.
 FILLING = {
     "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
@@ -35,14 +35,20 @@ FILLING = {
 
 
 def is_one(command: Command) -> bool:
-    """Whether a command starts such a program."""
+    """Whether a command starts a program with DeepSpeed's own arguments, with `--deepspeed_config` naming DeepSpeed's JSON
+    file. command: the program and its arguments, as found in the script.
+    """
     flagged = command.values.get("--deepspeed") in (None, True, "true", "True")
     return command.tool in ("", "transformers") and flagged and FILE in command.values and not shares_keys(command)
 
 
 def of_command(command: Command, where: str, user: UserSettings, folder: Path) -> RunConfiguration:
-    """The run configuration of such a command. where: the script, for errors. folder: its folder, from which paths are looked
-    up. Raises InputError."""
+    """Read the run configuration of a program with DeepSpeed's own arguments, and of the DeepSpeed file that it names.
+
+    where: the script, for errors. user: settings that the user adds, such as --set values. folder: the script's folder,
+    from which relative paths are looked up. command: the program and its arguments, as found in the script. Raises
+    InputError for values that are not read, or that plans cannot have.
+    """
     refuse_others(command.program, command.values, where, command.open)
     name_of = {key: key.removeprefix("--").replace("-", "_") for key in command.values}
     values = {name: command.values[key] for key, name in name_of.items()}
@@ -78,7 +84,12 @@ def of_command(command: Command, where: str, user: UserSettings, folder: Path) -
 
 
 def _recomputes(keys: KeyReader, user: UserSettings, where: str) -> str | None:
-    """full or none, by an argument or by the user; None if neither says it. Raises InputError if they differ."""
+    """Whether the run recomputes activations: "full" or "none", as an argument of the program or the user's setting says; None
+    if neither says so.
+
+    keys: the program's arguments. user: settings that the user adds, such as --set values. where: the script, for errors.
+    Raises InputError if both say so and differ.
+    """
     flags = [key for key in ("gradient_checkpointing", "activation_checkpointing") if key in keys.values]
     if not flags:
         return user.recompute
@@ -92,8 +103,12 @@ def _recomputes(keys: KeyReader, user: UserSettings, where: str) -> str | None:
 def _file(
     command: Command, keys: KeyReader, path: Path, user: UserSettings, given: Mapping[str, tuple[Any, str]]
 ) -> RunConfiguration:
-    """The run configuration of DeepSpeed's file, which the script writes or which is next to it. given: values that the program
-    fills in, as of `deepspeed.reader.of_values`. Raises InputError."""
+    """Read the run configuration of DeepSpeed's JSON file, which either the script writes itself or which lies near it.
+
+    command: the command, which has the files that the script writes. keys: the program's arguments. path: the script. user:
+    settings that the user adds, such as --set values. given: by key of DeepSpeed's file, a value that the program fills in
+    and where it is from. Raises InputError for values that are not read, or that plans cannot have.
+    """
     name = keys.get("deepspeed_config")
     if not isinstance(name, str):
         raise keys.error("deepspeed_config", f"is {shown(name)}", "give the name of DeepSpeed's file, such as ds_config.json")

@@ -26,7 +26,7 @@ READ = {
     "NeMo 1": "nemo",
 }
 COMMAND = "give the command that it runs by --command, or the file that this command reads"
-# Tools that start commands of any tool, and tools for reinforcement learning.
+# Tools that start commands of other tools, and tools for reinforcement learning.
 STARTING = (
     "SkyPilot", "Kubernetes", "Docker Compose", "GitHub Actions", "Ray", "Beaker", "dstack", "MosaicML's platform",
 )  # fmt: skip
@@ -49,8 +49,12 @@ OF_THESE = f"give a file of Megatron-LM, torchtitan or {', '.join(list(READ)[:-1
 
 
 class Mark(NamedTuple):
-    """Keys by which a tool's files are recognised: all keys of `every`, and any key of `some` if there are some. Nested keys
-    are joined by dots; `*.name` is a key at any depth, `@name` the package of a class that the file names."""
+    """The keys by which configuration files of one tool are recognised: a file of the tool has all keys of `every`, and at
+    least one key of `some`, if `some` is not empty.
+
+    Nested keys are joined by dots ("train.seed"); "*.name" is a key at any depth, "@name" the package of a class that the
+    file names.
+    """
 
     tool: str
     every: tuple[str, ...]
@@ -58,7 +62,9 @@ class Mark(NamedTuple):
 
 
 def _mark(tool: str, every: str, some: str = "") -> Mark:
-    """A mark from keys separated by blanks."""
+    """A mark of the tool's files, from texts of keys separated by blanks: _mark("NeMo", "a b", "c") -> Mark("NeMo", ("a",
+    "b"), ("c",)). every: the keys that each file has. some: keys of which a file has at least one.
+    """
     return Mark(tool, tuple(every.split()), tuple(some.split()))
 
 
@@ -128,7 +134,8 @@ MARKS = (
 
 
 def tool_of(data: Mapping[str, Any]) -> str | None:
-    """The tool whose file holds this value; None if none is recognised."""
+    """The name of the tool whose configuration file has this content; None if no tool is recognised. data: the file's keys and
+    values."""
     if len(data) > MOST_KEYS:
         return None
     found = set(_names(data))
@@ -168,8 +175,11 @@ OPTIONS = FSDP_OPTIONS | names(
 
 
 def by_name(path: Path) -> str:
-    """The name of the reader for a file that is neither YAML nor JSON: torchtitan's for TOML, Megatron-LM's for scripts. Raises
-    InputError if, by its name, the file is neither a configuration nor a script."""
+    """The name of the reader for a file `path` that is neither YAML nor JSON, judged by the file's name: "torchtitan" for
+    TOML, otherwise "megatron", whose reader takes scripts of all tools.
+
+    Raises InputError if the name shows that the file is neither a configuration nor a script, such as a notebook.
+    """
     for kinds, fix in ((NAMED, COMMAND), (OTHERS, f"{OF_THESE}, or a log of the run")):
         for name, what in kinds.items():
             if re.fullmatch(name, path.name.lower()):
@@ -178,7 +188,9 @@ def by_name(path: Path) -> str:
 
 
 def reader_of(path: Path, data: Any) -> str:
-    """The name of the reader for a file that holds this value. Raises InputError naming the tool if its files are not read."""
+    """The name of the reader for a YAML or JSON file. path: the file, for errors. data: its content. Raises InputError if no
+    tool is recognised, or, with the tool's name, if the tool's files are not read.
+    """
     if path.parent.name == ".hydra" and path.name in ("overrides.yaml", "hydra.yaml"):
         problem = "is Hydra's, and has what overrides a configuration alone" if "over" in path.name else "is Hydra's own"
         raise InputError(str(path), "", problem, f"give {path.parent / 'config.yaml'}, the run's")
@@ -207,13 +219,16 @@ def reader_of(path: Path, data: Any) -> str:
 
 
 def listed(data: Mapping[str, Any]) -> str:
-    """The first keys of a file, for an error message."""
+    """The first four keys of a file as a text for an error: "model, train, data, seed, ..", or "it is empty"."""
     return ", ".join(list(data)[:4]) + (", .." if len(data) > 4 else "") or "it is empty"
 
 
 def _names(value: Any, prefix: str = "") -> Iterator[str]:
-    """The keys of nested values: joined by dots with the keys around them, alone after a star, and packages of named classes
-    after an @."""
+    """All names that occur in a file's nested values and by which a tool may be recognised: keys with their path
+    ("train.seed"), keys at any depth ("*.seed"), and packages of classes that values name ("@nemo").
+
+    value: the file's content, or a part of it. prefix: the path to that part, with a dot at its end.
+    """
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield f"{prefix}{key}"

@@ -10,7 +10,7 @@ from trainplan.profiling.clusters.sheets import sheet, sheets
 from trainplan.validation.alongside import WITHOUT_FLASH
 
 FLASH = ("attn_implementation", "model_init_kwargs.attn_implementation", "use_flash_attention_2", "flash_attention")
-FLOAT16 = {  # how files say it, by the key that says bfloat16
+FLOAT16 = {  # advice on how to write float16 in a file, by its key for bfloat16
     "--bf16": "--fp16 in its place",
     **dict.fromkeys(("bf16", "bfloat16", "pure_bf16"), "fp16: true in its place"),
     **dict.fromkeys(("bf16.enabled", "bfloat16.enabled"), "fp16.enabled: true in its place"),
@@ -20,8 +20,9 @@ FLOAT16 = {  # how files say it, by the key that says bfloat16
 
 
 def refuse_what_devices_lack(configuration: RunConfiguration, cluster: Cluster) -> None:
-    """Raises InputError if a file requests a dtype of matrix multiplications, or attention kernels, that the devices do not
-    support."""
+    """Raise InputError if a run's file requests a dtype of matrix multiplications, or attention kernels, that the cluster's
+    devices do not support. configuration: the run's values, as read from its file.
+    """
     _refuse_kernels(configuration, cluster)
     dtype = configuration.dtype
     lacking = next((kind for kind in cluster.used_kinds if dtype is not None and dtype not in kind.flops_per_s), None)
@@ -38,8 +39,9 @@ def refuse_what_devices_lack(configuration: RunConfiguration, cluster: Cluster) 
 
 
 def _refuse_kernels(configuration: RunConfiguration, cluster: Cluster) -> None:
-    """Raises InputError if FlashAttention is requested by name on devices before compute capability 8.0, for which it has no
-    kernels."""
+    """Raise InputError if a run's file requests FlashAttention by name on devices below compute capability 8.0, which it does
+    not support. configuration: the run's values, as read from its file.
+    """
     requested = next((value for value in configuration.taken if value.key in FLASH and value.value is not False), None)
     if requested is None or "flash" not in f"{requested.key} {requested.value}".lower():
         return

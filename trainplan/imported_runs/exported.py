@@ -13,34 +13,38 @@ from typing import Any
 
 from trainplan.execution.launch_files.run_configuration import RunConfiguration, TakenValue, UserSettings
 from trainplan.execution.launch_files.shell import Command
-from trainplan.execution.runtimes.accelerate import reader as accelerate_reader
-from trainplan.execution.runtimes.deepspeed import reader as deepspeed_reader
-from trainplan.execution.runtimes.megatron_bridge import reader as megatron_bridge_reader
+from trainplan.execution.runtimes.registry import Reader, runtime_reader
+from trainplan.formulations.runtimes import RUNTIMES
 from trainplan.profiling.base.errors import InputError, shown
 
-READERS = {
-    "bridge.yaml": megatron_bridge_reader.read,
-    "ds_config.json": deepspeed_reader.read,
-    "accelerate.yaml": accelerate_reader.read,
+READERS: dict[str, Reader] = {  # by the file that describes the layout
+    runtime.layout_file: reader
+    for name, runtime in RUNTIMES.items()
+    if runtime.layout_file and (reader := runtime_reader(name)) is not None
 }
-# How the docstrings of these scripts begin.
+# The beginnings of docstrings of exported scripts.
 SCRIPT_START = re.compile(r'"""Train .* as (\S+)(?: and (run\.json))? (?:beside|next to) this file says?\b')
 BY_TORCH = re.compile(r'"""Train .* on \d+ ranks: .*\n\n    torchrun ')
-MOST = 500  # characters that they begin in
+MOST = 500  # characters of a script that are searched for them
 
 
 def of_command(command: Command, where: str, user: UserSettings, folder: Path) -> RunConfiguration | None:
-    """The run configuration of an exported training script; None for other programs. folder: that of the script which starts
-    it. Raises InputError."""
+    """Read the run configuration of a training script that `trainplan export` wrote; None if the command starts any other
+    program.
+
+    command: the program and its arguments, as found in the script that starts it. where: that script, for errors. user:
+    settings that the user adds, such as --set values. folder: the script's folder, from which relative paths are looked up.
+    Raises InputError for incomplete exports, and for exports to torch.
+    """
     script = folder / command.directory / command.program
     if command.tool or script.suffix != ".py" or not script.is_file():
         return None
     with script.open(errors="replace") as text:
-        begins = text.read(MOST)
-    if BY_TORCH.match(begins):
+        beginning = text.read(MOST)
+    if BY_TORCH.match(beginning):
         problem = f"starts {script.name} ({command.where}), an export to torch, which has its layout in its code"
         raise InputError(where, "", problem, "give the plan that it was exported from to `trainplan simulate`")
-    found = SCRIPT_START.match(begins)
+    found = SCRIPT_START.match(beginning)
     if found is None or found[1] not in READERS:
         return None
     layout, run = script.with_name(found[1]), script.with_name("run.json")
@@ -51,9 +55,9 @@ def of_command(command: Command, where: str, user: UserSettings, folder: Path) -
     if not found[2]:
         return replace(READERS[found[1]](layout, user), devices=command.devices)
     try:
-        has: dict[str, Any] = json.loads(run.read_text())
+        run_file: dict[str, Any] = json.loads(run.read_text())
         model, sequence, samples, count, recomputes = (
-            has[name] for name in ("model", "sequence", "micro_batch_samples", "micro_batches", "recompute")
+            run_file[name] for name in ("model", "sequence", "micro_batch_samples", "micro_batches", "recompute")
         )
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(str(run), "", f"is not as it was exported ({shown(str(error))})", "export the plan again") from None

@@ -75,14 +75,18 @@ INSTEAD = {
 
 
 def is_log(text: str) -> bool:
-    """Whether a text is the log of a run: whether it has lines that a tool prints of its configuration or of its steps."""
+    """Whether a text is the log of a training run: whether some line is one that a tool prints about its configuration or its
+    steps."""
     marks = (*CONFIGURATIONS, *STEPS.values(), *BEGUN.values(), *ANY, *(line for _, line, _ in OTHERS))
     return any(next(line_mark.all(text), None) is not None for line_mark in marks)
 
 
 def of_text(text: str, where: str, user: UserSettings) -> RunConfiguration:
-    """The run configuration of the last run in a log, with its measurements. where: the log, for errors. Raises InputError
-    naming what the log leaves open."""
+    """Read the run configuration that a tool printed for the last run in a log, with the run's measurements.
+
+    text: the log's text. where: the log's name, for errors. user: settings that the user adds, such as --set values. Raises
+    InputError that names what the log does not specify.
+    """
     after, begin, steps = last_run(text)
     lines = [""] * text.count("\n", 0, after) + text[after:steps].split("\n")  # under the numbers that they have in the file
     readers: tuple[Callable[[Sequence[str], str, UserSettings], RunConfiguration | None], ...] = (
@@ -110,22 +114,27 @@ def of_text(text: str, where: str, user: UserSettings) -> RunConfiguration:
 
 
 def _other_version(configuration: RunConfiguration, lines: Sequence[str]) -> tuple[str, ...]:
-    """A note if defaults of DeepSpeed were used and the log is of another version of DeepSpeed."""
+    """Notes for people: one if values were taken from the defaults of one version of DeepSpeed although the log is of another
+    version; otherwise none. configuration: the run's values, as read from the log. lines: the log's lines.
+    """
     found = last(VERSION, lines)
-    theirs = deepspeed_reader.DEFAULTS.rpartition(" ")[2]
+    own_version = deepspeed_reader.DEFAULTS.rpartition(" ")[2]
     if (
         found is None
-        or f"{found[1][1]}.".startswith(f"{theirs}.")
+        or f"{found[1][1]}.".startswith(f"{own_version}.")
         or all(t.source != deepspeed_reader.DEFAULTS for t in configuration.taken)
     ):
         return ()
-    what = f"what the log does not say is by the defaults of DeepSpeed {theirs}, and the log is of {found[1][1]}"
+    what = f"what the log does not say is by the defaults of DeepSpeed {own_version}, and the log is of {found[1][1]}"
     return (f"{what}: give the keys whose defaults were others then, in DeepSpeed's file",)
 
 
 def _torchtitan(lines: Sequence[str], where: str, user: UserSettings) -> RunConfiguration | None:
-    """The run configuration of a log in which torchtitan printed that of its job; None if it has none. Raises InputError if it
-    is cut off."""
+    """Read the run configuration that torchtitan printed into a log; None if it printed none.
+
+    lines: the log's lines, numbered as in its file. where: the log's name, for errors. user: settings that the user adds,
+    such as --set values. Raises InputError if the printout is cut off.
+    """
     if (found := last(JOB, lines)) is None:
         return None
     number, match = found

@@ -26,14 +26,14 @@ from trainplan.profiling.shipped import mixture, sized
 
 READ = frozenset(megatron_bridge_reader.ARGUMENTS.values())
 SECTIONS = ("model", "train", "ddp", "optimizer", "mixed_precision", "comm_overlap", "dist", "dataset", "peft")
-STARTS = ("pretrain", "finetune", "train")  # what a configuration is given to, to run it
-# Calls whose objects are known as far as plans have them.
+STARTS = ("pretrain", "finetune", "train")  # functions that run the configuration that they are given
+# Functions outside the file whose results are known as far as they affect plans.
 FOLLOWED = ("to_megatron_provider", "distributed_fused_adam_with_cosine_annealing", "replace")
-CHOICES = ("config",)  # of `--set`, which are no variables of the file
+CHOICES = ("config",)  # names for `--set` that are not variables of the file
 WHAT = "a recipe of Megatron-Bridge, or torchtitan's config_registry.py"
 TRAINER = "give its arguments as YAML, its command by --command, or the file of DeepSpeed or Accelerate with --model"
 LOG = "give the log of the run"
-# Packages that other tools' files import, the most particular first: whose files these are, and what to give in place of them.
+# Packages that other tools' files import, the most specific first: the tool, and advice on what to give instead.
 PACKAGES = {
     "nemo": ("NeMo", "give the log of the run, or Megatron-LM's arguments: NeMo's recipes are not read"),
     "nemo_run": ("NeMo", "give the log of the run, or Megatron-LM's arguments: NeMo's recipes are not read"),
@@ -67,20 +67,26 @@ PACKAGES = {
     "accelerate": ("Accelerate", "give the file that `accelerate launch` reads, with --model"),
     "deepspeed": ("DeepSpeed", "give its JSON file, with --model"),
 }
-# What InternEvo's and Colossal-AI's files set, which import nothing.
+# Variables of InternEvo's and Colossal-AI's files, which import nothing.
 PLAIN = {"parallel": "InternEvo or Colossal-AI", "SEQ_LEN": "InternEvo"}
 
 
 class Recipes(Program):
-    """A Python file in which calls of known recipes make objects with the recipes' values."""
+    """A Python file of training, evaluated without being run. Calls of Megatron-Bridge's recipes (functions that return a
+    model's usual configuration) become objects with the recipes' values.
+    """
 
     def usual(self, name: str) -> Mapping[str, Any]:
-        """See `Expressions.usual`."""
+        """The values that a recipe of Megatron-Bridge sets, by section and field, such as {"train": {"micro_batch_size": 1}};
+        empty if no such recipe is known. name: the recipe's name.
+        """
         return megatron_bridge_recipes.usual(name)
 
 
 def read(path: Path, user: UserSettings) -> RunConfiguration:
-    """The run configuration that a Python file makes. Raises InputError naming what it leaves open."""
+    """Read the run configuration that a Python file builds, in the form of the training tool that it imports. path: the file.
+    user: settings that the user adds, such as --set values. Raises InputError that names what the file does not specify.
+    """
     program = Recipes(path, {name: text for name, text in user.variables.items() if "." not in name and name not in CHOICES})
     _refuse_unused(program, user)
     modules = set(_modules(program.tree))
@@ -103,8 +109,11 @@ def read(path: Path, user: UserSettings) -> RunConfiguration:
 
 
 def _refuse_unused(program: Program, user: UserSettings) -> None:
-    """Raises InputError for a variable that the user sets and that the file does not contain, neither as a name nor as a text
-    (as environment variables and options are)."""
+    """Raise InputError for a variable that the user sets although the file uses it neither as a name nor in a text (as
+    environment variables and options are used).
+
+    program: the file, evaluated without being run. user: the user's settings, among them the variables.
+    """
     names = set[str]()
     for node in ast.walk(program.tree):
         if isinstance(node, ast.Name | ast.arg):
@@ -119,7 +128,9 @@ def _refuse_unused(program: Program, user: UserSettings) -> None:
 
 
 def _modules(tree: ast.Module) -> Iterator[str]:
-    """The names of the modules that a file imports."""
+    """The dotted names of the modules that a Python file imports, and of the names that it imports from them: "from a import
+    b" -> "a", "a.b". tree: the file's syntax tree.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -129,9 +140,18 @@ def _modules(tree: ast.Module) -> Iterator[str]:
 
 
 def chosen(program: Program, user: UserSettings, is_one: Callable[[Any], bool], what: str) -> ConstructedObject:
-    """The configuration of a file that is run: the one that is given to a function which starts a run, or else the only one
-    that the file makes or one of its functions returns, as `--set config=NAME` selects. is_one: whether an object is a
-    configuration. what: such a configuration in words, for errors. Raises InputError."""
+    """The configuration that a Python file runs: the one given to a function that starts a run, otherwise the only one that the
+    file or one of its functions makes, or the one that `--set config=NAME` selects.
+
+    Args:
+        program: the file, evaluated.
+        user: settings that the user adds, such as --set values.
+        is_one: returns whether an object is a configuration.
+        what: an example of such a configuration, for errors.
+
+    Raises:
+        InputError: if there is none, or several.
+    """
     name = user.variables.get("config")
     if name is None:
         started = [call for call in program.objects if call.name.rpartition(".")[2] in STARTS]
@@ -175,7 +195,11 @@ def chosen(program: Program, user: UserSettings, is_one: Callable[[Any], bool], 
 
 
 def refuse_changes(result: ConstructedObject, where: str, fix: str = "or a file where all is written out") -> None:
-    """Raises InputError if an object is given to a call that may change it. fix: the last part of the advice."""
+    """Raise InputError if a Python file passes a configuration to a call that may change it, since such calls are not
+    evaluated.
+
+    result: the configuration object. where: the file, for errors. fix: the end of the error's advice.
+    """
     change = next(result.changes(), None)
     if change is not None:
         problem = f"changes the configuration by {change.text}, which is not followed"
@@ -183,7 +207,7 @@ def refuse_changes(result: ConstructedObject, where: str, fix: str = "or a file 
 
 
 def _is_bridge(value: Any) -> bool:
-    """Whether an object is a ConfigContainer or a recipe of Megatron-Bridge."""
+    """Whether an object of a Python file is a ConfigContainer or a recipe of Megatron-Bridge."""
     last = value.name.rpartition(".")[2] if isinstance(value, ConstructedObject) else ""
     known = (
         last.endswith((megatron_bridge_recipes.END, *megatron_bridge_recipes.OTHERS))
@@ -197,7 +221,10 @@ def _is_bridge(value: Any) -> bool:
 
 
 def _bridge(program: Program, user: UserSettings) -> RunConfiguration:
-    """The run configuration of a ConfigContainer, or of a recipe with the values assigned to it. Raises InputError."""
+    """Read the run configuration that a Python file for Megatron-Bridge builds: from a ConfigContainer, or from a recipe and
+    the values assigned to its result. program: the file, evaluated without being run. user: settings that the user adds,
+    such as --set values. Raises InputError for values that are not read, or that plans cannot have.
+    """
     config = chosen(program, user, _is_bridge, "llama3_8b_pretrain_config()")
     refuse_changes(config, program.where, "a file where all is written out, or a YAML file of overrides with --set recipe=NAME")
     where, last = program.where, config.name.rpartition(".")[2]
@@ -209,6 +236,36 @@ def _bridge(program: Program, user: UserSettings) -> RunConfiguration:
         if last == megatron_bridge_recipes.COMMON
         else megatron_bridge_recipes.known(last, f"{where}:{config.line}")
     )
+    values, sources = _assigned(config, where, user)
+    values, sources = _with_precision(config, values, sources, where)
+    optimizer = config.fields.get("optimizer")
+    if isinstance(optimizer, ConstructedObject) and "fused_adam" in optimizer.name:
+        values = {**megatron_bridge_recipes.STEPPED, **values}
+    values = {key: value for key, value in values.items() if key.partition(".")[0] in SECTIONS}
+    model = _hub_model(config, where, user)
+    _refuse_open_precision(config, values, where, user, of_checkpoint=whole and model is not None)
+    if model is not None:
+        sources["model.num_layers"] = f"{where}:{config.lines.get('model', config.line)}"
+        if "model.seq_length" not in values:  # which its bridge fills in
+            values["model.seq_length"] = load_model(model).sequence_tokens
+            sources["model.seq_length"] = f"max_position_embeddings of {model}"
+    with_model = user if model is None or user.model is not None else replace(user, model=model)
+    replaced = [
+        name
+        for name, value in config.fields.items()
+        if value is None or (isinstance(value, ConstructedObject) and not value.implied)
+    ]
+    result = megatron_bridge_reader.of_fields(values, where, with_model, sources, recipe, replaced)
+    return result if model is None else replace(result, model=result.model or model)
+
+
+def _assigned(config: ConstructedObject, where: str, user: UserSettings) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values that a configuration of Megatron-Bridge assigns to fields of its sections, as {"section.field": value}, and
+    the file's line of each, as {"section.field": "file:line"}.
+
+    config: the configuration object. where: the file, for errors. user: settings that the user adds, such as --set values.
+    Raises InputError for values that affect the plan and are not known.
+    """
     values, sources = dict[str, Any](), dict[str, str]()
     for key, value, line in config.flattened():
         first, dot, rest = key.partition(".")
@@ -229,6 +286,18 @@ def _bridge(program: Program, user: UserSettings) -> RunConfiguration:
             raise InputError(f"{where}:{line}", key, f"is {shown(value)}, and no argument that is read", "assign it by section")
         if field.count(".") == 0 and field not in ("of", "load_weights"):
             values[key], sources[key] = str(value) if isinstance(value, Symbol) else value, f"{where}:{line}"
+    return values, sources
+
+
+def _with_precision(
+    config: ConstructedObject, values: dict[str, Any], sources: dict[str, str], where: str
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Replace a configuration's mixed precision, given by name or as an object, by the fields that it sets. Returns values and
+    sources: {"mixed_precision": "bf16_mixed"} -> {"mixed_precision.bf16": True}.
+
+    config: the configuration object. values: its values by "section.field". sources: the file's line of each value. where:
+    the file, for errors.
+    """
     precision = config.fields.get("mixed_precision", config.fields.get("precision_config"))
     if isinstance(precision, ConstructedObject) and not precision.implied:
         shape = precision.fields.get("0")
@@ -239,33 +308,29 @@ def _bridge(program: Program, user: UserSettings) -> RunConfiguration:
         fields = megatron_bridge_reader.precision_fields(values["mixed_precision"], where)
         values, sources = {**fields, **values}, {**dict.fromkeys(fields, sources["mixed_precision"]), **sources}
     values.pop("mixed_precision", None)
-    optimizer = config.fields.get("optimizer")
-    if isinstance(optimizer, ConstructedObject) and "fused_adam" in optimizer.name:
-        values = {**megatron_bridge_recipes.STEPPED, **values}
-    values = {key: value for key, value in values.items() if key.partition(".")[0] in SECTIONS}
-    model = _hub_model(config, where, user)
+    return values, sources
+
+
+def _refuse_open_precision(
+    config: ConstructedObject, values: Mapping[str, Any], where: str, user: UserSettings, of_checkpoint: bool
+) -> None:
+    """Raise InputError if a configuration of Megatron-Bridge does not specify the precision that it trains in.
+
+    config: the configuration object. values: its values by "section.field". where: the file, for errors. user: settings
+    that the user adds, such as --set values. of_checkpoint: whether the model is read from a checkpoint and not made by a
+    recipe, so that the checkpoint's dtype would be used.
+    """
     widths = [f"{section}.{name}" for section in ("mixed_precision", "model") for name in ("bf16", "fp16")]
-    left = config.fields.get("mixed_precision", "" if whole and model is not None else "of the recipe") in (None, "")
-    if left and not any(values.get(key) or key in user.variables for key in widths):
+    is_open = config.fields.get("mixed_precision", "" if of_checkpoint else "of the recipe") in (None, "")
+    if is_open and not any(values.get(key) or key in user.variables for key in widths):
         fix = "give it, such as bf16_mixed, or --set mixed_precision.bf16=true: without it the checkpoint's own dtype is taken"
         raise InputError(f"{where}:{config.line}", "mixed_precision", "is missing", fix)
-    if model is not None:
-        sources["model.num_layers"] = f"{where}:{config.lines.get('model', config.line)}"
-        if "model.seq_length" not in values:  # which its bridge fills in
-            values["model.seq_length"] = load_model(model).sequence_tokens
-            sources["model.seq_length"] = f"max_position_embeddings of {model}"
-    with_model = user if model is None or user.model is not None else replace(user, model=model)
-    replaced = [
-        name
-        for name, value in config.fields.items()
-        if value is None or (isinstance(value, ConstructedObject) and not value.implied)
-    ]
-    result = megatron_bridge_reader.of_fields(values, where, with_model, sources, recipe, replaced)
-    return result if model is None else replace(result, model=result.model or model)
 
 
 def _refuse_calls(value: ConstructedObject, key: str, where: str) -> None:
-    """Raises InputError if a section is the result of a function outside the file. key: the section."""
+    """Raise InputError if a section of a configuration is the result of a function call that is not evaluated. value: the
+    section's object. key: the section's name. where: the file and line, for errors.
+    """
     last = value.name.rpartition(".")[2]
     plain = last.partition("[")[0]
     precision = key == "mixed_precision" and ("mixed" in plain or plain == "get_mixed_precision_config")
@@ -274,8 +339,11 @@ def _refuse_calls(value: ConstructedObject, key: str, where: str) -> None:
 
 
 def _hub_model(config: ConstructedObject, where: str, user: UserSettings) -> str | None:
-    """The model that a file names by its name on the Hugging Face hub; None if it names none. Raises InputError if its sizes
-    are not known."""
+    """The name of the known model that a configuration names by its name on the Hugging Face hub; None if it names none.
+
+    config: the configuration object. where: the file, for errors. user: settings that the user adds, such as --set values.
+    Raises InputError if the sizes of the named model are not known.
+    """
     model = config.fields.get("model")
     if not isinstance(model, ConstructedObject) or model.implied:
         return None

@@ -1,8 +1,8 @@
-"""Reads the configuration of a run from its file, and makes it a plan for the runtime that runs it."""
+"""Reads the configuration of a run from its file, and turns it into a plan for the runtime that runs it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -13,39 +13,30 @@ from trainplan.execution.launch_files.logs.text import text_of_log
 from trainplan.execution.launch_files.run_configuration import SET, RecomputedLayers, RunConfiguration, TakenValue, UserSettings
 from trainplan.execution.launch_files.settings import ACCELERATE
 from trainplan.execution.launch_files.shell import command_of_text
-from trainplan.execution.runtimes.accelerate import reader as accelerate_reader
 from trainplan.execution.runtimes.axolotl import reader as axolotl_reader
-from trainplan.execution.runtimes.deepspeed import reader as deepspeed_reader
 from trainplan.execution.runtimes.export_common import ENDS
 from trainplan.execution.runtimes.llama_factory import reader as llama_factory_reader
-from trainplan.execution.runtimes.megatron_bridge import reader as megatron_bridge_reader
 from trainplan.execution.runtimes.nemo import reader as nemo_reader
-from trainplan.execution.runtimes.torchtitan import reader as torchtitan_reader
+from trainplan.execution.runtimes.registry import Reader, runtime_reader
 from trainplan.execution.runtimes.transformers import reader as transformers_reader
 from trainplan.formulations.joint.options import streams_refusal
 from trainplan.formulations.plan.plan import Batch, Plan, RunBy, Stage
 from trainplan.formulations.plan.request import MOST_SAMPLES, Request
 from trainplan.formulations.plan.strategy import Strategy
 from trainplan.formulations.plan.unit import Order, PlannedUnit, planned_unit
+from trainplan.formulations.runtimes import FOLDERS
+from trainplan.formulations.runtimes import RUNTIMES as CAPABILITIES
 from trainplan.imported_runs import commands, logs, python_files, wandb
 from trainplan.imported_runs.detect import READ, by_name, reader_of
-from trainplan.imported_runs.device_support import refuse_what_devices_lack
-from trainplan.imported_runs.long_samples import model_on_samples
-from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of
-from trainplan.profiling.clusters.cluster import Cluster
-from trainplan.profiling.models.model import Model, load_model, model_from_config
+from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.models.sublayers import modules_of
-from trainplan.profiling.shipped import mixture
 
 DOCUMENTS = (".json", ".yaml", ".yml")
-SCRIPTS = (".toml", ".py", ".sh", ".bash", ".sbatch", ".slurm")  # which may show logs, and are none
-READERS = {
-    "megatron": commands.read,
-    "megatron-bridge": megatron_bridge_reader.read,
-    "torchtitan": torchtitan_reader.read,
-    "deepspeed": deepspeed_reader.read,
-    "accelerate": accelerate_reader.read,
+SCRIPTS = (".toml", ".py", ".sh", ".bash", ".sbatch", ".slurm")  # files that may quote logs, but are not logs
+READERS: dict[str, Reader] = {
+    "megatron": commands.read,  # of scripts, which may start other tools
+    **{name: reader for name in FOLDERS if name != "megatron" and (reader := runtime_reader(name)) is not None},
     "axolotl": axolotl_reader.read,
     "llama-factory": llama_factory_reader.read,
     "transformers": transformers_reader.read,
@@ -53,31 +44,24 @@ READERS = {
 }
 RUNTIMES = tuple(READERS)
 NOTHING = UserSettings()
-SIZES = {  # by their names in configurations of models
-    "layers": ("num_hidden_layers", "n_layer"),
-    "hidden units": ("hidden_size", "n_embd"),
-    "heads": ("num_attention_heads", "n_head"),
-    "groups of queries": ("num_key_value_heads",),
-    "inner units": ("intermediate_size", "n_inner"),
-    "entries of the vocabulary": ("vocab_size",),
-}
-PADDED = 0.02  # of a vocabulary, at most, which tools add so that ranks can share it
 LOSSES, ATTENTIONS = ("full", "chunked", "fused"), ("eager", "flash")
-FUSED_LOSS, LIGER = "cross-entropy fusion", "Liger"  # as notes of rows say it
-LIGER_KEYS = ("use_liger_kernel", "use_liger", "enable_liger_kernel")  # of all its kernels
-VOCABULARIES = {  # keys that say its size, of tools whose files describe the model; NeMo's have none
-    "megatron": "--vocab-size, or --padded-vocab-size with what is added to it,",
-    "megatron-bridge": "model.vocab_size, with what is added to it,",
-}
-ONE = ("deepspeed", "accelerate")  # where micro-batches are one unless the file says more
+FUSED_LOSS, LIGER = "cross-entropy fusion", "Liger"  # words of notes of measured runs
+LIGER_KEYS = ("use_liger_kernel", "use_liger", "enable_liger_kernel")  # keys that turn all of its kernels on
+# Runtimes with one micro-batch a step unless the file has more.
+ONE = tuple(name for name, runtime in CAPABILITIES.items() if runtime.one_micro_batch)
 
 
 def read(path: Path, runtime: str | None = None, user: UserSettings = NOTHING) -> RunConfiguration:
-    """The run configuration of a file.
+    """Read the run configuration of a file.
 
-    runtime: the tool that the file belongs to; by default torchtitan for .toml, for .json and .yaml the tool whose keys the
-    file has, for .py the tool that it imports, and otherwise Megatron-LM. user: settings in addition to the file. Raises
-    InputError.
+    Args:
+        path: the file: a log, a script, or a configuration.
+        runtime: the tool that the file belongs to. By default it is torchtitan for .toml; for .json and .yaml the tool
+            whose keys the file has; for .py the tool that it imports; otherwise Megatron-LM.
+        user: settings that the user adds, such as --set values.
+
+    Raises:
+        InputError: for files that are not read, and for values that plans cannot have.
     """
     if runtime is not None and runtime not in RUNTIMES:
         raise InputError(COMMAND_LINE, "--runtime", f"is {runtime!r}", one_of(runtime, RUNTIMES))
@@ -109,16 +93,23 @@ def read(path: Path, runtime: str | None = None, user: UserSettings = NOTHING) -
 
 
 def read_text(text: str, where: str, user: UserSettings = NOTHING) -> RunConfiguration:
-    """The run configuration of a log, a script or a command line that is not in a file. where: its name, for errors. Raises
-    InputError."""
+    """Read the run configuration of a text that is not in a file: a log, a script or a command line.
+
+    where: the text's name, for errors. user: settings that the user adds, such as --set values. Raises InputError for texts
+    that are not read, and for values that plans cannot have.
+    """
     if logs.is_log(text):
         return _of_log(text, where, user)
     return commands.of_command(command_of_text(text, user.variables, where, Path(".")), where, user, Path("."))
 
 
 def _of_log(text: str, where: str, user: UserSettings) -> RunConfiguration:
-    """The run configuration of a log. Nothing of it can be set, except for Accelerate's file if a trainer's log leaves open how
-    it was launched. Raises InputError."""
+    """Read the run configuration of a log. A log shows what ran, so the user can set nothing, except Accelerate's
+    configuration file if the log of a trainer does not show how it was launched.
+
+    text: the log's text. where: its name, for errors. user: settings that the user adds, such as --set values. Raises
+    InputError for values that are not read, or that plans cannot have.
+    """
     _refuse_settings(where, user, (ACCELERATE,))
     run = logs.of_text(text, where, user)
     _refuse_settings(where, user, (ACCELERATE,) if run.tool == "transformers" else ())
@@ -126,15 +117,19 @@ def _of_log(text: str, where: str, user: UserSettings) -> RunConfiguration:
 
 
 def _refuse_settings(where: str, user: UserSettings, but: Collection[str]) -> None:
-    """Raises InputError if the user sets a value of a run that has already happened. but: names that may be set."""
+    """Raise InputError if the user sets a value for a log, since the run has already used its own. where: the log's name, for
+    errors. user: settings that the user adds, such as --set values. but: names that may be set nevertheless.
+    """
     if (name := next((name for name in user.variables if name not in but), None)) is not None:
         fix = "leave it out, or give what starts the run: a log says what ran"
         raise InputError(COMMAND_LINE, SET, f"is {name}, and {where} is the log of a run", fix)
 
 
 def with_options(configuration: RunConfiguration, batch: int | None, micro_batch: int | None) -> RunConfiguration:
-    """The configuration with values of --batch and --micro-batch for what it leaves open. Raises InputError if both have a
-    value and they differ."""
+    """The run configuration in which the user's options fill in what the file does not specify: `batch` (--batch, samples per
+    step) and `micro_batch` (--micro-batch, samples per micro-batch). configuration: the run's values, as read from its
+    file. Raises InputError if the file specifies another value.
+    """
     changes: dict[str, Any] = {}
     for name, option, value in (("samples", "--batch", batch), ("micro_samples", "--micro-batch", micro_batch)):
         written = getattr(configuration, name)
@@ -149,8 +144,18 @@ def with_options(configuration: RunConfiguration, batch: int | None, micro_batch
 def with_kernels(
     configuration: RunConfiguration, loss: str | None, attention: str | None, model: str | None
 ) -> RunConfiguration:
-    """The configuration with the kernels of loss and attention: as the options say, or else the file, or else, for attention,
-    the configuration of the model. model: the name of the model, if given. Raises InputError if option and file differ."""
+    """The run configuration with the kernels of loss and attention filled in: by the user's options, otherwise by the file,
+    and otherwise, for attention, by the model's configuration.
+
+    Args:
+        configuration: the run's values, as read from its file.
+        loss: the option's value, one of LOSSES; None if it is not given.
+        attention: the option's value, one of ATTENTIONS; None if it is not given.
+        model: the name of the model, if given.
+
+    Raises:
+        InputError: if option and file differ.
+    """
     buffers, taken = configuration.buffers, list(configuration.taken)
     for name, value, choices in (("loss", loss, LOSSES), ("attention", attention, ATTENTIONS)):
         if value is None:
@@ -171,90 +176,21 @@ def with_kernels(
 
 
 def _kernels(configuration: RunConfiguration) -> str:
-    """Words on the optimizer, the fused loss and Liger's kernels, for tables of measured runs."""
+    """A text for the prediction of the run's runtime, made of words joined by blanks: the run's overlap settings, its fused
+    loss and Liger's kernels. Rows of measured runs have the same words. configuration: the run's values, as read from its
+    file.
+    """
     taken = {value.key: value for value in configuration.taken}
     words = [LIGER] * any(str(taken[key].value).lower() == "true" for key in LIGER_KEYS if key in taken)
     words += [FUSED_LOSS] * (configuration.buffers.loss == "fused" and configuration.runtime.startswith("megatron"))
     return " ".join([configuration.flags, *words]).strip()
 
 
-def model_of(
-    configuration: RunConfiguration, name: str | None, sequence: int | None, dtype: str | None, cluster: Cluster | None = None
-) -> Model:
-    """The model of a run: the named one or else the file's, in a dtype that the devices of `cluster` support, if given. Raises
-    InputError."""
-    tokens = configuration.sequence
-    if sequence is not None and tokens not in (None, sequence):
-        whose = f", of {configuration.tool}," if configuration.tool else ""
-        problem = f"is {sequence}, and {configuration.where}{whose} has {tokens}"
-        raise InputError(COMMAND_LINE, "--sequence", problem, "leave it out, or change the file")
-    tokens = tokens or sequence
-    if tokens is None:
-        name = configuration.undecided.get("sequence")
-        problem = "does not say it" if name is None else f"leaves it to {name}"
-        raise InputError(COMMAND_LINE, "--sequence", "is missing", f"give it: {configuration.where} {problem}")
-    if cluster is not None:
-        refuse_what_devices_lack(configuration, cluster)
-    if configuration.dtype is not None and dtype is not None and parse_dtype(dtype) != parse_dtype(configuration.dtype):
-        problem = f"is {dtype}, and the file has {configuration.dtype}"
-        raise InputError(COMMAND_LINE, "--dtype", problem, "leave it out, or change the file")
-    dtype = configuration.dtype or dtype
-    fields, shipped_name = configuration.config, name or configuration.model
-    named = configuration.model
-    if named is not None and not Path(named).exists() and (what := mixture(named)) is not None:
-        raise configuration.error("model", f"is {named!r}: {what} is not planned yet", "give a dense model")
-    if shipped_name is not None:
-        half = "bfloat16" if cluster is None else cluster.training_dtype
-        model = model_on_samples(configuration, tokens, lambda length: load_model(shipped_name, length, dtype, half)).fused()
-        _agreed(configuration, model)
-        return model
-    if fields is None:
-        fix = f"give it, such as llama3-8b or its config.json: {configuration.where} does not describe the model"
-        raise InputError(COMMAND_LINE, "--model", "is missing", fix)
-    if "vocab_size" not in fields:
-        keys = VOCABULARIES.get(configuration.tool or configuration.runtime, "")
-        fix = "give it, a name or a config.json of the same sizes" + f", or {keys} in the file" * bool(keys)
-        problem = f"is missing, and {configuration.where} leaves the size of the vocabulary to its tokenizer"
-        raise InputError(COMMAND_LINE, "--model", problem, fix)
-    size, multiple = int(fields["vocab_size"]), configuration.vocabulary_multiple
-    multiple = 1 if multiple == configuration.tp else multiple  # shares that differ by a row take what padding to tp does
-    fields = {**fields, "vocab_size": -(-size // multiple) * multiple}
-    name = f"{fields['model_type']}-{configuration.where.rsplit('/', 1)[-1]}"
-
-    def load(length: int | None) -> Model:
-        return model_from_config(fields, configuration.where, length, dtype or "float32", name)
-
-    return (model_on_samples(configuration, tokens, load) if configuration.runtime == "torchtitan" else load(tokens)).fused()
-
-
-def with_model(configuration: RunConfiguration, model: Model) -> RunConfiguration:
-    """The configuration with those buffer sizes filled in that depend on the model's hidden size."""
-    sizes = configuration.buffers.by_hidden
-    buffers = configuration.buffers.for_hidden(model.units[-1].sublayer.hidden)
-    source = "by the model's hidden size, as transformers' Trainer and Accelerate fill in 'auto'"
-    taken = tuple(TakenValue(f"buffers.{name}", getattr(buffers, name), source) for name, _ in sizes)
-    return replace(configuration, buffers=buffers, taken=(*configuration.taken, *taken))
-
-
-def _agreed(configuration: RunConfiguration, model: Model) -> None:
-    """Raises InputError if the file describes a model with other sizes than the named one."""
-    fields: Mapping[str, Any] = configuration.config or {}
-    if configuration.config is None and configuration.model is not None:
-        try:
-            fields = load_model(configuration.model, 128).config
-        except InputError:  # a name that is not shipped, whose sizes nobody knows
-            return
-    for what, names in SIZES.items():
-        written, named = (next((sizes[name] for name in names if sizes.get(name)), None) for sizes in (fields, model.config))
-        near = "vocab_size" in names and written and named and abs(written - named) <= PADDED * max(written, named)
-        if None not in (written, named) and written != named and not near:
-            problem = f"has {written} {what}, and {model.name} has {named}"
-            raise configuration.error("model", problem, "give the model that runs, or leave --model out")
-
-
 def with_recipe(configuration: RunConfiguration, request: Request) -> RunConfiguration:
-    """The configuration with its low-precision recipe, if the cost model `streams` can price it on the devices of a request;
-    otherwise without it and with a note. Raises InputError if the devices do not support the recipe."""
+    """The run configuration with its low-precision recipe, if the cost model `streams` has costs for it on the requested
+    devices; otherwise without it, and with a note. configuration: the run's values, as read from its file. request: the
+    requested devices, model and options. Raises InputError if the devices do not support the recipe.
+    """
     name, options = configuration.recipe, {"sliced": 0, "host": ",".join(configuration.host) or "none"}
     if name is None or request.cluster is None or request.model is None:
         return configuration
@@ -269,15 +205,12 @@ def with_recipe(configuration: RunConfiguration, request: Request) -> RunConfigu
 
 
 def plan_of(configuration: RunConfiguration, model: Model, request: Request) -> Plan:
-    """The plan that a configuration runs on the devices of a request. Raises InputError naming the key that does not fit."""
+    """The plan that a run configuration runs on the devices of a request, without a prediction. configuration: the run's
+    values, as read from its file. request: the requested devices, model and options. Raises InputError naming the key that
+    does not fit.
+    """
+    _refuse_other_devices(configuration, request)
     devices, tp, cp, pp = request.origin.devices, configuration.tp, configuration.cp, configuration.pp
-    if configuration.devices not in (None, devices):
-        problem = f"has {devices} devices, and the file starts {configuration.devices}"
-        raise InputError(COMMAND_LINE, "--cluster", problem, f"give one of {configuration.devices}")
-    nodes = None if request.cluster is None else sum(node.count for node in request.cluster.nodes)
-    if None not in (nodes, configuration.nodes) and nodes != configuration.nodes:
-        problem = f"has {nodes} node{'s' * (nodes != 1)}, and the file starts {configuration.nodes}"
-        raise InputError(COMMAND_LINE, "--cluster", problem, f"give one of {configuration.nodes}")
     if devices > 1 and (fix := configuration.undecided.get("zero")) is not None:
         raise InputError(configuration.where, "", "does not say whether devices share states", fix)
     if devices % (tp * cp * pp):
@@ -299,10 +232,10 @@ def plan_of(configuration: RunConfiguration, model: Model, request: Request) -> 
         raise configuration.error("samples", problem, fix)
     cuts = _cuts(configuration, model)
     units, size = len(model.units), devices // pp
-    begins = [0, *cuts, units]
+    first_units = [0, *cuts, units]
     stages = [
         Stage(ranks=list(range(x % pp * size, (x % pp + 1) * size)), first_unit=begin, last_unit=end - 1)
-        for x, (begin, end) in enumerate(pairwise(begins))
+        for x, (begin, end) in enumerate(pairwise(first_units))
     ]
     fields: dict[str, Any] = {}
     if configuration.host:
@@ -315,8 +248,8 @@ def plan_of(configuration: RunConfiguration, model: Model, request: Request) -> 
         batch=Batch(global_samples=samples, micro_batches=micro_batches),
         schedule=configuration.schedule if len(stages) > 1 else "1f1b",
         stages=stages,
-        units=_units(configuration, model, strategy, begins),
-        precision=configuration.precision.of(model),
+        units=_units(configuration, model, strategy, first_units),
+        precision=configuration.precision.for_model(model),
         optimizer=configuration.optimizer,
         runs_by=RunBy(
             name=configuration.runtime,
@@ -330,9 +263,27 @@ def plan_of(configuration: RunConfiguration, model: Model, request: Request) -> 
     )
 
 
+def _refuse_other_devices(configuration: RunConfiguration, request: Request) -> None:
+    """Raise InputError if a run is launched on another number of devices or nodes than the request has. configuration: the
+    run's values, as read from its file. request: the requested devices, model and options.
+    """
+    devices = request.origin.devices
+    if configuration.devices not in (None, devices):
+        problem = f"has {devices} devices, and the file starts {configuration.devices}"
+        raise InputError(COMMAND_LINE, "--cluster", problem, f"give one of {configuration.devices}")
+    nodes = None if request.cluster is None else sum(node.count for node in request.cluster.nodes)
+    if None not in (nodes, configuration.nodes) and nodes != configuration.nodes:
+        problem = f"has {nodes} node{'s' * (nodes != 1)}, and the file starts {configuration.nodes}"
+        raise InputError(COMMAND_LINE, "--cluster", problem, f"give one of {configuration.nodes}")
+
+
 def _strategy(configuration: RunConfiguration, data: int) -> Strategy:
-    """The layout of all units without recomputation: copies of states outermost, then shards, context and tensor parallelism.
-    data: number of data-parallel ranks. Raises InputError if the degrees do not fit."""
+    """The parallel layout that all units (sub-layers) of a run have, as a strategy without recomputation: copies of model
+    states outermost, then shards, context parallelism and tensor parallelism.
+
+    data: the number of data-parallel ranks. configuration: the run's values, as read from its file. Raises InputError if
+    the degrees do not fit.
+    """
     copies, shard, zero = configuration.copies, configuration.shard, configuration.zero
     if zero == 0:
         copies, shard = data, 1
@@ -355,7 +306,10 @@ def _strategy(configuration: RunConfiguration, data: int) -> Strategy:
 
 
 def _sharing(configuration: RunConfiguration, copies: int) -> str:
-    """Advice for runs in which only context-parallel ranks share states. copies: number of copies of states."""
+    """Advice, as a text for an error, for a run in which only context-parallel ranks shard model states, which plans cannot
+    have. copies: the number of copies of the states over data-parallel ranks. configuration: the run's values, as read from
+    its file.
+    """
     why = "plans share no states among context-parallel ranks alone"
     if copies == 1:
         return f"leave the sharing out, or give more devices: {why}"
@@ -365,8 +319,9 @@ def _sharing(configuration: RunConfiguration, copies: int) -> str:
 
 
 def _unequal(configuration: RunConfiguration, copies: int, shard: int, data: int) -> InputError:
-    """The error for numbers of copies and of sharing ranks whose product differs from the number of data-parallel ranks
-    (`data`)."""
+    """The error for a run whose number of copies of model states (`copies`) times the number of ranks that shard one copy
+    (`shard`) is not its number of data-parallel ranks (`data`). configuration: the run's values, as read from its file.
+    """
     name = "shard" if configuration.shard is not None else "copies"
     if configuration.shard is None or configuration.copies is None:
         fix = f"give a divisor of the {data} data-parallel ranks"
@@ -378,7 +333,10 @@ def _unequal(configuration: RunConfiguration, copies: int, shard: int, data: int
 
 
 def _batch(configuration: RunConfiguration, data: int) -> tuple[int, int]:
-    """Samples of a step, and micro-batches of a step. data: number of data-parallel ranks. Raises InputError."""
+    """The number of samples per step and the number of micro-batches, from what the run's file specifies of samples,
+    micro-batch and gradient accumulation. data: the number of data-parallel ranks. configuration: the run's values, as read
+    from its file. Raises InputError if it does not specify enough, or if the numbers do not divide.
+    """
     samples, micro, count = configuration.samples, configuration.micro_samples, configuration.accumulation
     if micro is None and None in (samples, count) and (name := configuration.undecided.get("micro_samples")) is not None:
         raise InputError(COMMAND_LINE, "--micro-batch", "is missing", f"give it: {configuration.where} leaves it to {name}")
@@ -404,7 +362,9 @@ def _batch(configuration: RunConfiguration, data: int) -> tuple[int, int]:
 
 
 def _cuts(configuration: RunConfiguration, model: Model) -> tuple[int, ...]:
-    """The first unit of each stage but the first. Raises InputError if there are too many stages."""
+    """For each stage of the run's pipeline but the first, the index of its first unit (sub-layer). configuration: the run's
+    values, as read from its file. Raises InputError if there are too many stages.
+    """
     if configuration.cuts is not None:
         if configuration.cuts and configuration.cuts[-1] >= len(model.units):
             raise configuration.error(
@@ -412,8 +372,8 @@ def _cuts(configuration: RunConfiguration, model: Model) -> tuple[int, ...]:
             )
         return configuration.cuts
     count, (first, last) = configuration.pp * configuration.chunks, configuration.layers_apart
-    whole, more = divmod(model.layers + first + last, count)
-    layers = [whole + (x < more) for x in range(count)]
+    least, longer = divmod(model.layers + first + last, count)
+    layers = [least + (x < longer) for x in range(count)]
     layers[0] -= first
     layers[-1] -= last
     if min(layers) < 0 or any(size == 0 for size in layers[1:-1]):
@@ -424,10 +384,15 @@ def _cuts(configuration: RunConfiguration, model: Model) -> tuple[int, ...]:
     return tuple(accumulate(counts[:-1]))
 
 
-def _units(configuration: RunConfiguration, model: Model, strategy: Strategy, begins: list[int]) -> list[PlannedUnit]:
-    """The plan's units, with what each recomputes and what of it is on the host. begins: first unit of each stage."""
+def _units(configuration: RunConfiguration, model: Model, strategy: Strategy, first_units: list[int]) -> list[PlannedUnit]:
+    """The units (sub-layers) of a run's plan, each with its recomputation and with its states on the host if the run keeps them
+    there.
+
+    strategy: the layout of all units. first_units: index of the first unit of each stage, in which layers are counted for
+    recomputation. configuration: the run's values, as read from its file.
+    """
     units, layer_of_stage = list[PlannedUnit](), dict[int, int]()
-    recomputed, starts = configuration.recomputed, set(begins)
+    recomputed, starts = configuration.recomputed, set(first_units)
     for index, unit in enumerate(model.units):
         if index in starts:
             layer_of_stage = {}
@@ -450,7 +415,8 @@ def _units(configuration: RunConfiguration, model: Model, strategy: Strategy, be
 
 
 def _recomputes(recomputed: RecomputedLayers, layer: int, index: int) -> bool:
-    """Whether a layer is recomputed. layer: its number in the model, from 1. index: its index in its stage."""
+    """Whether a run recomputes a layer. recomputed: the run's setting. layer: the layer's number in the model, from 1. index:
+    its index in its stage, from 0."""
     if recomputed.of == "none" or layer % recomputed.every:
         return False
     return recomputed.first is None or index < recomputed.first

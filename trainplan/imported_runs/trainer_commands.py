@@ -20,17 +20,35 @@ from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 
 READERS = {"axolotl": axolotl_reader.read, "llama-factory": llama_factory_reader.read, "transformers": transformers_reader.read}
 TOOLS = ("", "transformers", "axolotl", "llamafactory-cli")
-AXOLOTL = ("--launcher", "--num-processes", "--main-process-port", "--accelerate", "--cloud")  # of its launch, and no keys
+AXOLOTL = (
+    "--launcher",
+    "--num-processes",
+    "--main-process-port",
+    "--accelerate",
+    "--cloud",
+)  # options of its launcher, which are no keys of the file
 
 
 def is_one(command: Command) -> bool:
-    """Whether a command names a trainer's configuration file."""
+    """Whether a command starts a trainer (axolotl, LLaMA-Factory or another) on a configuration file that it names. command:
+    the program and its arguments, as found in the script.
+    """
     return command.tool in TOOLS and (bool(command.tool) or not shares_keys(command)) and file_of(command) is not None
 
 
 def of_command(command: Command, where: str, user: UserSettings, folder: Path, launched: str | None) -> RunConfiguration:
-    """The run configuration of such a command. where: the script, for errors. folder: its folder. launched: the file that
-    Accelerate is launched with; "none" for other launchers, None if unknown. Raises InputError."""
+    """Read the run configuration of a command that names a trainer's configuration file, with the command's overrides.
+
+    Args:
+        command: the program and its arguments.
+        where: the script that has the command, for errors.
+        user: settings that the user adds, such as --set values.
+        folder: the script's folder, from which relative paths are looked up.
+        launched: the file that Accelerate is launched with; "none" for other launchers, None if unknown.
+
+    Raises:
+        InputError: for files and options that are not read.
+    """
     name = str(file_of(command))
     named = (
         path for above in (folder / command.directory, Path(), *folder.resolve().parents) if (path := above / name).is_file()
@@ -50,7 +68,7 @@ def of_command(command: Command, where: str, user: UserSettings, folder: Path, l
     if user.recompute is not None and tool != "transformers":
         fix = f"leave it out: files of {tool} say what is recomputed"
         raise InputError(COMMAND_LINE, "--recompute", f"is {user.recompute!r}", fix)
-    made_by = user.variables.get(ACCELERATE, launched)
+    launch_file = user.variables.get(ACCELERATE, launched)
     own = {
         key: text
         for key, text in overrides(command).items()
@@ -58,9 +76,9 @@ def of_command(command: Command, where: str, user: UserSettings, folder: Path, l
     }
     sources = {key: command.sources.get(spelt, command.where) for key, (spelt, _) in own.items()}
     variables = {key: text for key, (_, text) in own.items()}
-    if made_by is not None:
-        variables[ACCELERATE] = made_by
-        if (text := command.held(made_by)) is not None:
+    if launch_file is not None:
+        variables[ACCELERATE] = launch_file
+        if (text := command.held(launch_file)) is not None:
             variables[WRITTEN] = text
     run = READERS[tool](file, replace(user, variables=variables, sources=sources))
     if run.devices is not None and command.devices not in (None, run.devices):
@@ -74,6 +92,9 @@ def of_command(command: Command, where: str, user: UserSettings, folder: Path, l
 
 
 def _number(command: Command, name: str) -> int | None:
-    """A variable by which LLaMA-Factory's command counts nodes or processes of a node; None if it is not given."""
+    """The number of nodes, or of processes per node, that LLaMA-Factory's command takes from an environment variable that the
+    script sets; None if it is not set, or for commands of other tools. command: the program and its arguments. name: the
+    variable's name.
+    """
     text = command.environment.get(name, "")
     return int(text) if text.isdecimal() and command.tool == "llamafactory-cli" else None

@@ -19,12 +19,13 @@ TITAN = ("training", "model", "parallelism")
 
 
 def is_one(data: Any) -> bool:
-    """Whether a document is such a record."""
+    """Whether a document is a run's configuration as Weights & Biases records it."""
     return isinstance(data, Mapping) and ("wandb_version" in data or "_wandb" in data)
 
 
 def of_record(data: Mapping[str, Any], path: Path, user: UserSettings) -> RunConfiguration:
-    """The run configuration of a record. path: its file. Raises InputError for records of other tools."""
+    """Read the run configuration from a record of Weights & Biases. data: the record. path: its file. user: settings that the
+    user adds, such as --set values. Raises InputError for records of tools that are not read."""
     where, lines = str(path), sources_of(path)
     values = {key: entry["value"] for key, entry in data.items() if isinstance(entry, Mapping) and "value" in entry}
     values.pop("_wandb", None)

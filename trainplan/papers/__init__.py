@@ -1,5 +1,5 @@
-"""Evidence: what the papers' own code and comparisons compute, kept to hold trainplan's against it."""
+"""Evidence: results of the papers' own code and comparisons, computed anew, to compare trainplan's with."""
 
-# Files of the papers' own code that `build` takes in a profile's place, by problem: functions that give an instance of the
-# file, or None for any other file.
+# By problem: the function that reads a file of a paper's own code, which `build` takes instead of a profile, as an instance of
+# the problem; it gives None for any other file.
 FILES = {"memory-switches": "trainplan.papers.h3t_file:instance_of"}

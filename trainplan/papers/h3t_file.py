@@ -1,10 +1,10 @@
 """Memory-switches instances from the layer profiles of H3T's published code, layer by layer, as they stand there.
 
-Readings taken, beside those of the reader (`profiling.imports.h3t`): what a layer gives is what the next one reads, its
-`input_tensor`; the last one gives the `delta` of a forward pass without graph. A file in which the next one reads something
-else than that `delta` is refused. What the graph holds is the difference of the two deltas. `backward_delta` is read, and not
-used: what a backward pass leaves behind follows from the others. A peak below what the layer leaves behind (its output, its
-graph, the gradient of its input) is lifted to that, and `provenance` names the layers where it was.
+How fields of the file are understood, in addition to the reader's own rules (`profiling.imports.h3t`): the output of a layer is
+the input of the next one, its `input_tensor`; that of the last layer is the `delta` of its forward pass without graph. A file
+in which the next layer's input differs from that `delta` is refused. The graph's size is the difference of the deltas with and
+without graph. `backward_delta` is not used: it follows from the others. A peak that is smaller than what remains after the pass
+(output, graph, gradient of the input) is raised to that, and `provenance` names the layers where it was.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.profiling.imports import h3t
 from trainplan.profiling.imports.source import Source
 
-ROUNDING_BYTES = 512  # sizes as tensors have them, or as an allocator hands them out, in blocks of this size
+ROUNDING_BYTES = 512  # sizes in the file are those of tensors, or rounded up to an allocator's blocks of this size
 SIZES = ("gathered_parameter", "partitioned_parameter", "gathered_gradient", "partitioned_gradient")
 
 
@@ -33,10 +33,13 @@ def instance_of(
     paper_combinations: bool | None = None,
     **others: object,
 ) -> Instance | None:
-    """The instance of a file of H3T's published code, where `profile` is the path of one; else None. Raises InputError.
+    """Build an instance of the problem memory-switches, which chooses for every layer whether its activations are kept,
+    recomputed or offloaded, from a profile file of H3T's published code. Returns None if `profile` is not the path of such a
+    file; raises InputError if it is one and is invalid.
 
-    memory: of one device, bytes or text such as "8GiB". others: what `build` was asked for beside, of which nothing goes with
-    such a file.
+    memory: memory of one device, in bytes or as text such as "8GiB". paper_combinations: whether hidden states may also be
+    offloaded without recomputation, as in the paper. others: further options of planning, all of which are refused for such a
+    file unless they are None or False.
     """
     if not isinstance(profile, str | os.PathLike):
         return None
@@ -55,9 +58,11 @@ def instance_of(
 
 
 def build(source: Source, memory_bytes: int, *, offload_needs_ckpt: bool = True) -> Instance:
-    """The instance of a file of H3T's published code.
+    """Build an instance of the problem memory-switches, which chooses for every layer whether its activations are kept,
+    recomputed or offloaded, from a profile file of H3T's published code. Raises InputError if the file is invalid.
 
-    memory_bytes: of one device, which the file does not say. offload_needs_ckpt: as in `InstanceRecord`. Raises InputError.
+    source: the file. memory_bytes: memory of one device, which the file does not state. offload_needs_ckpt: whether hidden
+    states may be offloaded only in layers that are recomputed.
     """
     profile, devices = h3t.checked(source)
     memories = [memory for _, memory in profile.layers]
@@ -99,7 +104,9 @@ def build(source: Source, memory_bytes: int, *, offload_needs_ckpt: bool = True)
 
 
 def _check_chain(source: Source, memories: Sequence[h3t.Memory]) -> None:
-    """Raises InputError where a layer reads something else than what the one before it gives."""
+    """Check that the input of every layer has the size of the output of the layer before it, up to an allocator's rounding.
+    memories: the layers' memory as read from the file. Raises InputError for the first layer whose input differs.
+    """
     for i, (before, memory) in enumerate(pairwise(memories), start=1):
         output = before.forward_no_grad_delta
         if abs(memory.input_tensor - output) >= ROUNDING_BYTES:

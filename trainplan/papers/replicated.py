@@ -2,9 +2,9 @@
 
 G equal devices, M micro-batches. tests/papers/test_autopipe_tables.py holds the results against the paper's tables.
 
-A stage on d devices gives each a share of the rows of every micro-batch, which is how DAPPLE means it; or, where all stages
-have the same d, d pipelines run side by side with M / d micro-batches each, as in Megatron-LM and AutoPipe. Gradients of a
-stage are all-reduced after its last backward pass, in 2 (d-1)/d times what sending them once takes.
+A stage on d devices gives each device a share of the rows (samples) of every micro-batch, as DAPPLE does; or, where all stages
+have the same d, d pipelines run in parallel with M / d micro-batches each, as in Megatron-LM and AutoPipe. Gradients of a stage
+are all-reduced after its last backward pass, in 2 (d-1)/d times the time of sending them once.
 
     Piper      least largest time per sample over all cuts and numbers of devices d that divide M, sum d <= min(G, M),
                    TPS = (sum (f + b) + 2 (c_in + c_out) + 4 (d-1) g / M) / d,      g: sending its gradients once
@@ -45,8 +45,13 @@ FAR = np.int64(2**60)  # more than any time
 
 @dataclass(frozen=True, eq=False)
 class ReplicatedChain:
-    """What layers, or sub-layers, cost one device. forward_ns, backward_ns: (n,), of a micro-batch. transfer_ns: (n-1,), of its
-    message between two. gradient_ns: (n,), of sending the gradients once. memory: with the same limit for every device."""
+    """Costs of a chain of n layers (or sub-layers) on one device, from which stages that run on several devices (replicas) are
+    computed.
+
+    forward_ns, backward_ns: (n,), time in ns of a layer's forward and backward pass of one micro-batch. transfer_ns: (n-1,),
+    time in ns of the message of one micro-batch from a layer to the next. gradient_ns: (n,), time in ns of sending a layer's
+    gradients once. memory: bytes of the layers, with one limit for all devices; None to ignore memory.
+    """
 
     forward_ns: Integers
     backward_ns: Integers
@@ -56,7 +61,11 @@ class ReplicatedChain:
 
     @classmethod
     def of(cls, instance: Instance, gradient_ns: Integers | None = None, by_layer: bool = True) -> ReplicatedChain:
-        """The chain of an instance; by_layer: of its whole layers. gradient_ns: of each sub-layer, none without."""
+        """Build the chain from an instance of the problem pipeline-partition (cut sub-layers into pipeline stages).
+
+        gradient_ns: time in ns of sending each sub-layer's gradients once; None for 0. by_layer: whether the chain consists
+        of whole layers; otherwise of sub-layers.
+        """
         gradients = np.zeros(instance.sublayers, np.int64) if gradient_ns is None else gradient_ns
         if by_layer:
             instance, starts = instance.between_layers()
@@ -65,36 +74,46 @@ class ReplicatedChain:
 
     @property
     def layers(self) -> int:
-        """Their number, n."""
+        """The number of layers, n."""
         return len(self.forward_ns)
 
     @cached_property
     def before(self) -> Integers:
-        """(n+1,): forward and backward passes of all layers before each place."""
+        """(n+1,): prefix sums: for i from 0 to n, the time in ns of the forward and backward passes of the first i layers."""
         return np.concatenate([[0], np.cumsum(self.forward_ns + self.backward_ns)])
 
     @cached_property
     def moves(self) -> Integers:
-        """(n+1,): the message at each place, 0 at both ends."""
+        """(n+1,): time in ns of the message that enters layer i, for i from 0 to n; 0 at both ends of the chain."""
         return np.concatenate([[0], self.transfer_ns, [0]])
 
 
 @dataclass(frozen=True)
 class Replicated:
-    """A pipeline: the first layer of every stage but the first, and the devices of every stage."""
+    """A pipeline in which each stage may run on several devices (replicas).
+
+    cuts: the index of the first layer of every stage except for the first stage. replicas: the number of devices of every
+    stage.
+    """
 
     cuts: tuple[int, ...]
     replicas: tuple[int, ...]
 
     def spans(self, layers: int) -> list[tuple[int, int]]:
-        """First layer and end of every stage."""
+        """The layers of every stage, as pairs (index of the first layer, index after the last layer). layers: number of layers
+        of the chain.
+        """
         return list(pairwise((0, *self.cuts, layers)))
 
 
 @dataclass(frozen=True)
 class ReplicatedRun:
-    """How a pipeline runs. time_ns: of the step, all-reduces included. work: of one micro-batch as its devices share it.
-    peak_bytes: of a device of each stage, None without memory. fits: within the limit."""
+    """The simulated step of a pipeline in which each stage may run on several devices.
+
+    time_ns: time of the step, including all-reduces of gradients. work: times of one micro-batch's passes and messages, after
+    they are divided among the devices of a stage. peak_bytes: peak memory of one device per stage; None for a chain without
+    memory. fits: whether all peaks are within the limit.
+    """
 
     time_ns: int
     work: Work
@@ -103,33 +122,40 @@ class ReplicatedRun:
 
 
 def run(chain: ReplicatedChain, plan: Replicated, micro_batches: int, rows: int) -> ReplicatedRun:
-    """A plan simulated, with micro-batches of so many rows. Raises ValueError where a stage has more devices than rows, unless
-    its pipelines run side by side."""
+    """Simulate one step of a pipeline in which each stage may run on several devices, under the schedule 1F1B.
+
+    chain: costs of the layers on one device. plan: the cuts and the number of devices of each stage. micro_batches: number
+    per step. rows: samples per micro-batch. If all stages have equally many devices, that number of pipelines run in parallel
+    and divide the micro-batches among themselves; otherwise the devices of a stage divide the samples of every micro-batch.
+    Raises ValueError if a stage then has more devices than samples.
+    """
     spans, replicas = plan.spans(chain.layers), plan.replicas
-    if len(set(replicas)) == 1:  # so many whole pipelines side by side
+    if len(set(replicas)) == 1:  # whole pipelines in parallel
         micro_batches, shares = -(-micro_batches // replicas[0]), [rows] * len(replicas)
     elif max(replicas) > rows:
         raise ValueError(f"a stage has {max(replicas)} devices for the {rows} rows of a micro-batch")
     else:
         shares = [ceil(rows / d) for d in replicas]
 
-    def of(values: Integers, x: int) -> int:
+    def of_stage(values: Integers, x: int) -> int:
+        """The sum of the values (n,) of all layers over those of stage x."""
         return int(values[slice(*spans[x])].sum())
 
     def shared(times: Integers) -> tuple[int, ...]:
-        return tuple(ceil(of(times, x) * share / rows) for x, share in enumerate(shares))
+        """Times of all stages in ns: of the rows that a device of the stage has, from times (n,) of whole micro-batches."""
+        return tuple(ceil(of_stage(times, x) * share / rows) for x, share in enumerate(shares))
 
     moved = zip(plan.cuts, pairwise(shares), strict=True)
     moves = tuple(ceil(int(chain.transfer_ns[cut - 1]) * max(both) / rows) for cut, both in moved)
     work = Work(shared(chain.forward_ns), shared(chain.backward_ns), moves)
     backward = pass_ends(work, micro_batches).backward
-    ends = (backward[x][-1] + reduced_ns(of(chain.gradient_ns, x), d) for x, d in enumerate(replicas))
+    ends = (backward[x][-1] + reduced_ns(of_stage(chain.gradient_ns, x), d) for x, d in enumerate(replicas))
     peaks, fits = None, True
     if (memory := chain.memory) is not None:
         in_flight = [most_in_flight("1f1b", len(spans), micro_batches, x) for x in range(len(spans))]
         peaks = tuple(
-            of(memory.state_bytes, x)
-            + in_flight[x] * ceil(of(memory.kept_bytes, x) * share / rows)
+            of_stage(memory.state_bytes, x)
+            + in_flight[x] * ceil(of_stage(memory.kept_bytes, x) * share / rows)
             + ceil(int(memory.workspace_bytes[slice(*spans[x])].max()) * share / rows)
             for x, share in enumerate(shares)
         )
@@ -138,12 +164,19 @@ def run(chain: ReplicatedChain, plan: Replicated, micro_batches: int, rows: int)
 
 
 def reduced_ns(gradient_ns: int, replicas: int) -> int:
-    """A ring all-reduce: twice all but one share of what sending once takes."""
+    """Time in ns, rounded up, of a ring all-reduce of a stage's gradients among d devices (`replicas`): 2 (d-1)/d times
+    `gradient_ns`, the time of sending the gradients once.
+    """
     return -(-2 * (replicas - 1) * gradient_ns // replicas)
 
 
 def piper_plan(chain: ReplicatedChain, devices: int, micro_batches: int) -> Replicated | None:
-    """Piper's pipeline; None where nothing fits. Times per sample in whole ns, rounded up."""
+    """The pipeline that the planner Piper (Tarnawski et al.) chooses for a chain: over all cuts and all numbers of devices per
+    stage, the one whose slowest stage takes the least time per sample; None if nothing fits.
+
+    chain: costs of the layers. devices: number of equal devices. micro_batches: number of micro-batches per step. Times per
+    sample are whole ns, rounded up.
+    """
     layers, most = chain.layers, min(devices, micro_batches)
     gradients = np.concatenate([[0], np.cumsum(chain.gradient_ns)])
     degrees = [d for d in range(1, most + 1) if micro_batches % d == 0]
@@ -175,14 +208,20 @@ def piper_plan(chain: ReplicatedChain, devices: int, micro_batches: int) -> Repl
 
 
 def peaks_bytes(memory: Memory, first: int, in_flight: Integers) -> Integers:
-    """Of stages from one layer on, by their last layer; in_flight: micro-batches, (.., 1)."""
+    """Peak memory in bytes of one device, for all stages that begin at layer `first`: (s, number of layers from `first` on),
+    by number of micro-batches in flight and by the stage's last layer.
+
+    memory: bytes of the layers. in_flight: (s, 1), s numbers of micro-batches in flight.
+    """
     state, kept = np.cumsum(memory.state_bytes[first:]), np.cumsum(memory.kept_bytes[first:])
     return state + in_flight * kept + np.maximum.accumulate(memory.workspace_bytes[first:])
 
 
 @dataclass(frozen=True)
 class LatencyPart:
-    """A stage, or a message, as DAPPLE sees it: passes of a micro-batch and the all-reduce, in ns."""
+    """A stage, or a message between two stages, in DAPPLE's formula of latency: times in ns of the forward and backward pass
+    (or message) of one micro-batch, and of the all-reduce of the stage's gradients.
+    """
 
     forward_ns: int
     backward_ns: int
@@ -190,7 +229,11 @@ class LatencyPart:
 
 
 def latency_ns(parts: Sequence[LatencyPart], micro_batches: int) -> int:
-    """DAPPLE's L; its pivot is the stage of the longest path, the last such."""
+    """The latency in ns of one step of a pipeline by the formula of the paper DAPPLE: warm-up, then the steady phase at the
+    pivot (the last part with the longest path), then the remaining backward passes and all-reduces.
+
+    parts: the stages and, between them, their messages, in order. micro_batches: number of micro-batches per step.
+    """
     longest, pivot, passes = -1, 0, 0
     for index, part in enumerate(parts):
         both = part.forward_ns + part.backward_ns
@@ -210,16 +253,22 @@ def latency_ns(parts: Sequence[LatencyPart], micro_batches: int) -> int:
 
 
 def dapple_plan(chain: ReplicatedChain, devices: int, micro_batches: int) -> Replicated:
-    """DAPPLE's pipeline, of least L among those that its search meets."""
+    """The pipeline that the planner DAPPLE chooses for a chain of layers: the one with the least latency among those that its
+    search considers. It ignores memory.
+
+    chain: costs of the layers. devices: number of equal devices. micro_batches: number of micro-batches per step.
+    """
     layers = chain.layers
     sums = [np.concatenate([[0], np.cumsum(of)]).tolist() for of in (chain.forward_ns, chain.backward_ns, chain.gradient_ns)]
     moves = chain.moves.tolist()
 
     def stage(first: int, end: int, d: int) -> LatencyPart:
+        """The layers from `first` to `end` (exclusive) as one stage on d devices."""
         forward, backward, gradient = (before[end] - before[first] for before in sums)
         return LatencyPart(-(-forward // d), -(-backward // d), reduced_ns(gradient, d))
 
     def parts_of(plan: Replicated) -> list[LatencyPart]:
+        """The stages of a pipeline and the messages between them, in order."""
         parts: list[LatencyPart] = []
         for (first, end), d, before in zip(plan.spans(layers), plan.replicas, (0, *plan.replicas), strict=False):
             if first:
@@ -236,7 +285,7 @@ def dapple_plan(chain: ReplicatedChain, devices: int, micro_batches: int) -> Rep
             if (j, m) not in planned:
                 continue
             plan = planned[j, m][1]
-            # Where the last stage may be split, and how many devices its first part gets.
+            # Try every layer to split the last stage at, and every number of devices for its first part.
             for further, d in product(range(j + 1, layers), range(1, devices - m)):
                 split = Replicated((*plan.cuts, further), (*plan.replicas[:-1], d, devices - m - d))
                 time = latency_ns(parts_of(split), micro_batches)
@@ -248,7 +297,11 @@ def dapple_plan(chain: ReplicatedChain, devices: int, micro_batches: int) -> Rep
 
 
 def autopipe_plan(chain: ReplicatedChain, devices: int, micro_batches: int) -> Replicated | None:
-    """AutoPipe's pipeline of one number of devices for all stages; None where nothing fits."""
+    """The pipeline that the planner AutoPipe chooses for a chain of layers, with the same number of devices for all stages;
+    None if nothing fits.
+
+    chain: costs of the layers. devices: number of equal devices. micro_batches: number of micro-batches per step.
+    """
     best: tuple[int, Replicated] | None = None
     for stages in range(1, min(devices, chain.layers) + 1):
         if devices % stages:
@@ -267,7 +320,7 @@ def autopipe_plan(chain: ReplicatedChain, devices: int, micro_batches: int) -> R
         for cuts in planner.by_time():
             if not violations(instance, Solution(cuts)):
                 plan = Replicated(cuts, (replicas,) * stages)
-                time = run(chain, plan, micro_batches, 1).time_ns  # side by side: rows are not shared
+                time = run(chain, plan, micro_batches, 1).time_ns  # pipelines in parallel share no rows
                 if best is None or time < best[0]:
                     best = time, plan
                 break

@@ -12,12 +12,15 @@ from trainplan.profiling.base.plugins import attribute
 
 
 def drawn(target: str) -> Callable[..., Any]:
-    """The drawing function at `package.module:function`; its module, and matplotlib, are imported when it is called.
+    """Make a stand-in for a drawing function that imports the function's module, and thereby matplotlib, only when it is
+    called.
 
-    It gives a matplotlib Figure, and raises MissingExtra where matplotlib is not installed.
+    target: the drawing function, as "package.module:function". The stand-in takes the same arguments and returns the
+    matplotlib Figure; it raises MissingExtra if matplotlib is not installed.
     """
 
     def draw(*arguments: Any, **options: Any) -> Any:
+        """The Figure that the drawing function gives for the same arguments."""
         if find_spec("matplotlib") is None:
             raise MissingExtra("matplotlib", "plot", "drawing")
         return checked(attribute(target))(*arguments, **options)

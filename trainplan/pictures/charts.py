@@ -28,7 +28,7 @@ def draw_profile(profile: Profile, tp: int = 1, rows: int = 1, device: str | Non
     """A matplotlib Figure: time above and memory below, a bar for every layer of the chain.
 
     Args:
-        profile: of `profile` or `import_profile`.
+        profile: a profile, such as `profile` or `import_profile` gives.
         tp: tensor-parallel degree.
         rows: samples on one device.
         device: the kind of device, where the profile has several.
@@ -38,7 +38,7 @@ def draw_profile(profile: Profile, tp: int = 1, rows: int = 1, device: str | Non
 
     Raises:
         InputError: for what the profile does not have.
-        MissingExtra: where matplotlib is not installed.
+        MissingExtra: if matplotlib is not installed.
     """
     from matplotlib.figure import Figure
 
@@ -72,13 +72,13 @@ def draw_throughput(searches: Sequence[Throughput]) -> Any:
     line ends nothing larger fits.
 
     Args:
-        searches: of `throughput`.
+        searches: one search for each planner, as `throughput` gives them.
 
     Returns:
         The Figure.
 
     Raises:
-        MissingExtra: where matplotlib is not installed.
+        MissingExtra: if matplotlib is not installed.
     """
     from matplotlib.figure import Figure
 
@@ -106,18 +106,18 @@ def draw_throughput(searches: Sequence[Throughput]) -> Any:
 
 
 def draw_errors(predictions: Sequence[Prediction]) -> Any:
-    """A matplotlib Figure: predicted over measured steps, each with its interval, a colour for each kind of device and a
-    marker for each precision.
+    """A matplotlib Figure: predicted against measured steps, every prediction with its interval, with one colour for each kind
+    of device and one marker for each precision.
 
     Args:
-        predictions: of `validate`.
+        predictions: predictions of measured runs, as `validate` gives them.
 
     Returns:
         The Figure.
 
     Raises:
-        InputError: where no row has a measured step.
-        MissingExtra: where matplotlib is not installed.
+        InputError: if no run has a measured step.
+        MissingExtra: if matplotlib is not installed.
     """
     measured = [prediction for prediction in predictions if prediction.error is not None]
     if not measured:
@@ -132,23 +132,19 @@ def draw_errors(predictions: Sequence[Prediction]) -> Any:
     figure = Figure(figsize=(7.5, 6.5), layout="constrained")
     axes = figure.subplots()
     kinds = list(dict.fromkeys(prediction.run.gpu for prediction in measured))
-    precisions = list(dict.fromkeys((prediction.run.precision or "").lower() for prediction in measured))
+    precisions = list(dict.fromkeys(_precision(prediction) for prediction in measured))
     for kind in kinds:
         for precision in precisions:
-            some = [
-                prediction
-                for prediction in measured
-                if (prediction.run.gpu, (prediction.run.precision or "").lower()) == (kind, precision)
-            ]
-            if not some:
+            group = [one for one in measured if (one.run.gpu, _precision(one)) == (kind, precision)]
+            if not group:
                 continue
-            steps = [prediction.measured_s or 0.0 for prediction in some]
-            ratios = [prediction.step_s or 0.0 for prediction in some]
-            low = [(prediction.step_s or 0) - (prediction.step_low_s or 0) for prediction in some]
-            high = [(prediction.step_high_s or 0) - (prediction.step_s or 0) for prediction in some]
+            steps = [prediction.measured_s or 0.0 for prediction in group]
+            predicted = [prediction.step_s or 0.0 for prediction in group]
+            low = [(prediction.step_s or 0) - (prediction.step_low_s or 0) for prediction in group]
+            high = [(prediction.step_high_s or 0) - (prediction.step_s or 0) for prediction in group]
             colour, marker = SERIES[kinds.index(kind) % len(SERIES)], MARKERS[precisions.index(precision) % len(MARKERS)]
             style: dict[str, Any] = {"fmt": marker, "color": colour, "elinewidth": 0.6, "markersize": 5}
-            axes.errorbar(steps, ratios, yerr=[low, high], label=f"{kind}, {precision}", **style)
+            axes.errorbar(steps, predicted, yerr=[low, high], label=f"{kind}, {precision}", **style)
     ends = [
         min(prediction.measured_s or 1.0 for prediction in measured) / 1.5,
         max(prediction.measured_s or 1.0 for prediction in measured) * 1.5,
@@ -163,3 +159,10 @@ def draw_errors(predictions: Sequence[Prediction]) -> Any:
     axes.set_axisbelow(True)
     axes.set_title("predicted against measured steps; dashed: a fifth less, a quarter more", fontsize=11)
     return figure
+
+
+def _precision(prediction: Prediction) -> str:
+    """The precision that a measured run states (such as "bf16"), in lower case; empty if it states none. prediction: the
+    prediction of one measured run.
+    """
+    return (prediction.run.precision or "").lower()

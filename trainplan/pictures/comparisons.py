@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainplan.pictures.palette import BEST, BOUND, GRID, OTHER
-from trainplan.planning.compare_planners import Rival
+from trainplan.planning.compare_planners import PlannerResult
 from trainplan.planning.trials import Trials
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_time
@@ -16,20 +16,20 @@ ROW = 0.38  # inches
 
 
 def draw_comparison(compared: tuple[Sequence[Result], Sequence[str]], *, title: str | None = None) -> Any:
-    """A matplotlib Figure: how far the time of each method, and what it proves to be the least, lie from the best time.
+    """A matplotlib Figure: how far each method's time, and the lower bound that it proves, lie from the best time of all.
 
     A line joins the two where a gap is open. Methods without a solution are named with their status.
 
     Args:
-        compared: of `compare`.
-        title: of the picture.
+        compared: the results of several methods, as `compare` gives them.
+        title: the picture's title.
 
     Returns:
         The Figure.
 
     Raises:
-        InputError: where no method has a solution.
-        MissingExtra: where matplotlib is not installed.
+        InputError: if no method has a solution.
+        MissingExtra: if matplotlib is not installed.
     """
     results = compared[0]
     best = min((result.objective for result in results if result.objective), default=None)
@@ -59,25 +59,25 @@ def draw_comparison(compared: tuple[Sequence[Result], Sequence[str]], *, title: 
     return _titled(figure, axes, title)
 
 
-def draw_rivals(rivals: Sequence[Rival], *, title: str | None = None) -> Any:
+def draw_rivals(rivals: Sequence[PlannerResult], *, title: str | None = None) -> Any:
     """A matplotlib Figure: a bar for the step of each planner, with how far it is above the joint optimum's.
 
     Args:
-        rivals: of `compare_planners`.
-        title: of the picture.
+        rivals: one result for each planner, as `compare_planners` gives them.
+        title: the picture's title.
 
     Returns:
         The Figure.
 
     Raises:
-        InputError: where no planner has a plan.
-        MissingExtra: where matplotlib is not installed.
+        InputError: if no planner has a plan.
+        MissingExtra: if matplotlib is not installed.
     """
-    made = {rival.planner: rival for rival in rivals}
-    if all(rival.step_ns is None for rival in made.values()):
+    by_planner = {rival.planner: rival for rival in rivals}
+    if all(rival.step_ns is None for rival in by_planner.values()):
         raise InputError("rivals", "", "have no plan", "give those of `compare_planners` with at least one")
-    figure, axes = _rows(list(made))
-    for index, rival in enumerate(made.values()):
+    figure, axes = _rows(list(by_planner))
+    for index, rival in enumerate(by_planner.values()):
         steps, above = (rival.step_ns or 0) / 1e6, ""
         axes.barh(index, steps, color=BEST if index == 0 else OTHER, height=0.66)
         if rival.above is not None and index:
@@ -91,18 +91,18 @@ def draw_rivals(rivals: Sequence[Rival], *, title: str | None = None) -> Any:
 
 
 def draw_trials(trials: Trials, *, title: str | None = None) -> Any:
-    """A matplotlib Figure: predicted and measured step of each plan that was tried.
+    """A matplotlib Figure: the predicted and the measured step of each plan that was run as a trial.
 
     Args:
-        trials: of `trial`.
-        title: of the picture.
+        trials: the plans that were run, as `trial` gives them.
+        title: the picture's title.
 
     Returns:
         The Figure.
 
     Raises:
-        InputError: where none ran.
-        MissingExtra: where matplotlib is not installed.
+        InputError: if none of the plans ran.
+        MissingExtra: if matplotlib is not installed.
     """
     rows = [row for row in trials.rows() if row["step_ns"] is not None]
     if not rows:
@@ -121,7 +121,9 @@ def draw_trials(trials: Trials, *, title: str | None = None) -> Any:
 
 
 def _rows(names: Sequence[str], tall: float = 1.0) -> tuple[Any, Any]:
-    """A figure and its axes, a row for each name, the first on top."""
+    """Create a matplotlib figure and its axes with a horizontal row for each name, the first on top. tall: the height of a
+    row, in multiples of ROW (in inches). Returns the figure and the axes.
+    """
     from matplotlib.figure import Figure
 
     figure: Any = Figure(figsize=(8.5, 1.4 + ROW * tall * len(names)), layout="constrained")
@@ -132,6 +134,9 @@ def _rows(names: Sequence[str], tall: float = 1.0) -> tuple[Any, Any]:
 
 
 def _titled(figure: Any, axes: Any, title: str | None) -> Any:
+    """Finish a matplotlib figure: remove the upper and right edge of its axes, add a grid and, if one is given, a title.
+    Returns the figure.
+    """
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="x", color=GRID, lw=0.6)
     axes.set_axisbelow(True)

@@ -17,7 +17,7 @@ from trainplan.planning.memory_frontier import FrontierPoint
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time
 
-# What a lane does: name in the legend and colour, Okabe and Ito's palette and lighter ones of the same hue.
+# Kinds of operation: name in the legend, and colour (Okabe and Ito's palette and lighter shades of it).
 KINDS = {
     "forward": ("forward", FORWARD),
     "forward without graph": ("forward, nothing kept", LATER_FORWARD),
@@ -37,10 +37,10 @@ BUFFERS, RESIDENT = "#a9c9dc", "#5d8aa8"
 LANE = 0.42  # inches
 WIDTH = 13.0
 MOST_WIDTH = 26.0
-BESIDE = 1.9  # inches of names left of the axes
+NAMES_WIDTH = 1.9  # inches of the names left of the axes
 UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"))
 SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-CLOSE = 0.1  # per cent; below, the scale of gaps is even
+CLOSE = 0.1  # per cent, below which the scale of gaps is linear, else logarithmic
 
 
 def draw_switches(
@@ -54,17 +54,18 @@ def draw_switches(
     time, with limit and peak; and every layer's switches.
 
     Args:
-        instance: of memory-switches.
-        solution: a Solution, or one in its file format, such as a Result's.
-        title: of the picture.
-        window_ns: only this part of the step, from and to, and no table of switches.
+        instance: an instance of the problem memory-switches, which chooses for every layer whether its activations are
+            kept, recomputed or offloaded.
+        solution: its Solution, or a dict in the file format of one, such as a Result has.
+        title: the picture's title.
+        window_ns: the beginning and the end of the part of the step to show, which leaves out the table of switches.
 
     Returns:
         The Figure.
 
     Raises:
         InputError: for a solution of another instance.
-        MissingExtra: where matplotlib is not installed.
+        MissingExtra: if matplotlib is not installed.
     """
     from matplotlib.figure import Figure
 
@@ -77,14 +78,14 @@ def draw_switches(
     if window_ns is not None and not 0 <= window_ns[0] < window_ns[1] <= step.time_ns:
         raise InputError("window_ns", "", f"is {tuple(window_ns)}", f"give two rising times from 0 to {step.time_ns}")
     lanes = [lane for lane in LANES if instance.nvlink or lane != "copy"]
-    width = WIDTH if window_ns else min(MOST_WIDTH, max(WIDTH, BESIDE + 0.14 * instance.layers))
+    width = WIDTH if window_ns else min(MOST_WIDTH, max(WIDTH, NAMES_WIDTH + 0.14 * instance.layers))
     heights = [LANE * len(lanes), 2.3] + ([] if window_ns else [0.19 * len(SWITCHES)])
     figure: Any = Figure(figsize=(width, sum(heights) + (1.9 if window_ns else 2.7)), layout="constrained")
     streams, memory, *switches = figure.subplots(len(heights), 1, height_ratios=heights)
     memory.sharex(streams)
     begin, end = window_ns or (0, step.time_ns)
     scale, unit = next(((s, u) for s, u in UNITS if end - begin >= s), (1, "ns"))
-    _draw_lanes(streams, instance, step, lanes, scale, (begin / scale, end / scale), width - BESIDE)
+    _draw_lanes(streams, instance, step, lanes, scale, (begin / scale, end / scale), width - NAMES_WIDTH)
     _draw_memory(memory, instance, step, scale)
     for axes in switches:
         _draw_choice(axes, instance, chosen)
@@ -109,7 +110,13 @@ def _draw_lanes(
     window: tuple[float, float],
     width: float,
 ) -> None:
-    """window: the times that are shown, divided by `scale`. width: of the axes, in inches."""
+    """Draw the operations of a simulated step of a memory-switches instance (layers are kept, recomputed or offloaded), one
+    row per lane. A lane is a stream of work that runs in parallel with others, such as computation, communication or copies to
+    the host.
+
+    step: the simulated step. lanes: the names of the lanes to draw. scale: the number of ns per unit of the time axis.
+    window: the first and the last time that is shown, in units of the time axis. width: width of the axes in inches.
+    """
     from matplotlib.patches import Patch
 
     rows, (begin, end) = {lane: row for row, lane in enumerate(lanes)}, window
@@ -120,13 +127,13 @@ def _draw_lanes(
         if operation.end_ns > operation.start_ns and operation.end_ns > begin * scale and operation.start_ns < end * scale:
             by_kind.setdefault(operation.what, []).append(operation)
     for what, (_, colour) in KINDS.items():
-        done = by_kind.get(what, [])
-        spans = [(operation.start_ns, operation.end_ns, rows[operation.lane]) for operation in done]
-        lengths = sorted(operation.end_ns - operation.start_ns for operation in done)
+        operations = by_kind.get(what, [])
+        spans = [(operation.start_ns, operation.end_ns, rows[operation.lane]) for operation in operations]
+        lengths = sorted(operation.end_ns - operation.start_ns for operation in operations)
         wide = bool(lengths) and lengths[len(lengths) // 2] / scale * inches > 0.06
         line: dict[str, Any] = {"edgecolors": "white" if wide else colour, "linewidths": 0.4 if wide else 0.5}
         bars(axes, spans, scale, facecolors=colour, gid=what, **line)
-        for operation in done:
+        for operation in operations:
             first, last = max(begin, operation.start_ns / scale), min(end, operation.end_ns / scale)
             if (last - first) * inches >= CHARACTER * len(str(operation.layer)) + AROUND:
                 numbered, style = True, {"fontsize": 6.5, "ha": "center", "va": "center", "zorder": 4}
@@ -140,9 +147,9 @@ def _draw_lanes(
     moments = (0, *(moment / scale for moment in step.phases_ns))
     for phase, (first, last) in zip(("forward", "backward", "optimizer"), pairwise(moments), strict=True):
         axes.axvline(last, color="black", lw=0.6, alpha=0.5)
-        label, seen = f"{phase} {format_time((last - first) * scale)}", (max(begin, first), min(end, last))
-        if (seen[1] - seen[0]) * inches > CHARACTER * len(label):
-            axes.text(sum(seen) / 2, -0.72, label, fontsize=8, ha="center", va="bottom", clip_on=False)
+        label, shown = f"{phase} {format_time((last - first) * scale)}", (max(begin, first), min(end, last))
+        if (shown[1] - shown[0]) * inches > CHARACTER * len(label):
+            axes.text(sum(shown) / 2, -0.72, label, fontsize=8, ha="center", va="bottom", clip_on=False)
     patches = [Patch(facecolor=colour, label=name) for what, (name, colour) in KINDS.items() if what in by_kind]
     axes.figure.legend(
         handles=patches, loc="outside lower center", ncols=len(patches) if len(patches) < 9 else -(-len(patches) // 2),
@@ -151,6 +158,10 @@ def _draw_lanes(
 
 
 def _draw_memory(axes: Any, instance: Instance, step: Evaluation, scale: float) -> None:
+    """Draw the bytes of memory that are in use over the time of a simulated step, with the memory limit and the peak. axes:
+    the matplotlib axes to draw on. step: the simulated step of a memory-switches instance. scale: the number of ns per unit of
+    the time axis.
+    """
     limit = instance.memory_bytes
     size, unit = next(((s, u) for s, u in SIZES if step.peak_bytes >= s), (1, "B"))
     changes = [(0, step.resident_bytes), *step.memory, (step.time_ns, step.memory[-1][1])]
@@ -167,10 +178,10 @@ def _draw_memory(axes: Any, instance: Instance, step: Evaluation, scale: float) 
     peak, moment = step.peak_bytes / size, step.peak_ns / scale
     axes.plot([moment], [peak], "o", color="black", ms=4, zorder=5, gid="peak")
     top = 1.18 * max(peak, limit / size if limit < 2 * step.peak_bytes else 0)
-    left = moment > 0.7 * step.time_ns / scale
+    late = moment > 0.7 * step.time_ns / scale
     axes.annotate(
-        f"peak {format_bytes(step.peak_bytes)}", (moment, peak), (-6 if left else 6, 4), textcoords="offset points",
-        fontsize=8, ha="right" if left else "left", va="bottom", bbox={"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.85},
+        f"peak {format_bytes(step.peak_bytes)}", (moment, peak), (-6 if late else 6, 4), textcoords="offset points",
+        fontsize=8, ha="right" if late else "left", va="bottom", bbox={"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.85},
     )  # fmt: skip
     if limit / size <= top:
         shown = (0.995, limit / size, f"limit {format_bytes(limit)}")
@@ -180,6 +191,10 @@ def _draw_memory(axes: Any, instance: Instance, step: Evaluation, scale: float) 
 
 
 def _draw_choice(axes: Any, instance: Instance, chosen: Solution) -> None:
+    """Draw the table of memory switches (recompute, offload and others) of a solution: one row per switch, one column per
+    layer, filled if the switch is on in that layer. axes: the matplotlib axes to draw on. instance: the problem that the
+    solution is of, with its limits and costs. chosen: the solution, which has the switches of every layer.
+    """
     from matplotlib.colors import ListedColormap
 
     count = instance.layers
@@ -197,19 +212,20 @@ def _draw_choice(axes: Any, instance: Instance, chosen: Solution) -> None:
 
 
 def draw_frontier(points: Sequence[FrontierPoint], *, title: str | None = None) -> Any:
-    """A matplotlib Figure: the time of a step against the memory limit, a line for each method, and below how far each is
-    above the best lower bound (the best time, where there is none). Where a line begins, the method finds nothing within less.
+    """A matplotlib Figure: the time of a step against the memory limit, with a line for each method; below, how far each method
+    is above the best lower bound, or above the best time where there is no bound. A line begins at the least memory for which
+    its method finds a solution.
 
     Args:
-        points: of `frontier`.
-        title: of the picture.
+        points: solutions for several memory limits, as `frontier` gives them.
+        title: the picture's title.
 
     Returns:
         The Figure.
 
     Raises:
-        InputError: where there are no points.
-        MissingExtra: where matplotlib is not installed.
+        InputError: if there are no points.
+        MissingExtra: if matplotlib is not installed.
     """
     if not points:
         raise InputError("points", "", "are none", "give those of `frontier`")
@@ -247,7 +263,10 @@ def draw_frontier(points: Sequence[FrontierPoint], *, title: str | None = None) 
 
 
 def _floors(points: Sequence[FrontierPoint]) -> dict[int, int]:
-    """By memory limit, the largest lower bound of any method, or the shortest time."""
+    """For each memory limit in bytes among the points, the time in ns that gaps are measured from: the largest lower bound
+    that any method proves, or the shortest time found if there is no bound. points: solutions of several methods for several
+    memory limits.
+    """
     floors = {}
     for limit in {point.memory_bytes for point in points}:
         results = [point.result for point in points if point.memory_bytes == limit]

@@ -1,4 +1,4 @@
-"""A picture of what a plan lays where: stages on devices, units with their strategies, memory against the limit. Plot extra."""
+"""A picture of a plan: its stages on devices, its units with their strategies, and memory against the limit. Plot extra."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from trainplan.formulations.plan.plan import Plan, Stage
 from trainplan.formulations.plan.strategy_words import in_words
-from trainplan.formulations.schedule.orders import SCHEDULE_NAMES
+from trainplan.formulations.schedule.orders import SCHEDULES
 from trainplan.inputs import compiles
 from trainplan.pictures.palette import BLUE, GREEN, LIGHTER, PURPLE, SERIES, VERMILION
 from trainplan.pictures.timeline import CHARACTER, PATH
@@ -27,18 +27,18 @@ SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
 
 def draw_plan(plan: Plan, performance: Performance | None = None) -> Any:
-    """A matplotlib Figure of a plan: a row for each stage with its ranks or devices, its units coloured by their strategy, and
-    next to it what holds the memory of its fullest device at the peak, against the limit.
+    """A matplotlib Figure of a plan: a row for each stage with its ranks or devices and its units, coloured by strategy; to its
+    right the peak memory of the stage's fullest device by parts, against the limit.
 
     Args:
         plan: the plan; one without a prediction has no memory drawn.
-        performance: of the plan (default: by the costs that it carries).
+        performance: the plan's step in an engineer's units (default: by the costs that the plan carries).
 
     Returns:
         The Figure.
 
     Raises:
-        MissingExtra: where matplotlib is not installed.
+        MissingExtra: if matplotlib is not installed.
     """
     from matplotlib.figure import Figure
 
@@ -63,9 +63,12 @@ def draw_plan(plan: Plan, performance: Performance | None = None) -> Any:
 
 
 def _title(plan: Plan, performance: Performance | None) -> str:
+    """The picture's title: model, batch, number of devices and, if `performance` is given, step time and throughput. plan: a
+    training plan, with its stages and strategies.
+    """
     batch, model = plan.batch, plan.planned_model()
     shape = f"{plural(len(plan.stages), 'stage')}, {plural(batch.micro_batches, 'micro-batch')}"
-    shape += f", {SCHEDULE_NAMES[plan.schedule]}" if len(plan.stages) > 1 else ""
+    shape += f", {SCHEDULES[plan.schedule].title}" if len(plan.stages) > 1 else ""
     lines = [f"{model.name}, {batch.global_samples} samples a step on {plural(plan.world, 'device')}: {shape}"]
     if performance is not None:
         throughput = dict(performance.summary())["throughput"]
@@ -74,6 +77,10 @@ def _title(plan: Plan, performance: Performance | None) -> str:
 
 
 def _draw_units(axes: Any, plan: Plan) -> None:
+    """Draw the units (sub-layers) of each pipeline stage as a row of cells, coloured by the unit's strategy, with the
+    strategies' names if there is space. axes: the matplotlib axes to draw on. plan: a training plan, with its stages and
+    strategies.
+    """
     from matplotlib.patches import Patch
 
     names = [in_words(str(unit)) for unit in plan.units]
@@ -91,8 +98,8 @@ def _draw_units(axes: Any, plan: Plan) -> None:
             run = list(group)
             if len(run) / widest * UNITS > CHARACTER * len(name) + 0.1:
                 middle, ink = (run[0] + run[-1] + 1) / 2 - first, "white" if colours[name] in DARK else "black"
-                behind = {"fc": colours[name], "ec": "none", "pad": 0.8}  # no line between units goes through a name
-                axes.text(middle, number, name, color=ink, fontsize=7.5, ha="center", va="center", bbox=behind)
+                background = {"fc": colours[name], "ec": "none", "pad": 0.8}  # no line between units goes through a name
+                axes.text(middle, number, name, color=ink, fontsize=7.5, ha="center", va="center", bbox=background)
         units_text = f"{span(plan.units[units[0]].name, plan.units[units[-1]].name)} ({len(units)})"
         axes.text(0, number - 0.33, units_text, fontsize=6.5, va="bottom", color="#555555")
     labels = [f"stage {number}, {_devices(plan, stage)}" for number, stage in enumerate(plan.stages)]
@@ -104,14 +111,18 @@ def _draw_units(axes: Any, plan: Plan) -> None:
 
 
 def _devices(plan: Plan, stage: Stage) -> str:
-    """The devices of a stage, where the plan names them, else its ranks."""
+    """The devices of a pipeline stage as text, such as `devices 0 .. 7`; its ranks, such as `ranks 0 .. 7`, if the plan does
+    not place ranks on devices.
+    """
     if plan.placement is None:
         return _numbers("rank", stage.ranks)
     return _numbers("device", sorted(plan.placement[rank] for rank in stage.ranks))
 
 
 def _numbers(noun: str, numbers: Sequence[int]) -> str:
-    """``ranks 0 .. 7``, ``devices 0, 4``, ``rank 3``: spans of consecutive numbers, the first few."""
+    """Format ascending numbers after a noun as text: `ranks 0 .. 7`, `devices 0, 4`, `rank 3`. Consecutive numbers are a
+    range; after two ranges the rest is "...".
+    """
     spans: list[list[int]] = []
     for number in numbers:
         if spans and number == spans[-1][-1] + 1:
@@ -124,8 +135,12 @@ def _numbers(noun: str, numbers: Sequence[int]) -> str:
 
 
 def _draw_memory(axes: Any, plan: Plan, performance: Performance) -> None:
+    """Draw, for each pipeline stage, the peak memory of its fullest device as a bar divided into coloured parts (such as
+    activations), and the memory limit as a line. axes: the matplotlib axes to draw on. plan: a training plan, with its stages
+    and strategies.
+    """
     software = plan.predicted is not None and plan.predicted.software
-    own = "\nby trainplan's own programs of the plan" * bool(software)  # the prediction is of the runtime's
+    own = "\nby trainplan's own programs of the plan" * bool(software)  # the plan's prediction is of another runtime
     limit, peak = plan.memory_bytes, max(stage.peak_bytes for stage in performance.stages)
     scale, unit = next((size, name) for size, name in SIZES if max(limit, peak) >= size)
     indices = range(len(performance.stages))

@@ -1,6 +1,6 @@
 """The colours of all pictures: Okabe and Ito's palette, which the colour-blind tell apart, and lighter shades of it.
 
-What is best or proven has the strongest colour, and nothing else in its picture has that one.
+Only the best or proven result of a picture has the strongest colour.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ MARKERS = "osD^vPXp"
 
 
 def series(index: int) -> dict[str, str]:
-    """Colour and marker of one line among several, of which none is the best; 24 of them all differ."""
+    """Colour and marker, as keyword arguments of matplotlib's plot, for the line with this index in a picture; the line that
+    is drawn as the best one has its own style. Among 24 consecutive indices all styles differ.
+    """
     colours = [colour for colour in SERIES if colour not in (BEST, YELLOW)]  # yellow lines are lost on white
     return {"color": colours[index % len(colours)], "marker": MARKERS[index % len(MARKERS)]}

@@ -25,25 +25,31 @@ CHARACTER, AROUND = 0.062, 0.04  # inches of a number: of each character, and ar
 
 
 def draw_timeline(timeline: Timeline, *, title: str | None = None, stages: Sequence[str] | None = None) -> Any:
-    """A matplotlib Figure: when every device runs which pass, forward and backward apart, numbered by micro-batch where there
-    is space; what it receives as thin bars before; the critical path outlined; iteration, start-up and bubble in the title.
+    """A matplotlib Figure: when every device runs which pass, forward and backward in two colours, numbered by micro-batch
+    where there is space. Thin bars are messages that are received; the critical path is outlined; the title has iteration,
+    start-up and bubble.
 
     Args:
-        timeline: of `simulate(...).timeline`.
-        title: of the picture.
-        stages: names of what every stage holds, to stand next to its device.
+        timeline: a simulated step, such as `simulate(...).timeline`.
+        title: the picture's title.
+        stages: a name for every stage, such as its units, which is printed next to its device.
 
     Returns:
         The Figure.
 
     Raises:
-        MissingExtra: where matplotlib is not installed.
+        MissingExtra: if matplotlib is not installed.
     """
     return _drawn([(title, timeline, stages)])
 
 
 def draw_partition(instance: Instance, solution: Solution, *, title: str | None = None) -> Any:
-    """A matplotlib Figure: the iteration of a pipeline-partition solution, sliced as it says, as of `draw_timeline`."""
+    """Draw, as a matplotlib Figure, the simulated iteration of a solution of the problem pipeline-partition (cut sub-layers
+    into pipeline stages), under the schedule 1F1B.
+
+    instance: the problem with its costs. solution: the cuts between stages, and the number of micro-batches that are cut in
+    two. title: the picture's title; None for the instance's name.
+    """
     orders = one_f_one_b(instance.stages, instance.micro_batches, solution.sliced)
     return draw_timeline(simulate(instance.work(solution.cuts), orders), title=title or instance.name)
 
@@ -52,15 +58,15 @@ def draw_timelines(timelines: Mapping[str, Timeline], *, width_inches: float | N
     """A matplotlib Figure: several timelines, each under its name, on one axis of time.
 
     Args:
-        timelines: by name.
-        width_inches: of all (default: so that numbers fit).
+        timelines: simulated steps, by name.
+        width_inches: the picture's width (default: one with space for the numbers of passes).
 
     Returns:
         The Figure.
 
     Raises:
-        InputError: where there are none.
-        MissingExtra: where matplotlib is not installed.
+        InputError: if no timeline is given.
+        MissingExtra: if matplotlib is not installed.
     """
     if not timelines:
         raise InputError("timelines", "", "are none", "give at least one, under its name")
@@ -68,6 +74,11 @@ def draw_timelines(timelines: Mapping[str, Timeline], *, width_inches: float | N
 
 
 def _drawn(parts: Sequence[tuple[str | None, Timeline, Sequence[str] | None]], width_inches: float | None = None) -> Any:
+    """Draw timelines below each other, on one time axis; returns the matplotlib Figure.
+
+    parts: for each timeline its title, the timeline, and the names of the units that every stage holds (None for no names).
+    width_inches: the picture's width; None for a width with space for the numbers of passes.
+    """
     from matplotlib.figure import Figure
 
     timelines = [timeline for _, timeline, _ in parts]
@@ -81,8 +92,8 @@ def _drawn(parts: Sequence[tuple[str | None, Timeline, Sequence[str] | None]], w
     row = min(ROW, (LARGEST[1] - heads) / sum(rows))
     figure: Any = Figure(figsize=(width + label_width, heads + row * sum(rows)), layout="constrained")
     scale, unit = next(((s, u) for s, u in ((1e9, "s"), (1e6, "ms"), (1e3, "us")) if end >= s), (1, "ns"))
-    every = figure.subplots(len(parts), 1, sharex=True, squeeze=False, height_ratios=rows)[:, 0]
-    for axes, (name, timeline, stages) in zip(every, parts, strict=True):
+    all_axes = figure.subplots(len(parts), 1, sharex=True, squeeze=False, height_ratios=rows)[:, 0]
+    for axes, (name, timeline, stages) in zip(all_axes, parts, strict=True):
         _draw(axes, timeline, scale, width / (end / scale) if end else 1.0, row)
         count = len(timeline.devices)
         chunked = timeline.work.stages > count
@@ -94,14 +105,16 @@ def _drawn(parts: Sequence[tuple[str | None, Timeline, Sequence[str] | None]], w
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(axis="x", labelsize=8)
         axes.yaxis.label.set_fontsize(8)
-    every[-1].set_xlabel(unit, fontsize=8)
-    numbered = any(text.get_gid() for axes in every for text in axes.texts)
+    all_axes[-1].set_xlabel(unit, fontsize=8)
+    numbered = any(text.get_gid() for axes in all_axes for text in axes.texts)
     figure.legend(**_legend(timelines, numbered), loc="outside lower center", frameon=False, fontsize=8)
     return figure
 
 
 def _width(timeline: Timeline, end: int) -> float:
-    """Inches with which forward passes have space for their numbers, halves for theirs, but those much shorter than others."""
+    """The width in inches that a timeline needs so that its forward passes (or their halves) have space for their numbers;
+    passes that are much shorter than most are ignored. end: the time in ns at the end of the axis.
+    """
     needed = [0.0]
     for halves in (False, True):
         passes = [event for events in timeline.devices for event in events if (event.task.half is not None) == halves]
@@ -113,22 +126,32 @@ def _width(timeline: Timeline, end: int) -> float:
 
 
 def _number(timeline: Timeline, event: Event) -> str:
-    """3, 3a, or 3.1 where devices have several stages."""
+    """The text that is printed on a pass: the index of its micro-batch, such as 3; 3a for its first half; 3.1 on a device's
+    second stage, if devices have several stages. timeline: the simulated passes and messages of a pipeline's step. event: the
+    simulated pass, with begin and end.
+    """
     count = len(timeline.devices)
     return label(event.task, count if timeline.work.stages > count else None)[1:]
 
 
 def _longest(timeline: Timeline, halves: bool) -> int:
-    """Characters of the longest number, so that passes of one length have theirs or have none."""
+    """The number of characters of the longest text that is printed on a pass of the timeline; with `halves`, on a half of a
+    pass.
+    """
     passes = [event for events in timeline.devices for event in events if (event.task.half is not None) == halves]
     return max((len(_number(timeline, event)) for event in passes), default=0)
 
 
 def _inches(characters: int) -> float:
+    """The width in inches of a printed number with this number of characters, including its margin."""
     return CHARACTER * characters + AROUND
 
 
 def _summary(timeline: Timeline) -> str:
+    """A line of the picture's title: time of the iteration, start-up time, bubble (share of time in which devices are idle)
+    and master stage (the stage with the most passes on the critical path). timeline: the simulated passes and messages of a
+    pipeline's step.
+    """
     critical = critical_path(timeline)
     parts = [
         f"iteration {format_time(timeline.time_ns)}",
@@ -140,7 +163,11 @@ def _summary(timeline: Timeline) -> str:
 
 
 def _draw(axes: Any, timeline: Timeline, scale: float, inches: float, row: float) -> None:
-    """inches: of one unit of time; row: of one device."""
+    """Draw one timeline: passes, messages, the critical path, and indices of micro-batches if there is space.
+
+    axes: the matplotlib axes to draw on. scale: the number of ns per unit of the time axis. inches: the width in inches of
+    one unit of the time axis. row: the height in inches of one device's row.
+    """
     count = len(timeline.devices)
     events = [event for device in timeline.devices for event in device]
     critical = critical_path(timeline)
@@ -175,7 +202,10 @@ def _draw(axes: Any, timeline: Timeline, scale: float, inches: float, row: float
 
 
 def _draw_path(axes: Any, critical: Critical, scale: float, thick: float) -> None:
-    """A thin line from pass to pass, where the path changes the device."""
+    """Draw the links of the critical path (the passes and messages that determine the iteration's time): a thin line between
+    two consecutive passes on it that are on different devices. axes: the matplotlib axes to draw on. scale: the number of ns
+    per unit of the time axis. thick: the width of the passes' outlines in points.
+    """
     for before, after in zip(critical.path, critical.path[1:], strict=False):
         if before.device != after.device:
             lanes = [before.device, after.device]
@@ -183,7 +213,12 @@ def _draw_path(axes: Any, critical: Critical, scale: float, thick: float) -> Non
 
 
 def bars(axes: Any, spans: Iterable[tuple[float, float, int]], scale: float, height: float = 0.8, **style: Any) -> None:
-    """Draw bars together. spans: from when to when, and the row on which each is centred. scale: by which times are divided."""
+    """Draw many horizontal bars as one matplotlib collection, which is faster than one by one.
+
+    axes: the matplotlib axes to draw on. spans: (begin, end, row) of every bar, which is centred on its row. scale: the
+    number by which begin and end are divided. height: height of a bar, in rows. style: further arguments of the collection,
+    such as colours.
+    """
     from matplotlib.collections import PolyCollection
 
     corners = [
@@ -194,11 +229,18 @@ def bars(axes: Any, spans: Iterable[tuple[float, float, int]], scale: float, hei
 
 
 def _bar(event: Event) -> tuple[int, int, int]:
+    """Begin in ns, end in ns, and row of the bar of a pass; the row is the device's number. event: the simulated pass, with
+    begin and end.
+    """
     return event.start_ns, event.end_ns, event.device
 
 
 def _colour(event: Event, devices: int, chunks: int) -> Any:
-    """Of several stages on a device the later ones lighter."""
+    """The colour of a pass, as (red, green, blue), by its direction (forward or backward); if a device has several stages,
+    later stages are lighter.
+
+    event: the pass. devices: number of devices. chunks: number of stages per device.
+    """
     from matplotlib.colors import to_rgb
 
     first, last = (FORWARD, LATER_FORWARD) if event.task.kind == "forward" else (BACKWARD, LATER_BACKWARD)
@@ -207,7 +249,9 @@ def _colour(event: Event, devices: int, chunks: int) -> Any:
 
 
 def _legend(timelines: Sequence[Timeline], numbered: bool) -> dict[str, Any]:
-    """numbered: whether there was space for the number of some pass."""
+    """The keyword arguments of matplotlib's legend for a picture of timelines. numbered: whether any pass has its number
+    printed on it.
+    """
     from matplotlib.patches import Patch
 
     patches, notes = (

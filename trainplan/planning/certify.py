@@ -1,4 +1,4 @@
-"""Certificates: the evidence by which `check` follows a plan's claim without any solver."""
+"""Certificates: the evidence with which `trainplan check` verifies a plan's claim without a solver."""
 
 from __future__ import annotations
 
@@ -19,8 +19,13 @@ EVIDENCE = "evidence of the bound, checked without any solver"
 
 
 def with_evidence(answer: PlanningResult, progress: Callable[[Point | str], None] | None = None) -> PlanningResult:
-    """The answer with the evidence that its file has, which is looked for no longer than the plan was; as it is where the
-    search was interrupted."""
+    """Add evidence to a result of planning: numbers that prove the lower bound of its claim and that can be checked without a
+    solver.
+
+    It is gathered for at most as long as the search took, and at least LEAST_SECONDS; the result of an interrupted search
+    is returned unchanged. answer: the result of planning. progress: called with a text for each step that begins, and with
+    a Point for each better bound.
+    """
     seconds = max(LEAST_SECONDS, answer.result.build_seconds + answer.result.solve_seconds)
     return answer if answer.interrupted else certify(answer, seconds, progress)
 
@@ -28,20 +33,19 @@ def with_evidence(answer: PlanningResult, progress: Callable[[Point | str], None
 def certify(
     answer: PlanningResult, time_limit: float | None = TIME_LIMIT_S, progress: Callable[[Point | str], None] | None = None
 ) -> PlanningResult:
-    """The answer with evidence of its bound, which `check` follows. Where the evidence proves more than the search did,
-    its bound becomes the plan's.
+    """The result with evidence of its bound, which `trainplan check` verifies. Where the evidence proves more than the search
+    did, its bound becomes the plan's.
 
     Args:
-        answer: of `plan`.
-        time_limit: seconds for gathering it; what it does not come to is shown by bounds that need no evidence, which are
-            weaker.
-        progress: called with a text that names what is begun, and with a Point of each better bound that there is evidence of.
+        answer: a result of `plan`.
+        time_limit: seconds for gathering the evidence. When they are over, weaker bounds that need no evidence complete it.
+        progress: called with a text that names the step that begins, and with a Point for each better bound.
 
     Returns:
-        The answer; as it is where there is no plan, or where bounds of its problem have no evidence.
+        The result; unchanged where there is no plan, or where bounds of its problem have no evidence.
 
     Raises:
-        InputError: for a time limit that is none.
+        InputError: for a time limit that is not a positive number.
     """
     check_arguments(time_limit, 0.0, 0)
     plan, problem, objective_ns = answer.plan, answer.problem, answer.answer.objective_ns

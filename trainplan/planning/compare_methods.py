@@ -1,4 +1,4 @@
-"""Several methods on one instance."""
+"""The comparison of several solution methods on one instance."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ from trainplan.tabular import Tabular
 
 
 class _Pair(NamedTuple):
+    """The two lists of a comparison of solving methods: a result for each method, and a text for each contradiction between
+    methods.
+    """
+
     results: list[Result]
     contradictions: list[str]
 
 
 class Comparison(Tabular, _Pair):
-    """Results of several methods on one instance, and every contradiction between them: a pair of lists. instance: its name."""
+    """Results of several solving methods on one instance.
+
+    results: one for each method. contradictions: a text for every contradiction between two methods, such as a bound above
+    another method's objective. instance: the instance's name.
+    """
 
     instance: str = ""
     headings: ClassVar = {
@@ -29,8 +37,9 @@ class Comparison(Tabular, _Pair):
     drawn_by = "trainplan.pictures.comparisons:draw_comparison"
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dict for each method: the instance's name, method, status, time_ns, bound_ns, gap, peak_bytes, seconds, and
-        `above`, how much longer its time is than the best one, as a share of that."""
+        """A dict for each method: `instance` (its name), `method`, `status`, `time_ns`, `bound_ns`, `gap`, `peak_bytes`,
+        `seconds`, and `above`: the method's time over the best method's, minus 1.
+        """
         best = min((result.objective for result in self.results if result.objective is not None), default=None)
         rows = []
         for result in self.results:
@@ -40,11 +49,12 @@ class Comparison(Tabular, _Pair):
 
     @property
     def unfinished(self) -> list[str]:
-        """The methods that an interrupt ended; the methods after these were not run."""
+        """The names of the methods that an interrupt ended; the methods after these were not run."""
         return [result.method for result in self.results if result.stopped == "interrupt"]
 
     def notes(self) -> list[str]:
-        """Why nothing fits, what an interrupt ended, and what contradicts."""
+        """Lines for people below the table: why nothing fits, which methods were interrupted, and contradictions between
+        methods."""
         reasons = [str(result.reason) for result in self.results if result.reason]
         ended = [f"{name} was interrupted; methods after it were not run" for name in self.unfinished]
         return [*reasons[:1], *ended, *(f"contradiction: {text}" for text in self.contradictions)]

@@ -1,4 +1,4 @@
-"""The papers' planners on one request beside the joint optimum, all judged by the walks on one back-end."""
+"""The comparison of the papers' planners with the joint optimum on one request: all plans are predicted on one back-end."""
 
 from __future__ import annotations
 
@@ -16,23 +16,29 @@ from trainplan.tabular import Tabular
 
 BEGUN = "begun from their plans"
 JUDGED_ON = "serial"  # the back-end whose steps the joint problem minimises
-
-
 SHARED = ("pipeline", "micro_batches", "dp", "tp")  # parameters that mean the same to every planner that has them
 WIDER = ("host", "hybrid", "modules", "sliced", "chunks")  # parameters that give the joint problem more to choose from
-
-
-ALIKE: dict[str, Any] = {"cost_model": "executed"}  # as all other planners are priced
+ALIKE: dict[str, Any] = {"cost_model": "executed"}  # the cost model of all other planners
 
 
 @dataclass(frozen=True)
-class Rival:
-    """What one planner comes to. step_ns, peak_bytes: of its plan, by the walks; None where it has none, and `why` says why.
+class PlannerResult:
+    """The plan that one planner found, compared with the joint optimum: the best plan of the joint problem, trainplan's own,
+    which decides micro-batches, stages and every sub-layer's strategy together.
 
-    above: how much longer its step takes than the joint optimum's, as a share of that; bound_ns, gap: what the joint problem
-    proves of any plan, and how far this one is from it (None for plans that the joint problem does not contain: `outside` says
-    what). seconds: from the request to the plan; of the optimum that begins from the planners' plans, whole_seconds are these
-    and those of the planners whose plans it began from. stopped: what ended its search before it was done.
+    Attributes:
+        planner: the planner's name for people.
+        step_ns: the plan's predicted step; None without a plan.
+        peak_bytes: the predicted peak memory of the fullest device.
+        stages: the number of pipeline stages.
+        micro_batches: the number of micro-batches of a step.
+        above: how much longer the step is than the joint optimum's, as a share of that.
+        gap: how far the step is from the joint problem's lower bound; None if the joint problem does not contain the plan.
+        seconds: the time from the request to the plan.
+        outside: why the joint problem does not contain the plan; None if it does.
+        why: why there is no plan, or that it is not final.
+        whole_seconds: for the joint optimum searched from the planners' plans, `seconds` and the time of these planners.
+        stopped: what ended the search early; None if it ran to its end.
     """
 
     planner: str
@@ -49,12 +55,13 @@ class Rival:
     stopped: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """The row as a JSON-ready dict. Keys: `planner`, `step_ns`, `peak_bytes`, `stages`, `micro_batches`, `above` and `gap`
+        (fractions: 0.1 is 10%), `seconds`, `outside`, `why`, `whole_seconds` and `stopped`, as the class describes them."""
         return asdict(self)
 
 
-class Rivals(Tabular, list[Rival]):
-    """What planners come to, the joint optimum first."""
+class PlannerComparison(Tabular, list[PlannerResult]):
+    """A row for each planner of a comparison, the joint optimum (the best plan of trainplan's own problem) first."""
 
     headings: ClassVar = {
         "planner": "planner",
@@ -69,15 +76,17 @@ class Rivals(Tabular, list[Rival]):
     drawn_by = "trainplan.pictures.comparisons:draw_rivals"
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dict for each planner: the fields of `Rival`."""
-        return [rival.to_dict() for rival in self]
+        """A dict for each planner in JSON-ready values, with the attributes of `PlannerResult` as keys, such as `planner`,
+        `step_ns` and `above`.
+        """
+        return [planner.to_dict() for planner in self]
 
     def notes(self) -> list[str]:
-        """Why a planner has no plan, and what others planned without."""
-        return [f"{rival.planner}: {text}" for rival in self if (text := rival.why or rival.outside)]
+        """Lines for people below the table: why a planner has no plan, and why a plan is outside of the joint problem."""
+        return [f"{row.planner}: {text}" for row in self if (text := row.why or row.outside)]
 
 
-def rivals(
+def planner_comparison(
     plan: Callable[..., PlanningResult],
     request: dict[str, Any],
     published: Sequence[Published] = PAPERS,
@@ -85,77 +94,106 @@ def rivals(
     gap: float = GAP,
     time_limit: float | None = TIME_LIMIT_S,
     progress: Callable[[str], None] | None = None,
-) -> tuple[Rivals, PlanningResult | None]:
-    """The joint optimum, every planner's plan for one request, and the joint optimum begun from these plans; and the answer of
-    the joint problem.
+) -> tuple[PlannerComparison, PlanningResult]:
+    """Compare the joint optimum, the best plan of trainplan's own problem, with every paper's planner on the same request, and
+    with the joint optimum searched from these planners' plans.
 
-    plan: `plan` of the public verbs, given the request and a preset. request: with choices of the joint problem, of which the
-    planners get what is SHARED. gap: of the joint problem; the planners run to their end. time_limit: seconds for each. Raises
-    InputError where the request does not suit the first of them.
+    Args:
+        plan: the public verb `plan`, called with the request's keywords and a preset.
+        request: keywords of `plan`, including choices of the joint problem; other planners get only the choices in SHARED.
+        published: the planners, the joint one first.
+        gap: relative gap at which the search of the joint problem may stop; the other planners run to their end.
+        time_limit: seconds for each planner.
+        progress: called with the label of each planner when it begins.
+
+    Returns:
+        A row for each planner, and the result of the joint problem.
+
+    Raises:
+        InputError: if the joint problem does not support the request.
     """
-    rows = Rivals()
-    answers: list[PlanningResult] = []
-    incumbents: list[Plan] = []  # those of the planners' plans that the joint problem contains
-    choices = {parameter.name for parameter in preset(published[0].preset).parameters}
-    limits: dict[str, Any] = {"backend": JUDGED_ON, "time_limit": time_limit, "beside": False}
-    for each in published:
-        if progress is not None:
-            progress(each.label)
-        began = time.perf_counter()
-        without: list[str] = []
-        options: dict[str, Any] = {"gap": gap, **request}
-        if answers:
-            asked, without = _asked_of(each, request, choices)
-            options = {"method": each.method, **asked}
-        try:
-            options = {**ALIKE, **options} if each.preset == DEFAULT else options
-            answer = plan(**options, **limits, like=each.preset)
-        except InputError as error:
-            if not answers:
-                raise
-            rows.append(_none(each.label, str(error), time.perf_counter() - began))
+    begin = progress or (lambda _: None)
+    first, *others = published
+    choices = {parameter.name for parameter in preset(first.preset).parameters}
+    limits: dict[str, Any] = {"backend": JUDGED_ON, "time_limit": time_limit, "comparisons": False}
+    begin(first.label)
+    began = time.perf_counter()
+    optimum = plan(**_priced_alike(first, {"gap": gap, **request}), **limits, like=first.preset)
+    rows = [_row(first.label, optimum, optimum, time.perf_counter() - began)]
+    incumbents: list[Plan] = []  # the planners' plans that the joint problem contains
+    interrupted = optimum.interrupted
+    for planner in others:
+        if interrupted:
+            rows.append(_none(planner.label, "not planned: interrupted", 0.0))
             continue
-        answers.append(answer)
-        rows.append(_row(each.label, answer, answers[0], time.perf_counter() - began, without))
-        if len(answers) > 1 and answer.plan is not None and rows[-1].step_ns is not None and rows[-1].outside is None:
+        begin(planner.label)
+        began = time.perf_counter()
+        options, without = _options_of(planner, request, choices)
+        try:
+            answer = plan(**_priced_alike(planner, {"method": planner.method, **options}), **limits, like=planner.preset)
+        except InputError as error:
+            rows.append(_none(planner.label, str(error), time.perf_counter() - began))
+            continue
+        rows.append(_row(planner.label, answer, optimum, time.perf_counter() - began, without))
+        if answer.plan is not None and rows[-1].step_ns is not None and rows[-1].outside is None:
             incumbents.append(answer.plan)
-        if answer.interrupted:
-            left = published[published.index(each) + 1 :]
-            return Rivals([*rows, *(_none(other.label, "not planned: interrupted", 0.0) for other in left)]), answers[0]
-    label = f"{published[0].label}, {BEGUN}"
+        interrupted = answer.interrupted
+    if interrupted:
+        return PlannerComparison(rows), optimum
+    label = f"{first.label}, {BEGUN}"
     if not incumbents:
-        return Rivals([*rows, _none(label, "none of their plans is one of this problem", 0.0)]), answers[0]
-    if progress is not None:
-        progress(label)
+        return PlannerComparison([*rows, _none(label, "none of their plans is one of this problem", 0.0)]), optimum
+    begin(label)
     began = time.perf_counter()
     try:
-        answer = plan(**{**ALIKE, **request}, **limits, gap=gap, like=published[0].preset, incumbents=incumbents)
+        answer = plan(**{**ALIKE, **request}, **limits, gap=gap, like=first.preset, incumbents=incumbents)
     except InputError as error:
-        return Rivals([*rows, _none(label, str(error), time.perf_counter() - began)]), answers[0]
-    last = _row(label, answer, answers[0], time.perf_counter() - began)
+        return PlannerComparison([*rows, _none(label, str(error), time.perf_counter() - began)]), optimum
+    last = _row(label, answer, optimum, time.perf_counter() - began)
     planners = sum(row.seconds for row in rows[1:] if row.step_ns is not None)
-    return Rivals([*rows, replace(last, whole_seconds=last.seconds + planners)]), answers[0]
+    return PlannerComparison([*rows, replace(last, whole_seconds=last.seconds + planners)]), optimum
 
 
-def _asked_of(planner: Published, request: dict[str, Any], choices: set[str]) -> tuple[dict[str, Any], list[str]]:
-    """What of a request is asked of a planner; and the flags of choices that narrow the joint problem, and not its own."""
-    parameters, asked, without = preset(planner.preset).parameters, dict(request), list[str]()
+def _priced_alike(planner: Published, options: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of `plan` for a planner. If the planner solves the joint problem (trainplan's own), a cost model is added
+    that counts as the other planners' does, so that steps compare.
+
+    planner: the paper's planner. options: the keywords without a cost model.
+    """
+    return {**ALIKE, **options} if planner.preset == DEFAULT else options
+
+
+def _options_of(planner: Published, request: dict[str, Any], choices: set[str]) -> tuple[dict[str, Any], list[str]]:
+    """Two results for a paper's planner: the keywords of a request that it supports; and the flags of those choices that it
+    does not know, although they narrow the joint problem (trainplan's own).
+
+    request: keywords of `plan`. choices: the names of the joint problem's parameters.
+    """
+    parameters, options, without = preset(planner.preset).parameters, dict(request), list[str]()
     names = {parameter.name for parameter in parameters}
     for name in choices & set(request):
-        parameter = next(each for each in preset(DEFAULT).parameters if each.name == name)
+        parameter = next(known for known in preset(DEFAULT).parameters if known.name == name)
         if request[name] in (None, parameter.default) or not (name in SHARED and name in names):
-            del asked[name]
+            del options[name]
             if request[name] not in (None, parameter.default) and name not in WIDER and request[name] != "all":
                 without.append(parameter.flag)
-    return asked, sorted(without)
+    return options, sorted(without)
 
 
-def _none(planner: str, why: str, seconds: float) -> Rival:
-    return Rival(planner, None, None, None, None, None, None, seconds, why=why)
+def _none(planner: str, why: str, seconds: float) -> PlannerResult:
+    """The row of a planner that has no plan. why: the reason, for people. seconds: how long it took."""
+    return PlannerResult(planner, None, None, None, None, None, None, seconds, why=why)
 
 
-def _row(planner: str, answer: PlanningResult, optimum: PlanningResult, seconds: float, without: Sequence[str] = ()) -> Rival:
-    """What an answer comes to. without: choices that narrow the joint problem, and that the planner does not know."""
+def _row(
+    planner: str, answer: PlanningResult, optimum: PlanningResult, seconds: float, without: Sequence[str] = ()
+) -> PlannerResult:
+    """The row of a planner in a comparison with the joint optimum (the best plan of trainplan's own problem).
+
+    planner: its name for people. answer: the result of planning with it. optimum: the result of the joint problem. seconds:
+    how long planning took. without: flags of choices that the planner does not know; if there are any, its plan is not
+    compared with the joint problem's lower bound.
+    """
     plan, best_ns, bound_ns = answer.plan, optimum.step_ns, optimum.answer.bound_ns
     if plan is None or plan.predicted is None:
         reason = answer.result.reason or answer.result.message or answer.result.status
@@ -166,7 +204,7 @@ def _row(planner: str, answer: PlanningResult, optimum: PlanningResult, seconds:
         outside = "states or hidden states on the host" if plan.uses_host else outside
         outside = "micro-batches in halves" if plan.sliced else outside
     step_ns = plan.predicted.step_ns
-    return Rival(
+    return PlannerResult(
         planner=planner,
         step_ns=step_ns,
         peak_bytes=plan.predicted.most_bytes,

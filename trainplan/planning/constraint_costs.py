@@ -1,10 +1,10 @@
-"""What each constraint of a request costs: between what the least step without it lies, beside the step with it.
+"""The price of each constraint of a request: by how much the least step would be shorter without it.
 
-All numbers are the problem's own, under its costs and the memory asked for: plans without a constraint are neither compiled nor
-walked, but for the one in any runtime, which is predicted, since runtimes run the same plan in other steps.
-A plan with the constraint is one without it, too, so the search without it looks for nothing but what is better; where
-the constraint leaves out whole parts of the instance, only these are searched, and what is proven of the others holds. All
-searches have a share of the time that the plan took: what they prove until then makes the prices, intervals where an optimum is
+All steps are the problem's objectives under the request's costs and memory. Plans without a constraint are neither compiled nor
+simulated, except for the plan in any runtime, which is predicted, since runtimes run the same plan in different steps.
+A plan that satisfies the constraint is a solution without it, too. So the search without it looks only for better plans; where
+the constraint excludes whole parts of the instance, only these are searched, and what is proven of the others still holds. All
+searches share a part of the time that planning took: the prices are what they prove until then, intervals where an optimum is
 not known.
 """
 
@@ -27,10 +27,10 @@ from trainplan.solvers.core.clock import Clock
 from trainplan.solvers.core.method_registry import method as method_named
 from trainplan.solvers.core.search import CUTOFF
 
-SHARE = 0.5  # of the seconds that the plan took, for all prices together
-LEAST_SECONDS = 1.0
+SHARE = 0.5  # of the seconds that planning took, for all prices together
+LEAST_SECONDS = 1.0  # for all prices together
 RUNTIME_SECONDS = 4.0  # at least, for the plan in any runtime
-LEAST_SEARCH_SECONDS = 0.01  # once a request is made
+LEAST_SEARCH_SECONDS = 0.01
 
 
 def priced(
@@ -43,11 +43,18 @@ def priced(
     progress: Callable[[str], None] | None = None,
     **arguments: Any,
 ) -> PlanningResult:
-    """The answer with what each constraint costs.
+    """Add to a result of planning the price of each constraint of the user: how much shorter the step could be without it.
+    Each price takes one more search, without that constraint alone.
 
-    without: by the parameter of each constraint, its name for people, and what makes the request without it. took: the seconds
-    in which the answer was made, of which prices get a share; left: those that are left, None without a limit. progress: called
-    with a text that names what is begun. arguments: of the search.
+    Args:
+        best: the result of the request with all constraints.
+        without: for each constraint, by its parameter name: a pair of its name for people, and a function that makes the
+            request without it.
+        method: the name of the method that searches.
+        took: seconds that planning took; all prices together may take a share of them.
+        left: seconds that remain of the time limit; None without a limit.
+        progress: called with a text that names the step that begins.
+        **arguments: keyword arguments of every search, such as gap and seed.
     """
     seconds = max(LEAST_SECONDS, SHARE * took)
     seconds = seconds if left is None else min(left, seconds)
@@ -77,25 +84,39 @@ def priced(
 
 
 def _in_any_runtime(name: str, best: PlanningResult, request: Request, method: str, seconds: float, **arguments: Any) -> Price:
-    """The price of a runtime: the plan that `plan` gives without it, with its prediction; the best one until the time is up.
-    name: of the constraint."""
+    """The price of the constraint that one runtime (training framework) must be able to run the plan: found by planning
+    without it within a time limit.
+
+    name: the constraint's name for people. best: the result with the constraint. request: the request without it. method:
+    the name of the method that searches. seconds: the time limit. arguments: keyword arguments of the search, such as gap
+    and seed.
+    """
     known = best.answer
     try:
-        made = planned(request, best.preset, method, time_limit=max(LEAST_SEARCH_SECONDS, seconds), alone=True, **arguments)
+        result = planned(request, best.preset, method, time_limit=max(LEAST_SEARCH_SECONDS, seconds), alone=True, **arguments)
     except KeyboardInterrupt:
         return Price(name, None)
-    answer = made.answer
+    answer = result.answer
     if known.objective_ns is not None and (answer.objective_ns is None or answer.objective_ns > known.objective_ns):
         bound = answer.bound_ns if answer.result.status != "infeasible" else known.bound_ns
         answer = replace(known, bound_ns=None if bound is None else min(bound, known.objective_ns))
-    return Price(name, answer, made.step_ns)
+    return Price(name, answer, result.step_ns)
 
 
 def _answer(
     best: PlanningResult, parameter: str, instances: Sequence[Any], sure: Sequence[Any], method: str, **arguments: Any
 ) -> Answer:
-    """The answer without the constraint of a parameter. instances: without it, by what programs surely hold, so that the bound
-    is one of all that fits; sure: the same by what they hold at most, which a solution has to fit. arguments: of the search."""
+    """The solver's answer to a request without one constraint, with a lower bound that holds for all plans of that request.
+
+    Args:
+        best: the result with the constraint.
+        parameter: the constraint's parameter name.
+        instances: the instances without the constraint, in which tables count the memory that programs surely hold, so that
+            the bound holds for every plan that fits.
+        sure: the same instances with tables that count the most memory that programs may hold; a solution has to fit these.
+        method: the name of the method that searches.
+        **arguments: keyword arguments of the search, such as gap and seed.
+    """
     problem, known = best.problem, best.answer
     parts = [(instance, _outside(problem, instance, best.instance, parameter)) for instance in instances]
     rest = [part for _, part in parts if part is not None]
@@ -106,11 +127,12 @@ def _answer(
         arguments[CUTOFF] = known.objective_ns
     searched: Answer = attribute(best.preset.searcher)(rest, method, explained=False, **arguments)
     if searched.solution is not None:
-        place = next(place for place, part in enumerate(rest) if part is searched.instance)
-        fitting = [part for each in sure if (part := _outside(problem, each, best.instance, parameter)) is not None][place]
+        index = next(index for index, part in enumerate(rest) if part is searched.instance)
+        outside = (_outside(problem, instance, best.instance, parameter) for instance in sure)
+        fitting = [part for part in outside if part is not None][index]
         if problem.violations(fitting, searched.solution):
             searched = replace(searched, solution=None, objective_ns=None)
-    answers = [searched, known] if any(part is not each for each, part in parts) else [searched]
+    answers = [searched, known] if any(part is not instance for instance, part in parts) else [searched]
     better = searched if known.objective_ns is None or searched.objective_ns is not None else known
     if None not in (known.objective_ns, searched.objective_ns):
         better = min(searched, known, key=lambda answer: answer.objective_ns or 0)
@@ -120,6 +142,10 @@ def _answer(
 
 
 def _outside(problem: Problem, instance: Any, narrower: Any, parameter: str) -> Any | None:
-    """The solutions of an instance that one with the constraint of a parameter lacks, see `RequestScope.outside`; all of the
-    instance where the problem does not tell them apart."""
+    """The solutions of an instance that a user's constraint excludes, as an instance of their own; the whole instance if the
+    problem cannot separate them (see `RequestScope.outside`), None if there are none.
+
+    instance: the instance without the constraint. narrower: the instance with it. parameter: the constraint's parameter
+    name.
+    """
     return instance if problem.scope is None else problem.scope.outside(instance, narrower, parameter)

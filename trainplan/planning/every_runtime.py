@@ -1,7 +1,7 @@
-"""The best plan of every runtime for one request, beside a plan that was made for none: each is what `plan --for` it gives.
+"""The best plan of every runtime for one request, next to the plan for none: each is the plan that `plan --for RUNTIME` gives.
 
-The request's own plan is trainplan's row. All other rows are searched one after the other, as the request was, each in a share
-of the time that is left; a row whose search had too little says how far its plan may be from the best.
+The plan for no runtime is the row "trainplan". All other rows are searched one after the other with the request's settings,
+each in a share of the remaining time; a row whose search had too little time says how far its plan may be from the best.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainplan.formulations.joint.within_runtime import FOR
-from trainplan.formulations.runtimes import RUNTIMES
+from trainplan.formulations.runtimes import FOLDERS, RUNTIMES, short_title
 from trainplan.planning.planner import planned
 from trainplan.planning.presets import DEFAULT
 from trainplan.planning.result import PlanningResult
@@ -23,18 +23,23 @@ from trainplan.solvers.core.limits import TIME_LIMIT_S
 from trainplan.validation.plans import unpredicted
 
 SECONDS = 30.0
-ROUNDS = 2  # in which searches share the time; the second has what runtimes that were done early have left
+ROUNDS = 2  # of searches; the second shares the time that searches which ended early did not use
 NOT_SEARCHED = "not searched"
 OWN = "trainplan"
-NAMES = {"megatron": "Megatron", "megatron-bridge": "Megatron", "deepspeed": "DeepSpeed", "accelerate": "Accelerate"}
-COMPARED = ("megatron", "torchtitan", "deepspeed", "accelerate", "torch")  # Megatron-Bridge runs what Megatron does
 
 
 @dataclass(frozen=True)
 class RuntimePlan:
-    """The best plan of a runtime. runtime: as `--for` has it. answer: None where the runtime has something less than is asked
-    for, or its search has not begun. why: why there is no plan. stopped: what ended its search early; None where it is done.
-    seconds: that the search had."""
+    """The best plan that one runtime (training framework) can run for a request.
+
+    Attributes:
+        runtime: the runtime's name, as the option `--for` takes it.
+        answer: the result of planning; None if the runtime lacks something that the request needs, or if its search has not
+            begun.
+        why: why there is no plan; empty if there is one.
+        stopped: what ended the search early; None if it ran to its end.
+        seconds: the time that the search had.
+    """
 
     runtime: str
     answer: PlanningResult | None = None
@@ -44,33 +49,37 @@ class RuntimePlan:
 
     @property
     def name(self) -> str:
-        """The runtime as people write it."""
-        return NAMES.get(self.runtime, self.runtime)
+        """The runtime's name as people write it, such as DeepSpeed."""
+        return short_title(self.runtime)
 
     @property
     def found(self) -> bool:
-        """Whether there is a plan."""
+        """Whether there is a plan with a predicted step."""
         return self.answer is not None and self.answer.step_ns is not None
 
     @property
     def step_ns(self) -> int | None:
-        """The predicted step: the runtime's."""
+        """The step as the runtime is predicted to run it, in ns; None without a plan."""
         return None if self.answer is None else self.answer.step_ns
 
     @property
     def peak_bytes(self) -> int | None:
-        """What the fullest device holds, as is predicted of the runtime."""
+        """The predicted peak memory of the fullest device under this runtime; None without a prediction."""
         plan = None if self.answer is None else self.answer.plan
         return None if plan is None or plan.predicted is None else plan.predicted.most_bytes
 
     @property
     def gap(self) -> float | None:
-        """By what share of its step, as the solver counts it, the plan may be slower than the best; None without a bound."""
+        """How much shorter the best possible step may be than the plan's, as a share of the plan's, both in the solver's cost
+        model; None without a lower bound."""
         plan = None if self.answer is None else self.answer.plan
         return None if plan is None or plan.claim is None or not plan.claim.bound_ns else plan.claim.gap
 
     def to_dict(self) -> dict[str, Any]:
-        """The row as plain values."""
+        """The row as a JSON-ready dict. Keys: `runtime` (its name), `step_ns` (as predicted for the runtime),
+        `tokens_per_s_per_device`, `mfu` (model FLOPs over peak FLOPs, a fraction), `peak_bytes` (of the fullest device), `gap`
+        (the fraction by which the best possible step may be shorter, in the solver's cost model), `stopped` (what ended the
+        search early), `why` (why there is no plan), and `plan` (the plan's file as a dict); None for what is unknown."""
         answer = self.answer
         done = None if answer is None else answer.performance
         return {
@@ -86,9 +95,16 @@ class RuntimePlan:
         }
 
 
+def compared() -> tuple[str, ...]:
+    """The names of all runtimes that have rows next to trainplan's own: those that no other runtime stands for."""
+    return tuple(name for name in FOLDERS if name != OWN and not RUNTIMES[name].runs_as)
+
+
 def compares(answer: PlanningResult) -> bool:
-    """Whether there is more than one runtime to plan for: a plan of the default preset for none, on devices of which the
-    prediction of every runtime is known."""
+    """Whether the best plans of all runtimes (training frameworks) can be compared for the request of a planning result: the
+    request must have been planned by the default preset, without naming a runtime, from data sheets, and on devices for
+    which every runtime can be predicted. answer: the planning result.
+    """
     request = answer.request
     if answer.preset.name != DEFAULT or answer.instead is not None or answer.interrupted or answer.judged is None:
         return False
@@ -103,55 +119,61 @@ def by_runtime(
     progress: Callable[[Any], None] | None = None,
     clock: Callable[[], float] | None = None,
 ) -> tuple[RuntimePlan, ...]:
-    """The best plan of every runtime for a request, the shortest predicted step first, those without a plan last.
+    """The best plan of every runtime for a request, sorted by predicted step, those without a plan last.
 
     Args:
-        answer: of `plan`, without a runtime.
-        time_limit: seconds for all of them together; rows that it leaves open say so in `stopped`.
-        progress: as of `plan`.
+        answer: a result of `plan` for no runtime.
+        time_limit: seconds for all runtimes together; a row whose search it ended says so in `stopped`.
+        progress: called with a text that names the step that begins, and with a Point for each better plan or bound.
         clock: gives seconds from a fixed moment on (default: the processor's and the wall's, see `solvers.core.clock`).
 
     Returns:
-        A row for each runtime; none where the request names a runtime, a preset or a profile, where its devices are of several
-            kinds or of one without a data sheet, and where nothing was planned.
+        A row for each runtime; none if the request names a runtime, a preset or a profile, if its devices are of several kinds
+        or of a kind without a data sheet, or if nothing was planned.
 
     Raises:
-        InputError: as of `plan`.
+        InputError: for a request that cannot be planned.
     """
     if not compares(answer):
         return ()
     clock = clock or Clock()
     until, rows = clock() + time_limit, {OWN: RuntimePlan(OWN, answer, stopped=answer.result.stopped)}
-    for name in COMPARED:
+    others = compared()
+    for name in others:
         lacks = _lacks(name, answer)
         rows[name] = (
             RuntimePlan(name, why=NOT_SEARCHED, stopped="time limit") if lacks is None else RuntimePlan(name, why=lacks)
         )
     for _ in range(ROUNDS):
-        waiting = [name for name in COMPARED if rows[name].stopped == "time limit"]
+        waiting = [name for name in others if rows[name].stopped == "time limit"]
         for index, name in enumerate(waiting):
             share = (until - clock()) / (len(waiting) - index)
             if share <= rows[name].seconds:
                 continue
-            made = _row(name, answer, share, _telling(rows.values(), name, progress))
-            if made.stopped == "interrupt":
-                rows |= {each: replace(rows[each], stopped="interrupt") for each in waiting[index:]}
+            row = _row(name, answer, share, _progress_after(rows.values(), name, progress))
+            if row.stopped == "interrupt":
+                rows |= {other: replace(rows[other], stopped="interrupt") for other in waiting[index:]}
                 return _in_order(rows.values())
-            rows[name] = min(made, rows[name], key=_rank)
+            rows[name] = min(row, rows[name], key=_rank)
     return _in_order(rows.values())
 
 
 def _in_order(rows: Iterable[RuntimePlan]) -> tuple[RuntimePlan, ...]:
+    """The rows (each the best plan of one runtime) sorted by predicted step, shortest first; rows without a plan come last."""
     return tuple(sorted(rows, key=lambda row: (not row.found, row.step_ns or 0)))
 
 
 def _rank(row: RuntimePlan) -> tuple[bool, bool, float]:
-    """Of rows of one runtime, a search that is done first, then the shorter step."""
+    """A sorting key by which the better of two rows for one runtime (each the best plan of one search) comes first: a search
+    that ran to its end before an unfinished one, then the shorter step.
+    """
     return row.stopped is not None, not row.found, row.step_ns or 0
 
 
 def _lacks(name: str, answer: PlanningResult) -> str | None:
-    """What a runtime does not have of the model, or of what is asked for; None where it has all."""
+    """A text that names the first thing that a runtime does not support and the request needs: a feature of the model, or an
+    option; None if it supports all. name: the runtime's name. answer: the planning result that has the request.
+    """
     request, problem = answer.request, answer.problem
     missing = None if request.model is None else RUNTIMES[name].lacks(request.model)
     if missing is not None:
@@ -166,46 +188,60 @@ def _lacks(name: str, answer: PlanningResult) -> str | None:
 
 
 def _request(name: str, answer: PlanningResult) -> Any:
-    """The same request for a runtime."""
+    """The request of a planning result, changed so that its plan must run on one runtime (training framework). name: the
+    runtime's name. answer: the planning result.
+    """
     request = answer.request
     return replace(request, options={**request.options, FOR.name: name}, obtained=[])
 
 
 def _row(name: str, answer: PlanningResult, seconds: float, progress: Callable[[Any], None] | None) -> RuntimePlan:
-    """The best plan of a runtime, or why there is none."""
+    """Search the best plan that one runtime can run, and return it as a row; without a plan, the row has the reason.
+
+    name: the runtime's name. answer: the planning result that has the request. seconds: the time limit of the search.
+    progress: called with a text that names the step that begins, and with a Point for each better plan.
+    """
     try:
-        made = planned(
+        found = planned(
             _request(name, answer), answer.preset, **answer.searched, time_limit=seconds, progress=progress, alone=True
         )
     except InputError as error:
         return RuntimePlan(name, why=f"{error.command_field} {error.problem}: {error.fix}")
     except KeyboardInterrupt:
         return RuntimePlan(name, why=NOT_SEARCHED, stopped="interrupt")
-    stopped = made.result.stopped or ("time limit" if _cut(made, seconds) else None)
-    if made.plan is not None:
-        return RuntimePlan(name, made, stopped=stopped, seconds=seconds)
+    stopped = found.result.stopped or ("time limit" if _cut(found, seconds) else None)
+    if found.plan is not None:
+        return RuntimePlan(name, found, stopped=stopped, seconds=seconds)
     if stopped is not None:
-        return RuntimePlan(name, made, why="no plan found yet", stopped=stopped, seconds=seconds)
-    limit = made.request.with_margin(0).limit_bytes
-    proven = "no plan fits (proven)" if made.result.status == "infeasible" else "no plan found that fits"
-    needed = made.needed_bytes or 0
+        return RuntimePlan(name, found, why="no plan found yet", stopped=stopped, seconds=seconds)
+    limit = found.request.with_margin(0).limit_bytes
+    proven = "no plan fits (proven)" if found.result.status == "infeasible" else "no plan found that fits"
+    needed = found.needed_bytes or 0
     needs = f", needs {needed / 2**30:.4g} GiB a GPU" if needed > limit else ""
-    return RuntimePlan(name, made, why=proven + needs)
+    return RuntimePlan(name, found, why=proven + needs)
 
 
-def _cut(made: PlanningResult, seconds: float) -> bool:
-    """Whether planning came so near to its limit that it may have left out a plan, which takes a walk to try."""
-    spent = made.spent
+def _cut(result: PlanningResult, seconds: float) -> bool:
+    """Whether planning ended so close to its time limit that it may have left out compiling and simulating further plans.
+    result: the planning result. seconds: the time limit.
+    """
+    spent = result.spent
     return spent is not None and spent.seconds + WALKS * spent.walk_seconds / max(1, spent.walks) >= seconds
 
 
-def _telling(rows: Iterable[RuntimePlan], name: str, progress: Callable[[Any], None] | None) -> Callable[[Any], None] | None:
-    """The progress of one runtime's search, behind the steps that are known."""
+def _progress_after(
+    rows: Iterable[RuntimePlan], name: str, progress: Callable[[Any], None] | None
+) -> Callable[[Any], None] | None:
+    """The progress callback for one runtime's search. It passes each text on to `progress` with the steps of the runtimes
+    searched before in front of it: "torchtitan 1.2 s; DeepSpeed: solving". None if `progress` is None.
+
+    rows: the best plans of the runtimes searched before. name: the name of the runtime that is searched now.
+    """
     if progress is None:
         return None
     known = ", ".join(f"{row.name} {format_time(row.step_ns)}" for row in rows if row.found and row.step_ns)
 
-    def told(event: Any) -> None:
-        progress(f"{known}; {NAMES.get(name, name)}: {event}" if isinstance(event, str) else event)
+    def report(event: Any) -> None:
+        progress(f"{known}; {short_title(name)}: {event}" if isinstance(event, str) else event)
 
-    return told
+    return report

@@ -1,4 +1,4 @@
-"""How many devices of a kind a model needs: the fewest on which something fits, its plan, and plans on more of them."""
+"""The fewest devices of a kind on which a model fits, with the plan there and quick plans on larger numbers of them."""
 
 from __future__ import annotations
 
@@ -21,38 +21,46 @@ from trainplan.profiling.clusters.sheets import kind_named
 
 FLAG = "--devices"
 ANY = "any"
-MOST = 2**17  # devices that are tried
-SECONDS = 60.0  # of looking for the fewest
-TIMES = (2, 4)  # as many devices, on which is planned, too
-GAP, LEAST_SECONDS, MOST_SECONDS = 0.02, 2.0, 10.0  # of these plans, which get as long as the first one took
+MOST = 2**17  # devices that are tried at most
+SECONDS = 60.0  # for the search for the fewest devices
+TIMES = (2, 4)  # multiples of the fewest devices for which plans are made, too
+GAP, LEAST_SECONDS, MOST_SECONDS = 0.02, 2.0, 10.0  # of the searches for these plans, which last as long as the first
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Plans on several numbers of devices of one kind.
+    """Plans of one request on several numbers of devices of one kind.
 
-    first: the plan on the fewest devices on which a plan was found, None where there is none; then `unknown` says why. tried:
-    numbers of devices that are proven too few. larger: plans on more of them, quickly made. missed: numbers of devices below
-    those of `first` on which no plan was found, and none is proven impossible.
+    Attributes:
+        first: the result with the plan on the fewest devices on which one was found; None if none was.
+        tried: numbers of devices that are proven too small.
+        unknown: why there is no first plan; None if there is one.
+        larger: results of quick searches on more devices.
+        proven: whether all requested numbers of devices are proven too small, if there is no first plan.
+        missed: numbers of devices below those of `first` on which no plan was found, though it is not proven that there is
+            none.
     """
 
     first: PlanningResult | None
     tried: tuple[int, ...]
     unknown: str | None
     larger: tuple[PlanningResult, ...] = ()
-    proven: bool = True  # of `unknown`: that none of them would do
+    proven: bool = True
     missed: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values: the first plan as of `plan`."""
+        """The numbers of devices as a JSON-ready dict, without the plans. Keys: `fewest_devices` (the fewest with a plan, None
+        if none was found), `too_few` (list of numbers that are proven too small), `no_plan_found` (list of smaller numbers
+        without a plan or a proof), `unknown` (why no number was found, else None), and `larger`, for each larger number a dict
+        with `devices`, `step_ns`, `tokens_per_s_per_device` and `unfinished` (whether its search ended early)."""
         rows = [
             {
-                "devices": each.request.origin.devices,
-                "step_ns": each.step_ns,
-                "tokens_per_s_per_device": None if each.performance is None else each.performance.tokens_per_s_per_device,
-                "unfinished": each.result.stopped is not None,
+                "devices": result.request.origin.devices,
+                "step_ns": result.step_ns,
+                "tokens_per_s_per_device": None if result.performance is None else result.performance.tokens_per_s_per_device,
+                "unfinished": result.result.stopped is not None,
             }
-            for each in self.larger
+            for result in self.larger
         ]
         found = None if self.first is None else self.first.request.origin.devices
         return {
@@ -65,7 +73,9 @@ class Sizes:
 
 
 def numbers_of(text: str) -> tuple[int, int]:
-    """The least and the most devices that `any`, a number such as 64, or a range such as 16-512, says. Raises InputError."""
+    """The least and the most devices that an option's text requests: "any" -> (1, MOST), "64" -> (64, 64), "16-512" -> (16,
+    512). Raises InputError for other texts.
+    """
     if text.strip().lower() == ANY:
         return 1, MOST
     match = re.fullmatch(r"\s*([0-9]{1,6})\s*(?:(?:-|\.\.)\s*([0-9]{1,6})\s*)?", text, re.ASCII)
@@ -76,7 +86,11 @@ def numbers_of(text: str) -> tuple[int, int]:
 
 
 def a_node(cluster: FilePath | Cluster) -> Cluster:
-    """One node of what a cluster is made of; of a kind alone, such as h100, a usual one. Raises InputError."""
+    """The node from which clusters of other sizes are built: one node of the given cluster, or the usual node of a kind of
+    device if only a kind is given, such as "h100".
+
+    A cluster of unlike nodes is returned as it is. Raises InputError for an unknown kind or file.
+    """
     if isinstance(cluster, str) and re.fullmatch(r"[\w .+-]+", cluster) and not re.search(r"\.(ya?ml|json)$", cluster):
         try:
             return node_of(kind_named(cluster, "--cluster"))
@@ -97,11 +111,17 @@ def sized(
     *,
     progress: Callable[[Any], None] | None = None,
 ) -> Sizes:
-    """Plans on the fewest devices of a kind on which something fits, and on more.
+    """The plan on the fewest devices of a kind on which the request fits, and quick plans on more devices.
 
-    request_on: the request on a cluster, and the preset that plans it; plan_on: its plan there. cluster: a kind, or nodes of
-    it, of which only what a node is counts. devices: see `numbers_of`. progress: called with a text that names what is begun.
-    Raises InputError.
+    Args:
+        request_on: makes the request on a cluster, and names the preset that plans it.
+        plan_on: plans that request on a cluster.
+        cluster: a kind of device, or a cluster of which only the node matters.
+        devices: the numbers of devices to try, see `numbers_of`.
+        progress: called with a text that names the step that begins.
+
+    Raises:
+        InputError: if the numbers hold no whole nodes, and whatever `request_on` raises.
     """
     (least, most), node = numbers_of(devices), a_node(cluster)
     if (smallest := next(clusters(node, least, most), None)) is None:
@@ -109,41 +129,43 @@ def sized(
         raise InputError(COMMAND_LINE, FLAG, f"is {devices}, without whole nodes of {size}", f"give a multiple of {size}")
     request, preset = request_on(smallest)
     run = PlanningRun(request, preset, arguments={"gap": 0.0, "seed": 0, "progress": progress})
-    too_few, missed, made, began = list[int](), list[int](), None, 0.0
+    too_few, missed, found, began = list[int](), list[int](), None, 0.0
     run.begin("looking for the fewest devices")
-    for on in clusters(node, least, most):
+    for candidate in clusters(node, least, most):
         if run.elapsed() > SECONDS:
             unknown = f"more than {_last(too_few, missed)} GPUs; the time was up"
             return Sizes(None, tuple(too_few), unknown, proven=False, missed=tuple(missed))
         try:
-            if something_fits(run, replace(request, cluster=on, obtained=[])) is False:
-                too_few.append(on.devices)
+            if something_fits(run, replace(request, cluster=candidate, obtained=[])) is False:
+                too_few.append(candidate.devices)
                 continue
             began = run.elapsed()
-            made = plan_on(on)
+            found = plan_on(candidate)
         except InputError as error:
             if error.where == "cluster":
                 unknown = f"more than {_last(too_few, missed)} GPUs are not known: the cluster {error.problem}"
                 return Sizes(None, tuple(too_few), unknown, proven=False, missed=tuple(missed))
-            continue  # a number of devices that the batch, the depth or the islands do not suit
-        if made.plan is not None or made.interrupted:
+            continue  # the batch, the depth or the islands cannot use this number of devices
+        if found.plan is not None or found.interrupted:
             break
-        (too_few if made.result.status == "infeasible" else missed).append(on.devices)
-    if made is None or (made.plan is None and not made.interrupted):
+        (too_few if found.result.status == "infeasible" else missed).append(candidate.devices)
+    if found is None or (found.plan is None and not found.interrupted):
         numbers = f"{least} to {most} GPUs" if most > least else plural(least, "GPU")
         unknown = f"no plan was found on {numbers}" if missed else f"none fits on {numbers} (proven)"
         return Sizes(None, tuple(too_few), unknown, proven=not missed, missed=tuple(missed))
     took = min(MOST_SECONDS, max(LEAST_SECONDS, run.elapsed() - began))
-    larger = [] if made.interrupted else _larger(made, node, most, took, progress)
-    return Sizes(made, tuple(too_few), None, tuple(larger), missed=tuple(missed))
+    larger = [] if found.interrupted else _larger(found, node, most, took, progress)
+    return Sizes(found, tuple(too_few), None, tuple(larger), missed=tuple(missed))
 
 
 def _last(*numbers: list[int]) -> int:
+    """The largest of all numbers in the given lists; 0 if all lists are empty."""
     return max((max(number) for number in numbers if number), default=0)
 
 
 def clusters(node: Cluster, least: int, most: int) -> Iterator[Cluster]:
-    """Parts of a node in powers of two, where it is named by its kind, and whole nodes, from the fewest devices on."""
+    """Clusters of a given node with `least` to `most` devices, smallest first: parts of one node in powers of two, if the node
+    is named by its kind of device, then whole nodes."""
     size = node.nodes[0].devices
     counted, *settings = node.name.split(",")
     if names_nodes(node.name):
@@ -158,16 +180,20 @@ def clusters(node: Cluster, least: int, most: int) -> Iterator[Cluster]:
 
 
 def _larger(
-    made: PlanningResult, node: Cluster, most: int, seconds: float, progress: Callable[[Any], None] | None
+    first: PlanningResult, node: Cluster, most: int, seconds: float, progress: Callable[[Any], None] | None
 ) -> Iterator[PlanningResult]:
-    """Plans on more devices, each made in so many seconds."""
+    """Quick plans on two and four times the devices of a result; numbers of devices that the batch cannot use are left out.
+
+    first: the result. node: the node that the larger clusters consist of. most: the most devices to try. seconds: the time
+    limit of each search. progress: called with a text that names the step that begins.
+    """
     for times in TIMES:
-        wanted = made.request.origin.devices * times
+        wanted = first.request.origin.devices * times
         cluster = next(clusters(node, wanted, most), None)
         if cluster is None:
             return
         try:
-            request = replace(made.request, cluster=cluster, obtained=[])
-            yield planned(request, made.preset, gap=GAP, time_limit=seconds, progress=progress, beside=False)
+            request = replace(first.request, cluster=cluster, obtained=[])
+            yield planned(request, first.preset, gap=GAP, time_limit=seconds, progress=progress, compare_single_strategy=False)
         except InputError:
-            continue  # a number of devices that the batch does not suit
+            continue  # the batch cannot use this number of devices

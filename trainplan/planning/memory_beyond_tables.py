@@ -1,13 +1,13 @@
-"""The bytes that programs hold beyond the tables of a search, learned from simulations, so that plans fit to the byte.
+"""The bytes that programs hold beyond a search's tables of memory, learned from simulations, so that plans fit to the byte.
 
-Tables have the bytes that programs surely hold. Those that a simulated program holds in addition hardly differ among plans of
-one layout, one schedule and the same numbers of stages and micro-batches. So the difference is noted of every plan that is
-simulated, and added to the tables of configurations like its own; then all are searched again for what is better than the best
-plan that fits, and where there is nothing, with fewer bytes added:
+The tables count the bytes that programs surely hold. The bytes that a simulated program holds in addition hardly differ among
+plans of one layout, one schedule and equal numbers of stages and micro-batches. So the difference is noted for every simulated
+plan, and added to the tables of all similar configurations. Then all are searched again for a plan better than the best one
+that fits, and where there is none, with fewer bytes added:
 
-    ALIKE    of configurations of which nothing is known, as much as the least of their layout, or of all
-    OWN      of configurations of which something is known, as much as the last of their plans
-    REFUSED  only so much that no plan comes again that was simulated
+    ALIKE    to configurations without a note, the least that was noted of their layout, or of all
+    OWN      to configurations with a note, what the last of their plans held
+    REFUSED  only as many bytes as keep the plans that did not fit from coming again
 """
 
 from __future__ import annotations
@@ -20,23 +20,31 @@ from typing import Any
 from trainplan.formulations.refinement import Refinement
 from trainplan.planning.result import PlanningResult
 
-Key = tuple[str, str, str]  # of an instance, a layout, and a schedule with its numbers
+Key = tuple[str, str, str]  # the names of an instance, of a layout, and of a schedule with its numbers
 
 
 class Count(IntEnum):
-    """How many bytes are added to the tables, see the head of the module."""
+    """Which number of bytes programs of a configuration are assumed to hold in addition to what the instance's memory tables
+    say. ALIKE: as many as programs of similar configurations held. OWN: as many as programs of the configuration itself
+    held, 0 if none were simulated. REFUSED: only the fewest that exclude its plans that did not fit.
+    """
 
     ALIKE, OWN, REFUSED = range(3)
 
 
 @dataclass
 class BeyondTables:
-    """Bytes beyond the tables, by configurations that are alike, and by whether the last unit needs them.
+    """Notes of the bytes that compiled programs hold in addition to what an instance's memory tables say, so that planning can
+    add them to the tables.
+
+    A configuration is one choice of pipeline schedule, micro-batches and device layout in an instance. Notes are kept by
+    key, a pair of texts that similar configurations share, and separately for the stage that has the last unit (sub-layer).
 
     Attributes:
-        refinement: of the problem, which says what is alike.
-        found: the bytes that programs of the last plan that was simulated held.
-        refused: the least bytes that leave out all plans that did not fit.
+        refinement: the problem's functions, of which those that give the keys of configurations are used.
+        found: the bytes that the programs of the last simulated plan held in addition, by key and by whether in the last
+            unit's stage.
+        refused: likewise, the fewest bytes that, added to the tables, exclude all plans that did not fit.
     """
 
     refinement: Refinement
@@ -44,40 +52,49 @@ class BeyondTables:
     refused: dict[tuple[Key, bool], int] = field(default_factory=dict)
 
     def keys(self, instance: Any) -> list[Key]:
-        """For each configuration of an instance, its key: configurations of one key are alike."""
+        """The key of each configuration of an instance, in order; configurations that hold about equally many bytes beyond
+        their tables share a key."""
         return [(instance.name, layout, shape) for layout, shape in self.refinement.memory_groups(instance)]
 
-    def note(self, instance: Any, made: PlanningResult, over: Sequence[int]) -> None:
-        """Note the bytes beyond the tables of a plan that was simulated.
+    def note(self, instance: Any, result: PlanningResult, over: Sequence[int]) -> None:
+        """Note the bytes that the programs of a simulated plan held in addition to the instance's memory tables.
 
-        instance: with tables of what programs surely hold, of which the plan is a solution. over: the bytes by which the
-        simulated peaks exceed the memory, by rank; negative where they fit.
+        Args:
+            instance: the instance of which the plan is a solution; its tables count the bytes that programs surely hold.
+            result: the result that has the simulated plan.
+            over: for each rank, the bytes by which its simulated peak exceeds the memory; negative if it fits.
         """
-        if (limit := instance.common_memory_bytes) is None or made.plan is None:
+        if (limit := instance.common_memory_bytes) is None or result.plan is None:
             return
-        solution = made.answer.solution
-        stages = made.plan.stages[: made.plan.depth]
+        solution = result.answer.solution
+        stages = result.plan.stages[: result.plan.depth]
         by_group = [max(over[rank] for rank in stage.ranks) for stage in stages]
         most, (tables, last) = max(zip(by_group, self.refinement.group_bytes(instance, solution), strict=True))
-        where = self.keys(instance)[solution.configuration], last and len(stages) > 1
-        self.found[where] = max(0, limit + most - tables)
-        if most > 0 or (made.answer.objective_ns or 0) < made.walked_ns:  # else only what is claimed to be better comes again
-            self.refused[where] = max(self.refused.get(where, 0), limit - tables + 1)
+        key = self.keys(instance)[solution.configuration], last and len(stages) > 1
+        self.found[key] = max(0, limit + most - tables)
+        if most > 0 or (result.answer.objective_ns or 0) < result.walked_ns:  # otherwise no search finds this plan again
+            self.refused[key] = max(self.refused.get(key, 0), limit - tables + 1)
 
     def more_bytes(self, key: Key, last: bool, count: Count) -> int:
-        """The bytes that plans of a key are taken to hold beyond the tables, while the last unit runs or while any does."""
+        """The bytes that programs are assumed to hold in addition to the memory tables.
+
+        key: the key of the plans' configurations. last: whether in the stage that has the last unit, or else in any other
+        stage. count: which notes the assumption is made from.
+        """
         refused = self.refused.get((key, last), 0)
         if count == Count.REFUSED:
             return refused
-        known = {each: more for (each, of_last), more in self.found.items() if of_last == last}
+        known = {other: extra_bytes for (other, of_last), extra_bytes in self.found.items() if of_last == last}
         if count == Count.ALIKE and known and key not in known:
-            alike = [more for each, more in known.items() if each[:2] == key[:2]]
-            return min(alike or known.values())
+            of_layout = [extra_bytes for other, extra_bytes in known.items() if other[:2] == key[:2]]
+            return min(of_layout or known.values())
         return max(known.get(key, 0), refused)
 
     def corrected(self, instance: Any, count: Count = Count.OWN) -> Any:
-        """The instance with tables of as many bytes as its plans are taken to hold."""
+        """A copy of the instance in which, for each configuration, the bytes that programs are assumed to hold in addition are
+        added to the memory tables; the instance itself if nothing is noted. count: which notes the assumption is made from.
+        """
         if not self.found:
             return instance
-        more = [(self.more_bytes(key, False, count), self.more_bytes(key, True, count)) for key in self.keys(instance)]
-        return self.refinement.with_extra_bytes(instance, more)
+        extra_bytes = [(self.more_bytes(key, False, count), self.more_bytes(key, True, count)) for key in self.keys(instance)]
+        return self.refinement.with_extra_bytes(instance, extra_bytes)

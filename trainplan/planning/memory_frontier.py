@@ -1,4 +1,5 @@
-"""Step time against memory: what methods find under a row of memory limits, of any problem with one limit."""
+"""The trade-off of step time against memory: the results of methods under rising memory limits, for any problem with one
+limit."""
 
 from __future__ import annotations
 
@@ -26,18 +27,22 @@ SLOW = ("milp", "cpsat", "brute-force")
 @in_one_line
 @dataclass(frozen=True)
 class FrontierPoint:
-    """What one method found under one memory limit."""
+    """The result of one solving method under one memory limit. memory_bytes: the memory limit of one device. result: the
+    method's result, which has its name.
+    """
 
     memory_bytes: int
     result: Result
 
     def to_dict(self) -> dict[str, Any]:
-        """Both as plain values."""
+        """The point as a JSON-ready dict: `memory_bytes`, the memory limit, and `result`, the method's result with that limit
+        as a dict (`status`, `objective` and `bound` in ns, `solution` and so on)."""
         return {"memory_bytes": self.memory_bytes, "result": self.result.to_dict()}
 
 
 class Frontier(Tabular, list[FrontierPoint]):
-    """Points of methods under memory limits, method by method. instance: the name of the one that they are of."""
+    """The results of several methods under several memory limits, method by method. instance: the name of the instance that was
+    solved."""
 
     instance: str = ""
     headings: ClassVar = {
@@ -52,25 +57,29 @@ class Frontier(Tabular, list[FrontierPoint]):
     drawn_by = "trainplan.pictures.lanes:draw_frontier"
 
     def __init__(self, points: Iterable[FrontierPoint] = (), untried: Iterable[tuple[str, int]] = ()) -> None:
-        """untried: the methods and limits that were not come to, since an interrupt ended it."""
+        """untried: pairs of method and limit in bytes that were not solved, since an interrupt came first."""
         super().__init__(points)
         self.untried = list(untried)
 
     def to_list(self) -> list[dict[str, Any]]:
-        """A dict for each point, and for each that was not come to, with no result."""
+        """A list of JSON-ready dicts: for each point `memory_bytes` and `result`; for each pair of method and limit that was
+        not tried `method`, `memory_bytes`, `result` None, and `unfinished` "interrupt".
+        """
         missing = {"result": None, "unfinished": "interrupt"}
         untried = [{"method": method, "memory_bytes": limit, **missing} for method, limit in self.untried]
         return [*(point.to_dict() for point in self), *untried]
 
     def notes(self) -> list[str]:
-        """What an interrupt left unfinished."""
+        """Lines for people on what an interrupt left unfinished: the point whose search it ended, and the number of points not
+        tried."""
         stopped = [point for point in self if point.result.stopped == "interrupt"]
-        texts = [f"{each.result.method} at {format_bytes(each.memory_bytes)} was interrupted" for each in stopped]
+        texts = [f"{point.result.method} at {format_bytes(point.memory_bytes)} was interrupted" for point in stopped]
         return texts + [f"interrupted: {plural(len(self.untried), 'point')} not tried"] * bool(self.untried)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dict for each point: the instance's name, method, memory_bytes, status, time_ns, bound_ns, gap, peak_bytes,
-        seconds."""
+        """A dict for each point: `instance` (its name), `method`, `memory_bytes` (the limit), `status`, `time_ns`, `bound_ns`,
+        `gap`, `peak_bytes` and `seconds`.
+        """
         about = {"instance": self.instance}
         return [
             {**about, "method": point.result.method, "memory_bytes": point.memory_bytes, **point.result.row()} for point in self
@@ -87,26 +96,26 @@ def frontier(
     seed: int = 0,
     progress: Callable[[str, FrontierPoint], None] | None = None,
 ) -> Frontier:
-    """Every method under every memory limit, method by method; the instance's own limit does not count.
+    """The result of every method under every memory limit, method by method; the limit of the instance itself is not used.
 
-    A solution under one limit is one under every larger limit, too, and a bound under one a bound under every smaller one. So
-    the points of a method that proves take the better of their neighbours': they fall, and so do their bounds.
+    A solution under one limit fits under every larger limit, and a bound under one limit holds under every smaller one. So the
+    points of a method that proves bounds take over a better solution or bound from their neighbours: both fall as memory grows.
 
     Args:
-        instance: of any problem with one memory limit.
-        limits: bytes of one device, rising (default: twelve, from the least that anything fits into to what the shortest step
-            needs).
-        methods: names (default: all but the MILP, CP-SAT and brute force).
-        time_limit: seconds for each.
-        gap: relative gap at which each may stop.
-        seed: of each method.
-        progress: called with the method and what it found.
+        instance: an instance of any problem with one memory limit.
+        limits: bytes of one device, rising (default: twelve, from the least memory that any solution needs to what the shortest
+            step needs).
+        methods: names of methods (default: all but the MILP, CP-SAT and brute force).
+        time_limit: seconds for each search.
+        gap: relative gap at which each search may stop.
+        seed: of each method's random numbers.
+        progress: called with the method's name and each new point.
 
     Returns:
         A list of points, with `frame()` and `picture()`.
 
     Raises:
-        InputError: for limits that are none.
+        InputError: for limits that are not a device's memory.
     """
     entries = [entry.name for entry in methods_of(instance.problem) if entry.name not in SLOW]
     limits = memory_limits(instance) if limits is None else limits
@@ -128,20 +137,23 @@ def frontier(
         points += _falling(row) if method_named(instance.problem, name).proves else row
         if row[-1].result.stopped == "interrupt":
             done = {(point.result.method, point.memory_bytes) for point in points} | {(name, row[-1].memory_bytes)}
-            named = [(method_named(instance.problem, each).name, limit) for each in names for limit in limits]
-            points.untried = [each for each in named if each not in done]
+            named = [(method_named(instance.problem, method).name, limit) for method in names for limit in limits]
+            points.untried = [pair for pair in named if pair not in done]
             break
     return points
 
 
 def _falling(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
-    """The points of one method with the best solution of all smaller limits, and the best bound of all larger ones."""
+    """Share results among the points of one method, so that steps and bounds fall as memory grows: each memory limit gets the
+    best solution found under it or any smaller limit, and the best lower bound found under it or any larger limit. points:
+    the method's points, by rising limit.
+    """
     results, best, bound = dict[int, Result](), None, None
-    for point in sorted(points, key=lambda each: each.memory_bytes):
+    for point in sorted(points, key=lambda point: point.memory_bytes):
         result = point.result
         if best is not None and best.objective is not None and (result.objective is None or result.objective > best.objective):
-            taken = replace(result, objective=best.objective, solution=best.solution, evaluation=best.evaluation)
-            result = replace(taken, status="feasible", reason=None, message=None)
+            improved = replace(result, objective=best.objective, solution=best.solution, evaluation=best.evaluation)
+            result = replace(improved, status="feasible", reason=None, message=None)
         best = result
         results[point.memory_bytes] = result
     for limit in sorted(results, reverse=True):
@@ -157,7 +169,10 @@ def _falling(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
 
 
 def memory_limits(instance: Any, count: int = LIMITS) -> list[int]:
-    """Bytes from the least that anything fits into to what the shortest of all steps needs, evenly spaced."""
+    """The default memory limits of a frontier in bytes of one device: `count` evenly spaced numbers from the least that any
+    solution needs to what the shortest step needs. instance: the numbers (costs, memory limits) that a solver searches.
+    Raises InputError if either is not known in time.
+    """
     reason = explain(instance.with_memory(1))
     ample = solve(instance.with_memory(LARGEST_MEMORY), "exact")
     if reason is None or ample.evaluation is None:

@@ -1,10 +1,9 @@
-"""The one way from a request to a plan: instances, solver, plan, programs that are checked and simulated, prediction and claim.
+"""Planning a request: the one function that leads from a request to a plan with its prediction and claim.
 
     request -> instances -> solve -> plan -> compile, check -> simulated memory and time -> result
 
-`planning_run` has the steps of one round, `search` the rounds until a plan's programs fit, `walk_search` plans of other
-solutions that are faster by the prediction of their programs, `single_strategy` the best plan with one strategy, and `shortage`
-the answer where nothing fits.
+`planning_run` has the steps of one round, `search` the rounds until a plan's programs fit, `walk_search` the search for a plan
+with a shorter simulated step, `single_strategy` the best plan with one strategy, and `shortage` the answer where nothing fits.
 """
 
 from __future__ import annotations
@@ -40,33 +39,34 @@ def planned(
     gap: float = GAP,
     seed: int = 0,
     progress: Callable[[Point | str], None] | None = None,
-    beside: bool = True,
+    compare_single_strategy: bool = True,
     incumbents: Sequence[Plan] = (),
     alone: bool = False,
     **options: Any,
 ) -> PlanningResult:
-    """The best plan for a request, as a preset plans.
+    """The best plan for a request, found as a preset plans.
 
     Args:
         request: the model, the devices, the batch, the memory and the options of the preset's problem.
-        preset: the problem, and how its instances are searched.
-        method: the name of the method that searches them.
-        backend: of `run`, on which the plan must fit, too (default: the one that the programs are made for).
-        time_limit: seconds of all searches; the last plan is compiled and simulated even after it.
-        gap: of the method, the relative gap at which to stop.
-        seed: of the method.
-        progress: called with a text that names what is begun, and with a Point of each better plan or bound.
-        beside: look for the best plan with one strategy, too.
+        preset: the problem, and the function that searches its instances.
+        method: the name of the method that solves the instances.
+        backend: another back-end of `run` whose memory the plan must fit, too (default: the one that programs are compiled
+            for).
+        time_limit: seconds for all searches; the last plan is compiled and simulated even after it.
+        gap: relative gap at which the method stops.
+        seed: the seed of the method's random numbers.
+        progress: called with a text that names the step that begins, and with a Point for each better plan or bound.
+        compare_single_strategy: also find the best plan with one strategy for all units.
         incumbents: plans that the search begins from.
-        alone: leave out what changes neither the plan nor its prediction: the last check of its programs and, where nothing
-            fits, the search for the fewest devices.
+        alone: leave out what changes neither the plan nor its prediction: the last check of its programs and, if nothing fits,
+            the search for the fewest devices.
         **options: of the method.
 
     Returns:
         The plan with its prediction and claim, or why there is none.
 
     Raises:
-        InputError: for what cannot be planned; where no incumbent is a plan of the problem, too.
+        InputError: for what cannot be planned, and if no incumbent is a plan of the problem.
     """
     check_arguments(time_limit, gap, seed)
     if backend is not None and backend not in BACKENDS:
@@ -75,21 +75,22 @@ def planned(
     arguments = {"gap": gap, "seed": seed, "progress": progress, **options}
     run = PlanningRun(request, preset, method, backend, arguments, time_limit, tuple(incumbents), alone=alone)
     best = improve_by_walks(run, search_in_rounds(run))
-    if beside:
+    if compare_single_strategy:
         best = _with_single_strategy(run, best)
     until = run.elapsed()
     if best.judged is not None and not alone:
         run.begin("checking the plan's programs")
         best = _checked(best)
     best = _predicted_by_runtime(best)
-    walking = sum(run.walk_seconds) + run.elapsed() - until
+    walk_seconds = sum(run.walk_seconds) + run.elapsed() - until
     searched = {"method": method, "backend": backend, "gap": gap, "seed": seed, **options}
-    return replace(best, spent=PlanningTime(run.elapsed(), walking, len(run.walk_seconds)), searched=searched)
+    return replace(best, spent=PlanningTime(run.elapsed(), walk_seconds, len(run.walk_seconds)), searched=searched)
 
 
 def _with_single_strategy(run: PlanningRun, best: PlanningResult) -> PlanningResult:
-    """The best plan with the best one of one strategy for all units as its `uniform`, or that one in its place, where it is
-    better."""
+    """Search the best plan with one strategy for all units (sub-layers). Returns `best` with that plan's result as its
+    `uniform`; or that plan's result in place of `best`, if it turns out to be better. run: the planning run of the request.
+    """
     if best.plan is None or best.plan.one_strategy is not None or best.interrupted:
         return best
     try:
@@ -100,23 +101,30 @@ def _with_single_strategy(run: PlanningRun, best: PlanningResult) -> PlanningRes
 
 
 def plan_answer(first: PlanningResult, answer: Answer, checked: bool = True) -> PlanningResult:
-    """Another answer to a request that has been planned, as a plan with its own prediction and claim. checked: whether its
-    programs are, which a plan that is kept needs."""
-    made = PlanningRun(first.request, first.preset, answer.result.method).plan(answer, first.margin_bytes)
-    return _predicted_by_runtime(_checked(made) if checked else made)
+    """Turn a solver's answer to a request that has been planned before into a result with a plan, its prediction and its
+    claim.
+
+    first: the earlier result of the request. answer: the answer, with a solution. checked: whether to check that the plan's
+    programs run correctly; False for plans that are only compared.
+    """
+    tried = PlanningRun(first.request, first.preset, answer.result.method).plan(answer, first.margin_bytes)
+    return _predicted_by_runtime(_checked(tried) if checked else tried)
 
 
-def _checked(made: PlanningResult) -> PlanningResult:
-    """The result once its programs, and those of its plan with one strategy, are checked."""
-    judged = None if made.judged is None else made.judged.checked()
-    return replace(made, judged=judged, uniform=None if made.uniform is None else _checked(made.uniform))
+def _checked(result: PlanningResult) -> PlanningResult:
+    """Check that the compiled programs of a result's plan, and of its best plan with one strategy for all units, run
+    correctly; raises if they do not. Returns the result unchanged.
+    """
+    judged = None if result.judged is None else result.judged.checked()
+    return replace(result, judged=judged, uniform=None if result.uniform is None else _checked(result.uniform))
 
 
-def _predicted_by_runtime(made: PlanningResult) -> PlanningResult:
-    """The result with its plan predicted as the runtime that the request names runs it, where it names one that predicts."""
-    run = None if made.plan is None else run_by_runtime(made.plan, made.request)
+def _predicted_by_runtime(result: PlanningResult) -> PlanningResult:
+    """The result with its plan predicted as the requested runtime runs it; unchanged if the request names no runtime, or one
+    without a prediction."""
+    run = None if result.plan is None else run_by_runtime(result.plan, result.request)
     if run is None:
-        return made
+        return result
     plan, prediction = run
-    uniform = None if made.uniform is None else _predicted_by_runtime(made.uniform)
-    return replace(made, plan=plan, uniform=uniform, run=prediction if isinstance(prediction, Prediction) else None)
+    uniform = None if result.uniform is None else _predicted_by_runtime(result.uniform)
+    return replace(result, plan=plan, uniform=uniform, run=prediction if isinstance(prediction, Prediction) else None)

@@ -1,8 +1,8 @@
 """One run of the planner: a request with its limits, and the steps that all rounds of the search share.
 
 A round makes instances of the request, solves them, and makes of the best solution a plan whose programs are compiled and
-simulated: `search` and `plan`. What a plan's programs, and the runtime that it is for, hold on each device is compared with
-the memory asked for: `over_bytes`.
+simulated: `search` and `plan`. `over_bytes` compares the memory that the plan's programs hold on each device, and the memory
+that the runtime of the request holds, with the limit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainplan.inputs import compiles
 from trainplan.planning.memory_beyond_tables import BeyondTables
 from trainplan.planning.presets import Preset
 from trainplan.planning.result import PlanningResult
-from trainplan.prediction.predict import predicted_on_lanes, predicted_plan
+from trainplan.prediction.predict import predicted_plan, predicted_with_overlap
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.base.quantities import plural
@@ -43,21 +43,29 @@ LEAST_SECONDS = 0.01  # that a search gets when the time is up
 
 @dataclass(frozen=True)
 class PlanningRun:
-    """The planning of one request: what stays the same in all of its rounds.
+    """The planning of one request: its settings, and the functions that each round of planning uses.
+
+    A round solves the request's instances with some memory limit, and compiles and simulates the plan of the best solution.
+    The solver counts memory by an instance's tables. The plan's programs, the instructions of every rank that it is
+    compiled to, may hold more bytes; if they exceed the limit, another round follows. An answer is what a solver returns
+    for instances: the best solution, its objective and a lower bound. A result is a plan made from an answer, with
+    prediction and claim.
 
     Attributes:
-        request: what is asked for, with the whole memory.
-        preset: the problem, and how its instances are searched.
-        method: the name of the method that searches them.
-        backend: of `run`, on which plans must fit, too; None for the one that programs are made for.
-        arguments: of every search of that method: gap, seed, progress and its own options.
+        request: what to plan for, with its whole memory.
+        preset: the problem, and the function that searches its instances.
+        method: the name of the method that solves the instances.
+        backend: another back-end of `run` whose memory plans must fit, too; None for the one that programs are compiled
+            for.
+        arguments: keyword arguments of every search by that method: gap, seed, progress and the method's own options.
         time_limit: seconds for all searches; None without a limit.
         incumbents: plans that searches begin from.
-        alone: whether what changes neither the plan nor its prediction is left out.
-        clock: gives seconds from a fixed moment on.
+        alone: whether everything is left out that changes neither the plan nor its prediction.
+        clock: returns seconds from a fixed moment on.
         started: the clock's seconds when the run began.
-        walk_seconds: the seconds in which each plan was compiled and simulated, in their order.
-        beyond: the bytes that programs held beyond the tables; None of a problem without a refinement.
+        walk_seconds: for each plan in order, the seconds in which it was compiled and simulated.
+        beyond: notes of the bytes that simulated programs held in addition to the memory tables; None if the problem has no
+            refinement.
     """
 
     request: Request
@@ -81,47 +89,51 @@ class PlanningRun:
     # Time
 
     def begin(self, step: str) -> None:
-        """Tell the caller which step is begun, in words."""
+        """Report to the caller's `progress`, if there is one, the name of the step that begins."""
         if (progress := self.arguments.get("progress")) is not None:
             progress(step)
 
     @property
     def deadline_passed(self) -> bool:
-        """Whether the time is up."""
+        """Whether the time limit for all searches is over."""
         return self.remaining() <= 0
 
     def remaining(self) -> float:
-        """Seconds left; infinite without a limit."""
+        """Seconds of planning until the time limit; infinite without a limit."""
         return inf if self.time_limit is None else self.time_limit - self.elapsed()
 
     def elapsed(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the planning of the request began."""
         return self.clock() - self.started
 
     @property
     def seconds(self) -> float | None:
-        """The seconds that are left for a search; None without a limit."""
+        """The time limit in seconds for the next search: what remains, but at least LEAST_SECONDS; None without a limit."""
         return None if self.time_limit is None else max(LEAST_SECONDS, self.remaining())
 
     # Searches
 
     @property
     def method_options(self) -> set[str]:
-        """The names of the options that the method has."""
+        """The names of the options that the solving method takes."""
         return {option.name for option in method_named(self.preset.problem_name, self.method).options}
 
     @property
     def common_arguments(self) -> dict[str, Any]:
-        """Those of the arguments that hold for searches by another method, too."""
+        """The keyword arguments that searches by every method take: the seed and the number of jobs, if given, by name."""
         return {name: self.arguments[name] for name in ("seed", "jobs") if name in self.arguments}
 
     @property
     def has_least_tables(self) -> bool:
-        """Whether the problem can count what programs surely hold, apart from what they hold at most."""
+        """Whether the problem can build its memory tables in two forms: with the least that programs surely hold, and with the
+        most that they may hold.
+        """
         return MEMORY_TABLES.name in self.request.options
 
     def search(self, instances: Sequence[Any], method: str, seconds: float | None = None, **arguments: Any) -> Answer:
-        """The best solution of some instances by the preset's search, in the time that is left; at most so many seconds."""
+        """Search the best solution of some instances within the remaining time. method: the name of the method that solves.
+        seconds: a shorter time limit, if given. arguments: further keyword arguments of the search.
+        """
         options = {name: self.request.options[name] for name in self.preset.search_options}
         limit = self.seconds if seconds is None else max(LEAST_SECONDS, min(seconds, self.remaining()))
         limits = {"time_limit": limit, "clock": self.clock}
@@ -129,7 +141,8 @@ class PlanningRun:
         return answer
 
     def search_below(self, instances: Sequence[Any], below_ns: int | None, seconds: float | None) -> Answer:
-        """The best solution of some instances whose objective is below `below_ns`, where that is given."""
+        """Search the best solution of some instances with an objective below `below_ns` nanoseconds, if given. seconds: limit
+        of the search; None for the remaining time. Needless recomputation is taken out of the solution."""
         arguments = {**self.arguments, "explained": False}
         if below_ns is not None and CUTOFF in self.method_options:
             arguments[CUTOFF] = below_ns
@@ -138,10 +151,15 @@ class PlanningRun:
     def plan_round(
         self, margin_bytes: int, bound_ns: int | None = None, *, least: bool = False, rough: bool = False
     ) -> PlanningResult:
-        """One round: the plan of the request with so much less memory for the solver.
+        """One round of planning: solve the request with its memory reduced by `margin_bytes`, and simulate the plan of the
+        best solution. Returns the plan's result.
 
-        bound_ns: the bound of the first round, which the claims of later ones keep. least: count what programs surely hold.
-        rough: stop early, since better plans are looked for anyway.
+        Args:
+            margin_bytes: bytes of each device that the solver may not use.
+            bound_ns: a lower bound in ns for the whole request, from the first round, which replaces the one of this round;
+                None to keep this round's.
+            least: count only the memory that programs surely hold.
+            rough: stop early, since a search for better plans follows.
         """
         self.begin("measuring" if self.request.measured and not self.request.obtained else "estimating")
         request = with_tables(self.request, "least") if least else self.request
@@ -154,20 +172,23 @@ class PlanningRun:
         return self.plan(answer if margin_bytes == 0 else with_bound(answer, bound_ns), margin_bytes)
 
     def incumbent_arguments(self, instances: Sequence[Any]) -> dict[str, Any]:
-        """The incumbents as an argument of a search, where there are some. Raises InputError where none of them is a plan of
-        the instances."""
+        """The plans to begin from as a keyword argument for searches of some instances; empty if there are none. Raises
+        InputError if none of them is a plan of the instances."""
         refinement, plans = self.preset.problem.refinement, self.incumbents
         if not plans:
             return {}
         pairs = [] if refinement is None else [(refinement, instance, plan) for instance in instances for plan in plans]
-        if all(each.solution_of_plan(instance, plan) is None for each, instance, plan in pairs):
+        if all(refined.solution_of_plan(instance, plan) is None for refined, instance, plan in pairs):
             problem_text = f"are {plural(len(plans), 'plan')}, none of {self.preset.name} for what is asked for"
             raise InputError("command line", "--incumbents", problem_text, "leave them out")
         return {"incumbents": plans}
 
     def without_needless_recomputation(self, answer: Answer) -> Answer:
-        """An answer with no larger objective that recomputes no more than it needs, where overlap hides recomputation; the
-        answer itself within one strategy for all, or within what a runtime carries."""
+        """The answer with recomputation taken out of its solution that saves no needed memory, at no larger objective.
+
+        Unchanged if costs do not count overlap, or if the request has one strategy for all units or a runtime, whose plans
+        cannot be changed unit by unit.
+        """
         refinement, options = self.preset.problem.refinement, self.request.options
         if (
             refinement is None
@@ -185,8 +206,11 @@ class PlanningRun:
     # Plans
 
     def plan(self, answer: Answer, margin_bytes: int) -> PlanningResult:
-        """The plan of an answer with its prediction and claim. Checks of its programs are put off, since few plans that are
-        simulated are kept."""
+        """Turn a solver's answer into a result with a plan, its prediction and its claim. Whether the plan's programs run
+        correctly is not checked yet, since few of the plans that are simulated are kept.
+
+        margin_bytes: bytes of each device that the solver could not use.
+        """
         if answer.solution is None:
             return PlanningResult(self.request, self.preset, answer, None, margin_bytes=margin_bytes)
         problem, began = self.preset.problem, self.clock()
@@ -200,23 +224,33 @@ class PlanningRun:
         return PlanningResult(self.request, self.preset, answer, claimed, judged, margin_bytes)
 
     def plan_as_of_first(self, first: PlanningResult, answer: Answer) -> PlanningResult:
-        """The plan of an answer to the first search's instances with other memory, as an answer to the first search."""
+        """Turn the answer of a later search, whose memory tables counted more bytes, into a result whose claim is about the
+        first search: with that search's instance and lower bound. first: the first search's result.
+        """
         return self.plan(self._of_first(first, answer), 0)
 
-    def restated(self, first: PlanningResult, made: PlanningResult) -> PlanningResult:
-        """A result for the first search's instances with other memory, as one of the first search."""
-        answer = self._of_first(first, made.answer)
-        return replace(made, answer=answer, plan=made.plan and made.plan.changed(claim=self.claim(answer)), margin_bytes=0)
+    def restated(self, first: PlanningResult, result: PlanningResult) -> PlanningResult:
+        """The result of a later search, whose memory tables counted more bytes, with a claim about the first search: with that
+        search's instance and lower bound. first: the first search's result.
+        """
+        answer = self._of_first(first, result.answer)
+        return replace(
+            result, answer=answer, plan=result.plan and result.plan.changed(claim=self.claim(answer)), margin_bytes=0
+        )
 
     def _of_first(self, first: PlanningResult, answer: Answer) -> Answer:
-        """A solution as one of the first search's instances, which differ in the memory that is counted and in nothing else,
-        with their bound."""
-        instance, result = next((each, result) for each, result in first.answer.tried if each.name == answer.instance.name)
+        """The answer of a later search, whose memory tables counted more bytes, turned into an answer of the first search:
+        with that search's lower bound, and with its instance of the same name, which differs in its memory tables alone.
+        first: the first search's result.
+        """
+        instance, result = next(pair for pair in first.answer.tried if pair[0].name == answer.instance.name)
         result = replace(result, status="feasible", stopped=answer.result.stopped)
         return with_solution(replace(first.answer, instance=instance, result=result), answer.solution, SURELY)
 
     def claim(self, answer: Answer) -> Claim:
-        """The claim of an answer's solution: its objective, the bound, and where both are from."""
+        """The claim that a plan made from an answer carries: the solution's objective in ns, a lower bound in ns, and how both
+        were found.
+        """
         problem = problem_of(answer.instance)
         return Claim(
             problem=problem.name,
@@ -234,55 +268,72 @@ class PlanningRun:
     # Memory
 
     def excess_bytes(self, tried: PlanningResult) -> int:
-        """The bytes by which a plan exceeds the memory at the rank where they are most; at most 0 where it fits."""
+        """The largest number of bytes by which a plan exceeds the memory of some rank's device; 0 or less if the plan fits.
+        tried: the result that has the plan.
+        """
         return max(self.over_bytes(tried))
 
     def over_bytes(self, tried: PlanningResult) -> list[int]:
-        """The bytes by which a plan's programs, or the runtime that it is for, exceed the memory, by rank; negative where they
-        fit."""
+        """For each rank, the bytes by which the peak memory of a plan exceeds the memory of the rank's device; negative if it
+        fits. The peak is the larger one of the plan's programs and of the requested runtime's prediction. [0] for a plan
+        without programs, and if the request ignores memory. tried: the result that has the plan.
+        """
         if tried.plan is None or tried.judged is None or self.request.options.get("ignore_memory"):
             return [0]
         most = map(max, zip(*self.held_bytes(tried), strict=True))
         return [peak - limit for peak, limit in zip(most, limits_bytes(tried.plan, self.request), strict=True)]
 
     def held_bytes(self, tried: PlanningResult) -> list[list[int]]:
-        """The peak bytes of every rank of a plan: a row for its programs, and one for the runtime that it is for."""
+        """Predicted peak bytes of every rank, as one list for each prediction: of the plan's programs, and of the runtime that
+        the request names, if it names one. tried: the result that has the plan.
+        """
         assert tried.plan is not None
         held = [list(tried.walk_bytes)]
         run = run_by_runtime(tried.plan, self.request)
         if run is not None and run[0].predicted is not None:
             held.append(run[0].predicted.peak_bytes)
         if self.request.options.get(FOR.name) == "torch":
-            more = sum(held_alongside(tried.plan).values())
-            held.append([peak + more for peak in tried.walk_bytes])
+            alongside_bytes = sum(held_alongside(tried.plan).values())
+            held.append([peak + alongside_bytes for peak in tried.walk_bytes])
         return held
 
 
 def _predicted(plan: Plan, request: Request, overlap: bool) -> tuple[Plan, PlanPrediction | None]:
-    """The plan with its prediction, and the simulation of its programs; as it is where its model has no programs. overlap: with
-    the costs of `streams`, which count what frameworks overlap."""
+    """The plan with its prediction, and the simulation of its compiled programs; the plan unchanged and None if programs of its
+    model cannot be compiled.
+
+    overlap: whether its costs are those of the back-end `streams`, which overlaps communication with computation as frameworks
+    do.
+    """
     if not compiles(plan.planned_model()):
         return plan, None
     if overlap:
         assert request.cluster is not None
         judged = predict_overlapped(plan, request.cluster, checked=False)
-        return plan.changed(predicted=predicted_on_lanes(judged, request.cluster)), judged
+        return plan.changed(predicted=predicted_with_overlap(judged, request.cluster)), judged
     return predicted_plan(plan, request)
 
 
 def with_bound(answer: Answer, bound_ns: int | None) -> Answer:
-    """An answer for less memory than was asked for, with the bound of the memory asked for."""
+    """A solver's answer with its lower bound replaced by `bound_ns`: for an answer of a search with reduced memory, whose own
+    bound does not hold for the whole request. Unchanged if the answer has no solution. bound_ns: a lower bound in ns for
+    the whole request; None if none is known.
+    """
     return answer if answer.objective_ns is None else replace(answer, bound_ns=bound_ns)
 
 
 def run_by_runtime(plan: Plan, request: Request) -> tuple[Plan, Prediction | str] | None:
-    """A plan with the prediction of the runtime that the request names; None where it names none that predicts."""
-    by = run_by(request.options.get(FOR.name), plan)
-    return None if by is None or request.cluster is None else as_run(plan.changed(runs_by=by), request.cluster)
+    """The prediction of a plan by the runtime (training framework) that the request names: a pair of the plan marked for that
+    runtime, and the prediction, or a text that says why there is none. None if the request names no runtime, or one without
+    a prediction.
+    """
+    settings = run_by(request.options.get(FOR.name), plan)
+    return None if settings is None or request.cluster is None else as_run(plan.changed(runs_by=settings), request.cluster)
 
 
 def limits_bytes(plan: Plan, request: Request) -> list[int]:
-    """The memory of every rank's device: the one asked for, else what is usable of its kind."""
+    """The memory limit of every rank's device in bytes, in rank order: the request's or, if it has none, the usable memory of
+    that kind of device."""
     if request.memory_bytes is not None or request.cluster is None:
         return [request.with_margin(0).limit_bytes] * plan.world
     kinds = {kind.name: kind.usable_bytes for kind in request.cluster.used_kinds}

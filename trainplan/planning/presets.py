@@ -1,9 +1,8 @@
-"""Presets: each a problem, the parameters that it fixes, and how its instances are searched; and, apart from them, the planners
-that `throughput` compares.
+"""Presets, which name a problem, the parameters that they fix and the search of its instances; and the planners that
+`throughput` compares.
 
-`plan --like NAME` plans as one of them. A problem's name will do as well: it is then planned with nothing fixed. Where none is
-named, `plan` plans as DEFAULT, or, where that does not take what is asked for, as OTHERWISE, and devices of several kinds as
-MIXED.
+`plan --like NAME` plans as the preset NAME. A problem's name will do as well: nothing is fixed then. Where no preset is named,
+`plan` plans as DEFAULT, or as OTHERWISE where DEFAULT does not support the request, and as MIXED on devices of several kinds.
 """
 
 from __future__ import annotations
@@ -24,12 +23,18 @@ from trainplan.solvers.core.method_registry import methods
 
 @dataclass(frozen=True)
 class Preset:
-    """A planner by name.
+    """A planner that users choose by name: a planning problem and how it is searched.
 
-    verb: the command that plans so, beside `plan --like`. about: what it decides, in a sentence. fixed: parameters of the
-    problem that are not up to the user. searcher: what solves the instances of a request, as `package.module:function`;
-    search_options: parameters of the problem that it takes, too. only_compiled: it plans models whose plans become programs, no
-    others: its plans fit by their programs alone.
+    Attributes:
+        name: the preset's name, as the option `--like` takes it.
+        problem_name: the name of the planning problem that it solves.
+        about: a sentence that says what it decides.
+        verb: the command that plans in the same manner, an alternative to `plan --like`; None if there is none.
+        fixed: values of the problem's parameters that the user cannot choose.
+        searcher: the function that solves the instances of a request, as `package.module:function`.
+        search_options: the problem's parameters that this function takes as arguments, too.
+        only_compiled: whether it plans only models whose plans can be compiled to programs (instructions of every rank),
+            since without programs it cannot check whether plans fit into memory.
     """
 
     name: str
@@ -43,16 +48,18 @@ class Preset:
 
     @property
     def problem(self) -> Problem:
-        """The problem that is solved."""
+        """The planning problem that the preset solves."""
         return problem(self.problem_name)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """What is up to the user."""
+        """The problem's parameters that the user can choose: all but those that the preset fixes."""
         return tuple(parameter for parameter in self.problem.parameters if parameter.name not in self.fixed)
 
     def check(self, request: Request) -> None:
-        """Raises InputError for a model that the preset does not plan."""
+        """Raise InputError if a request's model is one for which no programs can be compiled and the preset plans only models
+        with programs.
+        """
         model = request.described_model
         if self.only_compiled and model and not compiles(model):
             fix = f"give a model of {', '.join(EXECUTED_FAMILIES)}; `build {self.problem_name}` and `solve` take any"
@@ -103,15 +110,25 @@ DEFAULT, OTHERWISE, MIXED = list(PRESETS)[:3]
 
 
 def default_parameters() -> tuple[Parameter, ...]:
-    """What is up to the user where no preset is named: of DEFAULT, and what OTHERWISE has beside."""
+    """The parameters that users can set without naming a preset: all of the default preset (joint), and those that only the
+    preset galvatron-bmw has, which plans if joint cannot."""
     first, other = PRESETS[DEFAULT].parameters, PRESETS[OTHERWISE].parameters
     names = {parameter.name for parameter in first}
     return (*first, *(parameter for parameter in other if parameter.name not in names))
 
 
 def choices_of(chosen: Preset, choices: Mapping[str, Any], instead: str | None) -> dict[str, Any]:
-    """What is asked of DEFAULT or OTHERWISE where no preset is named, without what only the other one has and is left at its
-    default. instead: why it is not DEFAULT. Raises InputError for what is not left so."""
+    """The user's choices that the chosen preset has, for requests that name no preset; choices that it does not have are
+    dropped if they have their default value.
+
+    Args:
+        chosen: the preset that plans the request, DEFAULT (joint) or OTHERWISE (galvatron-bmw).
+        choices: the user's values by name of parameter, of both presets.
+        instead: why the preset is not DEFAULT; None if it is.
+
+    Raises:
+        InputError: for a parameter that the preset does not have and whose value is not its default.
+    """
     names, kept = {parameter.name for parameter in chosen.parameters}, dict(choices)
     for parameter in default_parameters():
         if parameter.name in names or parameter.name not in kept:
@@ -123,36 +140,39 @@ def choices_of(chosen: Preset, choices: Mapping[str, Any], instead: str | None) 
 
 
 def refused_by_default(choices: Mapping[str, Any]) -> str | None:
-    """Why DEFAULT does not take what is asked for, though OTHERWISE may; None where it does."""
+    """The reason why the default preset (joint) cannot plan with the user's choices although the preset galvatron-bmw may: the
+    flag of an option that only galvatron-bmw has. None if joint can. choices: values by parameter name.
+    """
     first, other = PRESETS[DEFAULT], PRESETS[OTHERWISE]
     names = {parameter.name for parameter in first.parameters}
     for parameter in other.parameters:
-        asked = choices.get(parameter.name)
-        if parameter.name not in names and asked not in (None, parameter.default):
+        value = choices.get(parameter.name)
+        if parameter.name not in names and value not in (None, parameter.default):
             return f"{parameter.flag} is no option of {first.name}"
     return None
 
 
 def check_method(chosen: Preset, method: str) -> None:
-    """Raises InputError for a method that does not solve the problem of a preset that the user did not name: a method never
-    changes the problem."""
-    own = ["exact", *(each.name for each in methods(chosen.problem_name))]
+    """Raise InputError if a solving method does not solve the problem of the preset `chosen`, for requests that name no
+    preset: naming a method never changes which problem is solved.
+    """
+    own = ["exact", *(known.name for known in methods(chosen.problem_name))]
     if named(method, own) is not None:
         return
-    owners = [each.name for each in PRESETS.values() if named(method, [entry.name for entry in methods(each.problem_name)])]
+    owners = [other.name for other in PRESETS.values() if named(method, [known.name for known in methods(other.problem_name)])]
     if owners:
         problem = f"is {method!r}, which does not solve the problem that is planned here ({chosen.name})"
-        ways = [f"--like {name} --method {method}" for name in owners]
-        raise InputError("command line", "--method", problem, f"give {' or '.join(ways)}, or one of {', '.join(own)}")
+        choices = [f"--like {name} --method {method}" for name in owners]
+        raise InputError("command line", "--method", problem, f"give {' or '.join(choices)}, or one of {', '.join(own)}")
 
 
 def preset(name: str) -> Preset:
-    """A preset by its name, its verb, or the name of a problem. Raises InputError."""
-    names = [*PRESETS, *(each.verb for each in PRESETS.values() if each.verb), *problem_names()]
+    """The preset with a given name, verb, or name of its problem. Raises InputError for any other name."""
+    names = [*PRESETS, *(entry.verb for entry in PRESETS.values() if entry.verb), *problem_names()]
     chosen = named(name, names)
-    for each in PRESETS.values():
-        if chosen is not None and chosen in (each.name, each.verb):
-            return each
+    for entry in PRESETS.values():
+        if chosen is not None and chosen in (entry.name, entry.verb):
+            return entry
     if chosen in problem_names():
         return Preset(chosen, chosen, f"The problem {chosen}.")
     raise InputError("command line", "--like", f"is {name!r}", one_of(name, names))
@@ -160,7 +180,9 @@ def preset(name: str) -> Preset:
 
 @dataclass(frozen=True)
 class Published:
-    """What `compare-planners` holds against the joint optimum: a preset and a method. label: the paper's name for it."""
+    """A planner from a paper that `compare-planners` compares with the joint optimum. preset: the preset that plans as the
+    paper does. method: the solving method. label: the planner's name in its paper.
+    """
 
     label: str
     preset: str
@@ -178,9 +200,15 @@ PAPERS = (
 
 @dataclass(frozen=True)
 class Planner:
-    """One of the planners that `throughput` compares: a space of the pipeline problem, a schedule, and a method.
+    """A planner that the command `throughput` compares.
 
-    label: the paper's name for it.
+    Attributes:
+        name: the planner's name, as the option `--planner` takes it.
+        label: its name in the paper.
+        space: the search space of the problem `pipeline` in which it plans.
+        schedule: the order of forward and backward passes.
+        method: the method that solves its instances.
+        options: pairs of name and value of the method's options.
     """
 
     name: str
@@ -211,7 +239,8 @@ OPTIMUM = "optimum"
 
 
 def planner(name: str, space: str = "full", schedule: PassOrder = "1f1b") -> Planner:
-    """A planner by name; `optimum` is the exact one, of that space and schedule. Raises InputError."""
+    """The planner that `throughput` compares under a name; "optimum" is the exact method in the given search space and
+    schedule. Raises InputError for an unknown name."""
     if name == OPTIMUM:
         return Planner(f"{OPTIMUM}-{space}", f"optimum of {space}", space, schedule, "exact")
     chosen = named(name, PLANNERS)

@@ -1,4 +1,5 @@
-"""How good a plan is proven to be, in one line: by the solver, and as it is followed without one."""
+"""How good a plan is proven to be, in one line: by the solver's lower bound, and by the part of it that is checked without a
+solver."""
 
 from __future__ import annotations
 
@@ -13,9 +14,14 @@ HOW = "give -o plan.json, then trainplan check plan.json"
 def proof(objective_ns: int, bound_ns: int | None, checked_ns: int | None, of: str = "") -> str:
     """How far a plan is at most from the best one, such as "within 0.1 % (solver) / 1.4 % (independent check), of any plan".
 
-    objective_ns: its step by the solver's step model; bound_ns: what the solver proves that no plan takes less than, by the
-    same model; checked_ns: what is proven of that without a solver. None of either where nothing is known. of: what the plans
-    are that it is compared with.
+    Args:
+        objective_ns: the plan's step in the solver's cost model, in ns.
+        bound_ns: the solver's lower bound on every plan's step in that model; None if it has none.
+        checked_ns: the lower bound that can be verified without the solver; None if there is none.
+        of: the set of plans that the bounds hold for, such as "any plan"; left out of the text where empty.
+
+    Returns:
+        The text.
     """
     if bound_ns is None or not objective_ns:
         return "no lower bound is known"
@@ -28,7 +34,13 @@ def proof(objective_ns: int, bound_ns: int | None, checked_ns: int | None, of: s
 
 
 def proof_of(claim: Claim | None, of: str = "", *, whole: bool = True) -> str:
-    """The same of what a plan claims. whole: whether its evidence is of all plans that it is compared with, not of some."""
+    """By how much at most the plan of a claim is worse than the best one, as a text in the form of `proof`. claim: what the
+    solver claims about the plan; None gives the text for no claim. of: the set of plans that bounds hold for, such as "any
+    plan".
+
+    whole: whether the claim's evidence covers every plan that the claim is about; if not, the evidence is left out of the
+    text.
+    """
     if claim is None:
         return "no lower bound is known"
     checked_ns = None if claim.evidence is None or not whole else claim.evidence.bound_ns
@@ -36,7 +48,10 @@ def proof_of(claim: Claim | None, of: str = "", *, whole: bool = True) -> str:
 
 
 def how_to_check(claim: Claim | None) -> str:
-    """What to give for the independent check of a claim that has none; empty where it has one, or nothing to check."""
+    """A text that advises users how to get evidence for a claim's lower bound, so that it can be verified without the solver,
+    or says that the problem's bounds have no evidence; empty if the claim has evidence already, or no bound. claim: what
+    the solver claims about a plan.
+    """
     if claim is None or claim.bound_ns is None or claim.evidence is not None:
         return ""
     if solvers_of(problem(claim.problem)).evidence is None:
@@ -45,5 +60,7 @@ def how_to_check(claim: Claim | None) -> str:
 
 
 def status_text(status: str, gap: float | None) -> str:
-    """A search's status, which says `optimal` for what is within the gap that was asked for, too: as what is proven."""
+    """The status of a search as a text for people. status: such as "optimal" or "feasible". gap: the relative gap that was
+    reached: "optimal" becomes "within 0.1 % of the optimum" if it is above 0.
+    """
     return f"within {format_gap(gap)} of the optimum" if status == "optimal" and gap else status

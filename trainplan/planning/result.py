@@ -1,4 +1,4 @@
-"""The result of planning: the plan with its prediction and its claim, the best plan with one strategy, and its files."""
+"""The result of planning: the plan with its prediction and claim, the best plan with one strategy, and the plan's file."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from trainplan.planning.proof import status_text
 from trainplan.planning.result_price import Price
 from trainplan.planning.result_rows import plan_row
 from trainplan.prediction.metrics import Performance, performance
+from trainplan.prediction.training_costs import CostRates, TrainingCosts, plan_costs
 from trainplan.profiling.base.display import html_table, rich_table
 from trainplan.profiling.base.errors import InputError, as_arguments
 from trainplan.profiling.base.files import check_writable, write_whole
@@ -37,9 +38,9 @@ class PlanningTime:
     """The time that planning took.
 
     Attributes:
-        seconds: all, but for prices.
-        walk_seconds: those of them in which plans were compiled, checked and simulated.
-        walks: the number of these plans.
+        seconds: the whole time, without the search for the prices of constraints.
+        walk_seconds: the part of it in which plans were compiled, checked and simulated.
+        walks: the number of plans that were compiled and simulated.
     """
 
     seconds: float
@@ -55,25 +56,29 @@ class PlanningTime:
 class PlanningResult:
     """The answer to a request: a plan with its prediction and its claim, or why there is none.
 
+    A plan's programs are the instructions of every rank that it is compiled to; the prediction simulates them. The claim is
+    what the solver says: objective, lower bound and status.
+
     Attributes:
-        request: what was asked for, with the whole memory.
-        preset: the problem, and how its instances were searched.
-        answer: of the solver, whose `instance` and `result` belong to the plan.
-        plan: None where nothing fits, or nothing was found; `result` says why.
-        judged: the simulation of the plan's programs; None where plans of the model do not become programs.
-        margin_bytes: by how much less memory than asked for the solver got.
-        needed_bytes: where the memory is too little, one with which there is a plan; None where none is known.
-        needed_devices: the fewest devices, in whole nodes, with which the problem has a solution, where it has none; None where
-            that is not known.
-        needed_devices_unknown: why that is not known.
-        uniform: the best plan with one strategy for all units, as a result of its own; None where this plan has one itself, and
-            where none was looked for: the problem does not say how, or the time was up.
-        instead: where no preset was named, why the default one did not plan it.
+        request: what was planned for, with its whole memory.
+        preset: the problem, and the function that searched its instances.
+        answer: the solver's answer; its `instance` and `result` belong to the plan.
+        plan: None if nothing fits, or nothing was found; `result` says why.
+        judged: the simulation of the plan's programs; None if plans of the model do not become programs.
+        margin_bytes: the bytes of each device's memory that the solver was not given.
+        needed_bytes: if the memory is too small, a memory of each device with which there is a plan; None if none is known.
+        needed_devices: if nothing fits, the fewest devices, in whole nodes, with which the problem has a solution; None if that
+            is not known.
+        needed_devices_unknown: why it is not known.
+        uniform: the result with the best plan of one strategy for all units; None if this plan has one itself, if the problem
+            cannot be narrowed so, or if the time was up.
+        instead: if no preset was named, why the default one did not plan the request.
         prices: the price of each constraint of the request.
-        spent: the time that all of it took, but for prices.
-        run: the prediction of the runtime that the request names, of whose step and memory the plan's are; None of trainplan's
-            own.
-        searched: the method, its options and the limits but for time, with which other requests are searched alike.
+        spent: the time that planning took, without the prices; None if it was not measured.
+        run: the prediction of the runtime that the request names, from which the plan's step and memory are; None if it names
+            none.
+        searched: the method, its options and its limits except for time, with which other requests can be searched in the same
+            manner.
     """
 
     request: Request
@@ -101,14 +106,15 @@ class PlanningResult:
         return rich_table(self.summary())
 
     def _repr_html_(self) -> str:
-        """The rows of the command's screen in Python's words; `summary` has all that is known."""
+        """An HTML table for notebooks with the rows of the command's screen, options written as Python arguments; `summary` has
+        all that is known."""
         rows = [(label, lines) for label, lines in attribute("trainplan.screens.plan:screen")(self) if label != "NEXT"]
         texts = [(label, as_arguments("\n".join(" · ".join(line) for line in lines))) for label, lines in rows]
         return html_table([*texts, ("NEXT", 'save("plan.json") · frame() · summary()')] if self.plan else texts)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the plan's file, whole or not at all, as `trainplan plan -o` does: with evidence of the claim, which `check`
-        follows and is looked for no longer than the plan was.
+        """Write the plan's file, whole or not at all, as `trainplan plan -o` does. Evidence of its claim, for `check`, is
+        gathered first, for at most as long as planning took.
 
         Args:
             path: the file, such as plan.json, which `run`, `export`, `explain` and `load_plan` take.
@@ -126,11 +132,12 @@ class PlanningResult:
         return Path(path)
 
     def frame(self, *, units: bool = False) -> Any:
-        """The answer as a pandas DataFrame: one row, so that the frames of several plans are one table (`pandas.concat`), with
-        the request, the layout, what is predicted and what is proven; its fields are empty where there is no plan.
+        """The result as a pandas DataFrame of one row: the request, the layout, what is predicted and what is proven.
+
+        Frames of several results are one table with `pandas.concat`; fields are empty if there is no plan.
 
         Args:
-            units: a row for each run of equal units in their order instead: stage, ranks, units, count, strategy.
+            units: return a row for each run of equal consecutive units instead: stage, ranks, units, count, strategy.
 
         Returns:
             The frame.
@@ -141,7 +148,12 @@ class PlanningResult:
         return frame_of(self._unit_rows() if units else [self.as_row()])
 
     def as_row(self) -> dict[str, Any]:
-        """The row of `frame`."""
+        """The only row of `frame()` as a JSON-ready dict; None for what is unknown. The request: `model`, `cluster` (names),
+        `devices`, `batch` (samples per step), `like` (the preset). The prediction: `step_ns`, `tokens_per_s_per_device`, `mfu`
+        (a fraction), `peak_bytes` (fullest device), `predicted_by` (the runtime, or "walks" for the simulation).
+        `memory_bytes`: the limit of a device. The layout: `stages` and `micro_batches` (numbers), `schedule`, `strategy` (of
+        all units, or "several"). The claim: `status`, `objective_ns`, `bound_ns`, `gap` (a fraction). `seconds`: the time that
+        planning took."""
         plan, done, model = self.plan, self.performance, self.request.described_model
         predicted = None if plan is None else plan.predicted
         return {
@@ -168,6 +180,8 @@ class PlanningResult:
         }
 
     def _unit_rows(self) -> list[dict[str, Any]]:
+        """A dict for each run of consecutive units (sub-layers) with one strategy: stage, ranks, units (text), count,
+        strategy."""
         rows: list[dict[str, Any]] = []
         for number, stage in enumerate([] if self.plan is None else self.plan.stages):
             assert self.plan is not None
@@ -179,68 +193,73 @@ class PlanningResult:
 
     @property
     def subject(self) -> str:
-        """The model and the cluster."""
+        """The model's and the cluster's name as one text for people: "MODEL on CLUSTER"."""
         model = self.request.model.name if self.request.model else self.request.origin.name
         return f"{model} on {self.request.cluster_name}"
 
     @cached_property
     def performance(self) -> Performance | None:
-        """The step in an engineer's units; None without a plan or a prediction."""
+        """The predicted step in an engineer's units, such as tokens per second and MFU; None without a plan or a simulation."""
         if self.plan is None or self.judged is None:
             return None
         return performance(self.plan, self.judged, self.request.cluster)
 
     @cached_property
     def row(self) -> dict[str, Any] | None:
-        """The plan as `plan_row` has it, under the preset's name; None without a plan. It takes a walk, so it is made once."""
+        """The plan as a row that compares with rows of other plans, under the preset's name (for its keys see
+        `result_rows.plan_row`); None without a plan. Cached, since it takes a simulation.
+        """
         return None if self.plan is None else plan_row(self.preset.name, self.plan)
 
     @property
     def uniform_excess(self) -> float | None:
-        """By how much longer the predicted step of the best plan with one strategy for all units is, as a share of this plan's;
-        None where one of the two is not there."""
+        """By how much the predicted step of the best plan with one strategy for all units exceeds this plan's step, as a share
+        of the latter; 0 if this plan has one strategy itself; None if either plan or its prediction is missing.
+        """
         if self.plan is not None and self.plan.one_strategy is not None:
             return 0.0
-        steps = [each.plan.predicted for each in (self, self.uniform) if each and each.plan and each.plan.predicted]
+        steps = [result.plan.predicted for result in (self, self.uniform) if result and result.plan and result.plan.predicted]
         return steps[1].step_ns / steps[0].step_ns - 1 if len(steps) == 2 else None
 
     @property
     def problem(self) -> Problem:
-        """The problem that was solved."""
+        """The planning problem that was solved."""
         return self.preset.problem
 
     @property
     def instance(self) -> Any:
-        """The instance whose solution is planned."""
+        """The problem's instance that the plan is a solution of."""
         return self.answer.instance
 
     @property
     def result(self) -> Result:
-        """The result of the method on that instance."""
+        """The solving method's result (status, objective, bound) on the instance that the plan is a solution of."""
         return self.answer.result
 
     @property
     def interrupted(self) -> bool:
-        """Whether the search was interrupted."""
+        """Whether the user interrupted the search."""
         return self.result.stopped == "interrupt"
 
     @property
     def walked_ns(self) -> int:
-        """The simulated step of the plan's programs; where there are none, the objective."""
+        """The simulated step of the plan's programs in ns; the solver's objective if there are no programs."""
         return self.judged.step_ns if self.judged is not None else self.answer.objective_ns or 0
 
     def as_interrupted(self) -> PlanningResult:
-        """The result as that of an interrupted search."""
+        """A copy of the result that is marked as found by an interrupted search."""
         return replace(self, answer=replace(self.answer, result=replace(self.result, stopped="interrupt")))
 
     @property
     def walk_bytes(self) -> tuple[int, ...]:
-        """The simulated peak bytes of every rank's program; empty where there are no programs."""
+        """Simulated peak memory of every rank's program in bytes, in rank order; empty if there are no programs."""
         return () if self.judged is None else tuple(self.judged.peak_bytes)
 
     @property
     def excess(self) -> float | None:
-        """How far the simulated step is from the claimed objective, as a share of the objective; None without either."""
+        """By how much the simulated step exceeds the objective of the plan's claim, as a share of the objective; None if
+        either is missing.
+        """
         if self.plan is None or self.plan.predicted is None or self.plan.claim is None or not self.plan.claim.objective_ns:
             return None
         step_ns = self.plan.predicted.step_ns if self.judged is None else self.judged.step_ns
@@ -248,27 +267,56 @@ class PlanningResult:
 
     @cached_property
     def any_schedule_ns(self) -> int | None:
-        """Nanoseconds that no step with the plan's stages and strategies is below by the problem's costs, whatever the order of
-        passes; None where the problem has no such bound."""
+        """A lower bound in ns, in the problem's cost model, on the step of the plan's stages and strategies under any order of
+        passes; None if the problem has no such bound, or there is no plan.
+        """
         solution = self.answer.solution
         certificate = self.problem.certificate
         return None if solution is None or certificate is None else certificate.any_schedule_bound_ns(self.instance, solution)
 
     @property
     def restrictions(self) -> list[str]:
-        """The plans that the request leaves out of all that the problem knows, as the command's options say it."""
+        """Texts that name the plans which the problem could choose but which the request's options exclude, written as the
+        command's options, such as a fixed number of pipeline stages.
+        """
         scope = self.problem.scope
         return [] if scope is None else scope.restrictions(self.request, self.problem.cost_model(self.instance))
 
     @property
     def step_ns(self) -> int | None:
-        """The predicted step; of a plan without programs, the claimed one; None without a plan."""
+        """The predicted step in ns; the claimed objective if the plan has no programs; None without a plan."""
         if self.plan is None or self.plan.claim is None:
             return None
         return self.plan.claim.objective_ns if self.plan.predicted is None else self.plan.predicted.step_ns
 
+    def training_costs(self, rates: CostRates | None = None, **values: Any) -> TrainingCosts | None:
+        """Time, money and energy of the plan's step and of a whole training with it.
+
+        Args:
+            rates: price, tokens to train on, and power; None for all defaults.
+            **values: fields of `rates`, such as price=2.5 and tokens="1T"; one given replaces the field.
+
+        Returns:
+            The costs; None without a plan or a predicted step.
+
+        Raises:
+            InputError: for a value outside of its range.
+            TypeError: for a field that `CostRates` does not have.
+        """
+        if self.plan is None or self.step_ns is None:
+            return None
+        return plan_costs(self.plan, self.step_ns, self.request.cluster, replace(rates or CostRates(), **values))
+
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain values."""
+        """The result as a JSON-ready dict; None for what is unknown. Keys: `like` (the preset's name) and `instead` (why the
+        default preset was not used), `plan` (the plan's file as a dict), `result` (the solver's result as a dict), `unfinished`
+        (what ended the search early), `alternatives` (dicts), `walk_bytes` (simulated peak of every rank), `margin_bytes`,
+        `needed_bytes` and `needed_devices` (as the class describes them), `performance` (a dict), `uniform` (the best plan with
+        one strategy for all units, as a dict) and `uniform_excess` (the fraction by which its step is longer).
+
+        Further: `any_schedule_ns` (lower bound on the step of the plan's stages and strategies under any order of passes),
+        `restrictions` (texts on what the request's options exclude), `prices` (a dict for each constraint's price), and `spent`
+        (the time that planning took, a dict)."""
         return {
             "like": self.preset.name,
             "instead": self.instead,
@@ -290,15 +338,17 @@ class PlanningResult:
         }
 
     def summary(self, *, flags: bool = False) -> list[tuple[str, str]]:
-        """Label and text of each line that people want to see, in addition to tables. flags: name the command's options."""
+        """The result as pairs of label and text for people; the tables of the command's screen are not included. flags:
+        whether to write options as command flags (--memory) or as Python arguments (memory=).
+        """
         rows: list[tuple[str, str]] = attribute("trainplan.planning.result_summary:summary")(self, flags=flags)
         return rows
 
     @property
     def evidence_of(self) -> list[str]:
-        """The part of the request that the claim's evidence is of, as the command's options say it; empty where it is of all
-        of it."""
+        """The options, as the command writes them, that narrow the request to the part that the evidence of the plan's claim
+        covers; empty if it covers all of the request."""
         evidence = None if self.plan is None or self.plan.claim is None else self.plan.claim.evidence
-        own = {**self.request.options, MEMORY_TABLES.name: "least"}  # with which every plan that fits is within the bound
+        own = {**self.request.options, MEMORY_TABLES.name: "least"}  # with this, the bound holds for every plan that fits
         options = {} if evidence is None else evidence.options
         return [f"{flag_of(name)} {value}" for name, value in options.items() if value != own.get(name)]

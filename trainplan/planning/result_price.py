@@ -1,4 +1,4 @@
-"""The price of a constraint: by how much the least step is longer with it, by what is proven."""
+"""The price of a constraint: by how much the least step is longer with it than without it, as far as that is proven."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from trainplan.solvers.core.answer import Answer
 
 @dataclass(frozen=True)
 class Price:
-    """The price of a constraint of a request.
+    """The price of one constraint of a request: how much longer the shortest step is with it than without it.
 
     Attributes:
-        constraint: as the command's options say it.
-        without: the answer to the request without it, with no larger objective than with it; None where the time was up.
-        predicted_ns: of the constraint to a runtime, the predicted step of that answer's plan, which is the one that `plan`
-            without the constraint says of it.
+        constraint: the constraint as the command's options write it, such as `--pipeline 4`.
+        without: the solver's answer to the request without the constraint, whose objective is no larger than with it; None
+            if the time was up.
+        predicted_ns: only for the constraint to one runtime: the predicted step, without that constraint, of the plan that
+            was found.
     """
 
     constraint: str
@@ -26,14 +27,18 @@ class Price:
 
     @property
     def steps_ns(self) -> tuple[int | None, int | None]:
-        """The bound on the least step without the constraint, and the best such step that is known; None for either where
-        nothing is known."""
+        """Two times in ns for the request without the constraint: a lower bound on the shortest step, and the shortest step
+        that is known; None for what is not known.
+        """
         return (None, None) if self.without is None else (self.without.bound_ns, self.without.objective_ns)
 
     def share(self, constrained: Answer) -> tuple[float, float | None] | None:
-        """The least and the most by which the least step is longer with the constraint, as a share of the step without it, by
-        the proofs of both: one number twice where both are proven optimal, None for the most where it has no limit. None where
-        there is no plan with it, or none without it. constrained: the answer with it."""
+        """The least and the most by which the constraint may lengthen the shortest step, as fractions of the step without it
+        (0.1 is 10%).
+
+        Both follow from the lower bounds and the best steps of the two answers, with and without the constraint: they are equal
+        if both answers are proven optimal; the most is None if there is no lower bound without the constraint. Returns None if
+        no plan is known with the constraint, or none without it. constrained: the answer with the constraint."""
         bound, best = self.steps_ns
         if best is None or constrained.objective_ns is None:
             return None
@@ -41,7 +46,8 @@ class Price:
         return least, None if not bound else constrained.objective_ns / bound - 1
 
     def text(self, constrained: Answer) -> str:
-        """The price for people: a single number only where both steps are proven."""
+        """The price as a text for people: a single percentage if both steps are proven optimal, otherwise a range or why it is
+        not known. constrained: the answer with the constraint."""
         (bound, best), share = self.steps_ns, self.share(constrained)
         if self.without is None:
             return "the time was up"
@@ -63,7 +69,14 @@ class Price:
         return f"{between}: {without}, by the bounds of both"
 
     def to_dict(self, constrained: Answer) -> dict[str, Any]:
-        """The price as plain values. constrained: the answer with the constraint."""
+        """The price as a JSON-ready dict. Keys: `constraint`, as the command's options write it; `step_ns`, the shortest known
+        step without the constraint, and `bound_ns`, a lower bound on that step, both None if `without` is None; `share`, a pair
+        (least, most), a list in JSON: by what fraction of the step without the constraint (0.1 is 10%) the constraint makes the
+        step longer, at least and at most; `predicted_ns`, the attribute of that name.
+
+        In `share`, most is None if no upper limit is proven; instead of the pair there is None if no plan is known with the
+        constraint, or none without it (also if `without` is None). constrained: the solver's answer to the request with the
+        constraint."""
         bound, best = self.steps_ns
         known = {"constraint": self.constraint, "bound_ns": bound, "step_ns": best, "share": self.share(constrained)}
         return {**known, "predicted_ns": self.predicted_ns}

@@ -1,4 +1,4 @@
-"""Plans as rows, in which all are predicted alike, so that they compare."""
+"""Rows that compare plans: all of them predicted on one back-end, whatever they were planned for."""
 
 from __future__ import annotations
 
@@ -11,20 +11,28 @@ from trainplan.plan_words import run_words
 
 
 def row_rank(row: dict[str, Any]) -> tuple[bool, int]:
-    """A key by which rows of plans are sorted: the shortest step first, on the back-end `streams` where it is known."""
+    """A sorting key for rows of `plan_row`: shortest step first, rows without a step last. row: its step on the back-end
+    `streams` ("lanes_ns") counts if it is known, else its predicted step.
+    """
     step = row["lanes_ns"] if row["lanes_ns"] is not None else row["step_ns"]
     return step is None, step or 0
 
 
 def plan_row(name: str, plan: Plan) -> dict[str, Any]:
-    """A plan in one row: the prediction on its own back-end and, so that all plans compare, on the back-end `streams`; and its
-    claim. name: of the plan, for people."""
+    """A plan as a row that can be compared with rows of other plans, as a dict. It has the request (`model`, `devices`,
+    `batch`, `sequence`, `memory_bytes`), the layout (`run`, `stages`, `micro_batches`), the plan's own prediction
+    (`step_ns`, `backend`, `samples_per_s`, `tokens_per_s_per_device`, `peak_bytes`), `lanes_ns`, the step in ns on the
+    back-end `streams`, on which all plans compare, and the claim (`claim_ns`, `bound_ns`, `gap`, `problem`, `cost_model`);
+    None for what is unknown.
+
+    name: the plan's name for people, the row's `name`.
+    """
     predicted, claim, lanes_ns = plan.predicted, plan.claim, None
     if predicted is not None and predicted.durations is not None:
-        alike = predicted.backend in ("streams", *OTHERS)
+        comparable = predicted.backend in ("streams", *OTHERS)
         lanes_ns = predicted.step_ns
-        if predicted.software or not alike:
-            lanes_ns = predict_from_saved_costs(plan, predicted.durations, None if alike else "streams").step_ns
+        if predicted.software or not comparable:
+            lanes_ns = predict_from_saved_costs(plan, predicted.durations, None if comparable else "streams").step_ns
     samples_per_s = 0.0 if predicted is None else plan.batch.global_samples / predicted.step_ns * 1e9
     return {
         "name": name,

@@ -1,10 +1,11 @@
-"""The search for the plan of the least objective whose programs fit into the memory, round by round.
+"""The search for the plan with the least objective whose programs fit into memory, in rounds.
 
-The first round counts what programs surely hold, where a problem can tell that from what they hold at most: so its bound holds
-for every plan whose programs fit. Where its plan's programs need more memory than the limit, the request is solved again with
-what programs hold at most, roughly, and from there with what simulations have beyond the tables (`memory_beyond_tables`). Where
-a problem does not tell the two apart, and where nothing fits, it is solved with as much less memory as the plan before was
-short of, at most ROUNDS times. The bound stays that of the first round. If no plan fits even so, `shortage` answers.
+A problem may have two tables of memory: the least that programs surely hold, and the most that they may hold. The first round
+counts the least, so its lower bound holds for every plan whose programs fit. Where the programs of its plan need more than the
+limit, the request is solved again with the most, and after that with what simulated programs held in addition to the least
+(`memory_beyond_tables`). Where a problem has one table only, and where nothing fits, the request is solved with the limit
+reduced by what the last plan was short of, at most ROUNDS times. The bound stays that of the first round. If no plan fits at
+all, `shortage` answers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ BEYOND_SECONDS = 5.0  # for all of them, once a plan fits; as many as the first 
 
 
 def search_in_rounds(run: PlanningRun) -> PlanningResult:
-    """The plan of the least objective whose programs fit, or why there is none."""
+    """Search the plan with the least objective (the solver's step time) whose compiled programs fit into memory: solve,
+    simulate the plan, and solve again with less memory as long as the programs do not fit. Returns a result without a plan,
+    which has the reason, if none fits. run: the planning run of the request.
+    """
     rounds, took = [first := run.plan_round(0, least=True)], run.elapsed()
     refined = run.beyond is not None and run.excess_bytes(first) > 0 and run.has_least_tables
     refined = refined and not run.deadline_passed and not first.interrupted
@@ -43,33 +47,41 @@ def search_in_rounds(run: PlanningRun) -> PlanningResult:
 def search_beyond_tables(
     run: PlanningRun, beyond: BeyondTables, first: PlanningResult, best: PlanningResult | None, took: float
 ) -> PlanningResult | None:
-    """The best plan that fits of those that are simulated; None where there is none.
+    """Search the fastest plan whose programs fit into memory, by adding to the instances' memory tables the bytes that
+    simulated programs held in addition to what these tables said.
 
-    beyond: notes of what programs held beyond the tables, which every simulation here adds to. first: the plan of the least
-    objective of all, which does not fit, and took so many seconds. best: a plan that fits, where one is known.
+    Args:
+        run: the planning run of the request, with its time limit.
+        beyond: notes of what programs held in addition to the tables; every simulation adds one.
+        first: the result with the plan of the least objective, whose programs do not fit.
+        best: the result with the best plan known that fits; None if none is known.
+        took: seconds that the search for `first` took.
+
+    Returns:
+        The result with the shortest simulated step that fits; None if none was found.
     """
-    instances = {each.name: each for each, _ in first.answer.tried}
+    instances = {instance.name: instance for instance, _ in first.answer.tried}
     count, until = Count.ALIKE, run.elapsed() + max(BEYOND_SECONDS, took)
     beyond.note(first.instance, first, run.over_bytes(first))
     run.begin("solving again, with what programs hold beyond the tables")
     try:
         for _ in range(BEYOND_ROUNDS):
-            left = None if best is None else until - run.elapsed()  # what fits is looked for until the time is up
-            if run.deadline_passed or (left is not None and left <= 0):
+            seconds_left = None if best is None else until - run.elapsed()  # what fits is looked for until the time is up
+            if run.deadline_passed or (seconds_left is not None and seconds_left <= 0):
                 break
             corrected = [beyond.corrected(instance, count) for instance in instances.values()]
             below_ns = None if best is None else best.walked_ns
-            answer = run.search_below(corrected, below_ns, left)
+            answer = run.search_below(corrected, below_ns, seconds_left)
             if answer.objective_ns is None or (below_ns is not None and answer.objective_ns >= below_ns):
                 if count == Count.REFUSED or answer.result.stopped == "interrupt":
                     break
                 count = Count(count + 1)
                 continue
-            made = run.plan_as_of_first(first, answer)
-            over = run.over_bytes(made)
-            beyond.note(instances[made.instance.name], made, over)
-            if max(over) <= 0 and (best is None or made.walked_ns < best.walked_ns):
-                best = made
+            tried = run.plan_as_of_first(first, answer)
+            over = run.over_bytes(tried)
+            beyond.note(instances[tried.instance.name], tried, over)
+            if max(over) <= 0 and (best is None or tried.walked_ns < best.walked_ns):
+                best = tried
             if answer.result.stopped == "interrupt":
                 break
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Where nothing fits: why, with how much memory or how many devices something does, and the plan that comes closest."""
+"""The answer where nothing fits: why, how much memory or how many devices would do, and the plan that comes closest."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from trainplan.solvers.core.clock import Overrun, ended_after, grace_seconds
 from trainplan.solvers.core.heuristic import at_least_memory
 from trainplan.solvers.core.heuristic import fits as instance_fits
 
-MOST_NODES = 16  # times as many as a cluster has, up to which more of them are tried
-DEVICE_SECONDS = 20.0  # for these; as many as passed before, where these are more
+MOST_NODES = 16  # how many times the cluster's nodes are tried at most
+DEVICE_SECONDS = 20.0  # for trying them; as long as the planning took before, where that is longer
 
 
 def least_memory_plan(run: PlanningRun, bound_ns: int | None = None) -> PlanningResult | None:
-    """The exact method's plan with no more memory than some solution needs; None where no such memory is known in time.
+    """The result with a plan under the smallest memory limit for which a solution is known, by the exact method; None if none
+    is known in time. With as much memory as this plan and its programs need, the request has a plan.
 
-    It does not depend on the memory asked for: with as much as it and its programs need, there is a plan. bound_ns: of the
-    claim.
+    run: the planning run of the request. bound_ns: a lower bound on the step, in ns, for the plan's claim; None if there is
+    none.
     """
     with suppress(Overrun), ended_after(lambda: run.remaining() + grace_seconds(run.time_limit)):
         whole = run.request.with_margin(0)
-        tight = [instance for each in run.preset.problem.instances(whole) if (instance := at_least_memory(each)) is not None]
+        tight = [least for instance in run.preset.problem.instances(whole) if (least := at_least_memory(instance)) is not None]
         limits = [instance.common_memory_bytes for instance in tight]
         possible = [(limit, index) for index, limit in enumerate(limits) if limit is not None]
         if possible:
@@ -41,10 +42,13 @@ def least_memory_plan(run: PlanningRun, bound_ns: int | None = None) -> Planning
 
 
 def needed_memory(run: PlanningRun, least: PlanningResult) -> tuple[int, list[str]]:
-    """The bytes that the plan of the least memory needs, its programs included, and the advice to give them."""
+    """The bytes of one device with which the request has a plan, and texts that advise the user how to provide them.
+
+    run: the planning run of the request. least: the result with a plan of little memory; its programs' memory is counted.
+    """
     limit = run.request.with_margin(least.margin_bytes).limit_bytes
     programs = max(limit, *least.walk_bytes, 0)
-    needed = max([programs, *(max(each, default=0) for each in run.held_bytes(least))])
+    needed = max([programs, *(max(peaks, default=0) for peaks in run.held_bytes(least))])
     advice = [f"give --memory of at least {enough_bytes(needed)}"]
     serial = needed if least.judged is None else max(limit, least.judged.serial_bytes)
     if serial < programs == needed:
@@ -53,9 +57,12 @@ def needed_memory(run: PlanningRun, least: PlanningResult) -> tuple[int, list[st
 
 
 def with_reason(run: PlanningRun, first: PlanningResult, least: PlanningResult | None = None) -> PlanningResult:
-    """The answer that no solution fits, with the reason, the memory with which a plan's programs fit, and the fewest devices.
+    """Add to the planning result `first`, which says that nothing fits, how much would be enough: a copy of it with the amount
+    of memory per device of a plan that is known (`needed_bytes`), advice on which options to give, and the fewest devices on
+    which a plan fits (`needed_devices`; None if not known). Returns `first` itself if it has no reason why nothing fits, or no
+    plan is known with more memory either.
 
-    first: the answer without these. least: a plan of little memory; it is looked for if left out.
+    run: the planning run of the request. least: the result with a plan of little memory; searched for if None.
     """
     reason = first.result.reason
     least = least_memory_plan(run) if least is None and reason is not None else least
@@ -76,8 +83,14 @@ def with_reason(run: PlanningRun, first: PlanningResult, least: PlanningResult |
 
 
 def fewest_devices(run: PlanningRun) -> tuple[int | None, str | None]:
-    """Where nothing fits: the fewest devices, in whole nodes more than there are, with which something does, each smaller
-    number proven too small; and where that is not known, why."""
+    """The fewest devices, in whole nodes, on which the request fits, if it does not fit on its own devices.
+
+    run: the planning run of the request.
+
+    Returns:
+        The number, with every smaller one proven too small, None if it is not known; and why it is not known, None if it is
+        known or the request fits.
+    """
     cluster = run.request.cluster
     if cluster is None or something_fits(run, run.request) is not False:
         return None, None
@@ -93,10 +106,17 @@ def fewest_devices(run: PlanningRun) -> tuple[int | None, str | None]:
 def _first_that_fits(
     run: PlanningRun, clusters: Iterator[Cluster], too_few: int, seconds: float
 ) -> tuple[Cluster | None, str | None]:
-    """The first of some clusters, smaller ones first, on which something fits, each before it proven too small, or of a size
-    that the request does not suit; and where that is not known, why.
+    """The first of some clusters on which the request fits; every one before it is proven too small, or has a number of devices
+    that the request cannot use.
 
-    too_few: devices that are; seconds: until it is given up.
+    Args:
+        run: the planning run of the request.
+        clusters: the clusters to try, smallest first.
+        too_few: a number of devices that is proven too small.
+        seconds: time after which the search is given up.
+
+    Returns:
+        The cluster, None if none is known; and why none is known, None if all clusters were tried.
     """
     until = run.elapsed() + min(run.remaining(), seconds)
     with suppress(Overrun), ended_after(lambda: until - run.elapsed()):
@@ -108,7 +128,7 @@ def _first_that_fits(
             except InputError as error:
                 if error.where == "cluster":
                     return None, f"not known: the cluster {error.problem}"
-                continue  # numbers of devices that the batch, the depth or the islands do not suit
+                continue  # the batch, the depth or the islands cannot use this number of devices
             if fits is not False:
                 return (larger, None) if fits else (None, "not known")
             too_few = larger.devices
@@ -116,7 +136,11 @@ def _first_that_fits(
 
 
 def something_fits(run: PlanningRun, request: Request) -> bool | None:
-    """Whether some solution fits into the memory of a request; None where that is not known. Raises InputError."""
+    """Whether some solution of a request fits into its memory: True, False if that is proven impossible, None if it is not
+    known.
+
+    run: the planning run, which has the problem. Raises InputError for a request that has no instances.
+    """
     problem, has_least_tables = run.preset.problem, MEMORY_TABLES.name in request.options
     answers = [instance_fits(instance) for instance in problem.instances(request)]
     if True in answers or not has_least_tables:
@@ -126,8 +150,13 @@ def something_fits(run: PlanningRun, request: Request) -> bool | None:
 
 
 def closest_plan(run: PlanningRun, rounds: Sequence[PlanningResult]) -> PlanningResult:
-    """Where solutions fit, but no programs of the rounds do: the plan of the least memory, or an answer without a plan that
-    says by how much all of them are short."""
+    """The result for a request whose plans fit by the solver's memory tables, but not once they are compiled to programs: the
+    plan with the least memory, if its programs fit; otherwise a result without a plan that says by how many bytes the
+    closest plan exceeds the memory.
+
+    run: the planning run of the request. rounds: the results of all rounds (each solves and simulates one plan), in their
+    order.
+    """
     first = rounds[0]
     least = None if rounds[-1].interrupted else least_memory_plan(run, first.answer.bound_ns)
     plans = [tried for tried in (*rounds, least) if tried is not None and tried.plan is not None]

@@ -1,4 +1,4 @@
-"""The best plan with one strategy for all units, to compare the best plan of all with, or to take in its place."""
+"""The best plan with one strategy for all units: to compare the best plan of all with, or to replace it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ WALKS = 3  # of the longest so far: the time that has to be left to look for a p
 
 
 def best_single_strategy(run: PlanningRun, best: PlanningResult) -> PlanningResult | None:
-    """The best plan with one strategy for all units whose programs fit; None where the problem does not say how to look for it,
-    or the time is up. best: the best plan of all."""
+    """Search the best plan with one strategy for all units (sub-layers) whose programs fit into memory.
+
+    run: the planning run of the request. best: the result with the best plan without that restriction. Returns None if the
+    problem cannot be narrowed to one strategy, or if too little time remains; a result without a plan if none fits.
+    """
     limit, margin = run.request.with_margin(0).limit_bytes, 0
     single, beyond = run.preset.problem.single_strategy, run.beyond if run.has_least_tables else None
     count = Count.OWN
@@ -32,23 +35,28 @@ def best_single_strategy(run: PlanningRun, best: PlanningResult) -> PlanningResu
         tighter = instances if beyond is None else [beyond.corrected(instance, count) for instance in instances]
         run.begin("looking for the best plan with one strategy")
         answer = best_answer(tighter, single.method, time_limit=run.seconds, clock=run.clock, **run.common_arguments)
-        made = run.plan(with_bound(answer, best.answer.bound_ns), margin)
-        less = margin > 0 or bool(run.beyond is not None and run.beyond.found)
-        if made.plan is None and less and count < Count.REFUSED:
+        tried = run.plan(with_bound(answer, best.answer.bound_ns), margin)
+        reduced = margin > 0 or bool(run.beyond is not None and run.beyond.found)
+        if tried.plan is None and reduced and count < Count.REFUSED:
             count = Count.REFUSED
             continue
-        if (over := run.excess_bytes(made)) <= 0:
-            return made if made.plan is not None or not less else _unknown(made)
+        if (excess := run.excess_bytes(tried)) <= 0:
+            return tried if tried.plan is not None or not reduced else _unknown(tried)
         if beyond is not None:
-            beyond.note(instances[0], made, run.over_bytes(made))
+            beyond.note(instances[0], tried, run.over_bytes(tried))
         else:
-            margin += over
-    return _unknown(made)
+            margin += excess
+    return _unknown(tried)
 
 
 def prefer_single_strategy(run: PlanningRun, best: PlanningResult, uniform: PlanningResult | None) -> PlanningResult | None:
-    """The best plan with one strategy as the answer, where the search of all plans ended with nothing as good, by predictions
-    where answers are chosen by these; None where it did not."""
+    """Decide whether the best plan with one strategy for all units (sub-layers) should be the answer to the request, since it
+    is better than the best plan that the wider search found. Returns its result as the request's if so, otherwise None.
+
+    "Better" is a shorter predicted step if costs count overlap, and a smaller objective otherwise. run: the planning run of
+    the request. best: the wider search's result. uniform: the result with the best plan with one strategy; None if there is
+    none.
+    """
     if uniform is None or uniform.plan is None or uniform.margin_bytes > best.margin_bytes:
         return None
     problem, instance, result = run.preset.problem, best.instance, best.result
@@ -63,7 +71,10 @@ def prefer_single_strategy(run: PlanningRun, best: PlanningResult, uniform: Plan
     return run.plan(with_solution(best.answer, solution, SOURCE), best.margin_bytes) if better else None
 
 
-def _unknown(made: PlanningResult) -> PlanningResult:
-    """A result without its plan, whose programs do not fit, or without the proof that there is none: it is of less memory than
-    was asked for."""
-    return replace(made, plan=None, judged=None, answer=replace(made.answer, result=replace(made.result, status="unknown")))
+def _unknown(result: PlanningResult) -> PlanningResult:
+    """A copy of a result without its plan and with the status "unknown": if a search with less memory than the request has
+    finds nothing, that proves nothing about the request.
+    """
+    return replace(
+        result, plan=None, judged=None, answer=replace(result.answer, result=replace(result.result, status="unknown"))
+    )

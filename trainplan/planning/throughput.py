@@ -1,7 +1,7 @@
-"""Throughput: of plans, by their predicted steps, and the batch size with the largest one for every planner by name.
+"""The search for the batch size with the largest predicted throughput, for each planner.
 
-The search over batch sizes is Galvatron's outer loop (Algorithm 1, lines 2 to 16): they rise in steps until nothing fits. The
-planners are those of `presets.PLANNERS`, the paper's own variants and baselines, and the optimum of any space.
+It is Galvatron's outer loop (Algorithm 1, lines 2 to 16): batch sizes rise in steps until nothing fits. The planners are those
+of `presets.PLANNERS`, the paper's own variants and baselines, and the exact optimum of any space.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ PATIENCE = 4
 
 @dataclass(frozen=True)
 class Point:
-    """One batch size: what its planner found."""
+    """One batch size, and the result of the search with it. batch: samples per step."""
 
     batch: int
     result: Result
 
     @property
     def throughput(self) -> float:
-        """Samples a second; 0 where nothing was found."""
+        """Samples per second; 0 if no plan was found."""
         return self.batch / self.result.objective * 1e9 if self.result.objective else 0.0
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """All batch sizes tried by one planner. best: that of the largest throughput; None where nothing fits."""
+    """The batch sizes that were tried with one planner, in rising order, and the result of the search with each. planner: the
+    search space, the schedule and the method. points: a batch size and its result each.
+    """
 
     planner: Planner
     points: tuple[Point, ...] = field(default_factory=tuple)
@@ -46,22 +48,25 @@ class Throughput:
 
     @property
     def best(self) -> Point | None:
-        """The batch size of the largest throughput; None where nothing fits."""
+        """The point (batch size and result) with the largest throughput; None if nothing fits."""
         fitting = (point for point in self.points if point.throughput > 0)
         return max(fitting, key=lambda point: point.throughput, default=None)
 
     @property
     def interrupted(self) -> bool:
-        """Whether an interrupt ended it before all batch sizes were tried."""
+        """Whether the user interrupted the search before all batch sizes were tried."""
         return any(point.result.stopped == "interrupt" for point in self.points)
 
     @property
     def seconds(self) -> float:
-        """Seconds of all searches."""
+        """The seconds that the searches of all batch sizes took together."""
         return sum(point.result.build_seconds + point.result.solve_seconds for point in self.points)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """The search as a JSON-ready dict. Keys: `planner` (its fields as a dict), `best_batch` (samples per step with the
+        largest throughput, None if nothing fits), `points` (for each batch size a dict with `batch`,
+        `throughput_samples_per_s`, 0 without a plan, and `result`, the solver's result as a dict), and `unfinished` (whether
+        the user interrupted the search)."""
         points = [
             {"batch": p.batch, "throughput_samples_per_s": p.throughput, "result": p.result.to_dict()} for p in self.points
         ]
@@ -85,11 +90,23 @@ def search_throughput(
     gap: float = GAP,
     progress: Callable[[Point], None] | None = None,
 ) -> Throughput:
-    """Try batch sizes, from the smallest, until nothing fits (Algorithm 1).
+    """Try rising batch sizes until nothing fits (Galvatron, Algorithm 1).
 
-    The exact planner looks only for plans of more throughput than the best so far. time_limit, gap: of each search.
-    A size that no strategy of the space divides is passed over; so is one at which a planner finds nothing although the next
-    one may be split into micro-batches better: PATIENCE failures in a row end the search. Raises InputError.
+    The exact planner searches only for plans with more throughput than the best so far. A batch size that no strategy of the
+    search space divides is skipped. The search ends after PATIENCE sizes in a row without a plan, since a larger batch may
+    split better into micro-batches.
+
+    Args:
+        batches: makes an instance for each batch size.
+        planner: the search space, the schedule and the method.
+        memory_bytes: the memory of each device.
+        largest_batch: in samples; larger ones are not tried.
+        time_limit: seconds for each search.
+        gap: relative gap at which each search may stop.
+        progress: called with each new point.
+
+    Raises:
+        InputError: if the memory is not positive or too large, or if no batch size can be split in the planner's space.
     """
     if not 0 < memory_bytes <= 2**48:
         raise InputError("command line", "--memory", f"is {memory_bytes} bytes", "give more than 0, such as 8GiB")
@@ -113,6 +130,6 @@ def search_throughput(
         if failures == PATIENCE or points[-1].result.stopped == "interrupt":
             break
     if not points:
-        problem = f"is {planner.space}, which no batch size up to {largest_batch} suits"
+        problem = f"is {planner.space}, which supports no batch size up to {largest_batch}"
         raise InputError("command line", "--planner", problem, "give another planner, or a larger --largest-batch")
     return Throughput(planner, tuple(points))

@@ -1,4 +1,4 @@
-"""Trials: plans are run for a few steps each on the machine at hand, and the fastest counts (AMP, Algorithm 1, last line)."""
+"""Trials: plans are run for a few steps on the machine at hand, and the fastest is chosen (AMP, Algorithm 1, last line)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ MOST_TRIALS = 100
 
 @dataclass(frozen=True)
 class Trials(Tabular):
-    """What running plans gave.
+    """Measurements of several plans that were run.
 
-    plans: in the order of their predicted steps; trials: one for each plan. best: place of the fastest plan; None where none
-    ran. planned: the answer to the request that the plans were made for, if they were made for one.
+    Attributes:
+        plans: the plans, by rising predicted step.
+        trials: the measurement of each plan.
+        planned: the result of planning that the plans come from; None if they were given as files.
     """
 
     plans: tuple[Plan, ...]
@@ -37,9 +39,9 @@ class Trials(Tabular):
 
     @property
     def best(self) -> int | None:
-        """The place of the fastest plan."""
+        """The index of the plan with the shortest measured step in `plans`; None if none ran."""
         trial = fastest(self.trials)
-        return None if trial is None else trial.place
+        return None if trial is None else trial.index
 
     headings: ClassVar = {
         "plan": "plan",
@@ -54,18 +56,22 @@ class Trials(Tabular):
     __repr__ = Tabular.__repr__  # in place of the dataclass's, which has all plans
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dict for each plan: its place and layout, predicted_step_ns, step_ns, spread, status."""
+        """A dict for each plan that was tried: `plan` (its index), `stages`, `strategies` (in words), `predicted_step_ns`,
+        `step_ns` (median of the measured steps), `spread` (half-width of the middle half of the measured steps, as a fraction
+        of the median) and `status` ("ran", or how it failed)."""
         rows = []
         for trial in self.trials:
-            plan = self.plans[trial.place]
+            plan = self.plans[trial.index]
             names = ", ".join(dict.fromkeys(map(strategy_words, plan.strategies())))
-            layout = {"plan": trial.place, "stages": len(plan.stages), "strategies": names}
+            layout = {"plan": trial.index, "stages": len(plan.stages), "strategies": names}
             steps = {"predicted_step_ns": trial.predicted_step_ns, "step_ns": trial.step_ns}
             rows.append({**layout, **steps, "spread": trial.spread, "status": trial.status})
         return rows
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """The trials as a JSON-ready dict. Keys: `plans` (for each plan its file as a dict), `trials` (for each plan a dict of
+        its measurement, such as `status`, `step_ns`, `spread` and `predicted_step_ns`), `best` (index in `plans` of the
+        fastest, None if none ran), and `result` (the solver's result as a dict, None if the plans were given as files)."""
         return {
             "result": None if self.planned is None else self.planned.result.to_dict(),
             "plans": [plan.model_dump() for plan in self.plans],
@@ -82,10 +88,18 @@ def try_plans(
     planned: PlanningResult | None = None,
     **options: Any,
 ) -> Trials:
-    """Run plans of one model and world, the one of the shortest predicted step first.
+    """Run plans of one model and one number of devices, in the order of their predicted steps.
 
-    scale_down: run a model with the same units, about that many times smaller; dtype: run in this one; options: as of
-    `execution.launch.trials.run_trials`. Raises InputError.
+    Args:
+        plans: the plans to run.
+        scale_down: run a model with the same units that is about this many times smaller.
+        dtype: the dtype to run in, instead of the model's.
+        planned: the result of planning that the plans come from, if they do.
+        **options: arguments of `execution.launch.trials.run_trials`.
+
+    Raises:
+        InputError: for too many plans, for plans of different models or devices, and for a model that does not run.
+        MissingExtra: if torch is not installed.
     """
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", "running a plan")
@@ -100,9 +114,16 @@ def try_plans(
 
 
 def best_plans(first: PlanningResult, top: int, seed: int) -> list[Plan]:
-    """The plans of the `top` best solutions that the preset's problem can list, each judged. first: the answer that is known.
+    """The plans of the best solutions that the preset's problem can list, each with its own prediction; only the one plan that
+    is known if the problem cannot list solutions.
 
-    A problem that lists no others has one.
+    Args:
+        first: a result for the request that the plans are for.
+        top: the most plans to return.
+        seed: the seed of the problem's search for alternatives.
+
+    Raises:
+        InputError: for a number below 1 or above MOST_TRIALS.
     """
     if not 1 <= top <= MOST_TRIALS:
         raise InputError("command line", "--top", f"is {top}", f"give 1 to {MOST_TRIALS}")
@@ -110,16 +131,23 @@ def best_plans(first: PlanningResult, top: int, seed: int) -> list[Plan]:
     alternatives = solvers_of(first.problem).call("alternatives", first.instance, first.result, top, seed) or ()
     for solution, time_ns in alternatives:
         answer = replace(first.answer, solution=solution, objective_ns=time_ns)
-        made = plan_answer(first, answer)
-        if made.plan is not None and made.plan.content not in [plan.content for plan in plans]:
-            plans.append(made.plan)
+        tried = plan_answer(first, answer)
+        if tried.plan is not None and tried.plan.content not in [plan.content for plan in plans]:
+            plans.append(tried.plan)
     return plans[:top]
 
 
 def runnable(model: Model, dtype: str | None, where: str, option: str = "--dtype") -> Model:
-    """The model as its plans run, in this dtype (default: its own). option: what the dtype is given by, for errors.
+    """The model in the dtype that its plans are to be run in, after a check that plans of it can be run.
 
-    Raises InputError where they do not run.
+    Args:
+        model: the model to run.
+        dtype: the dtype to run it in; None for the model's own.
+        where: the file or object that the model is from, for errors.
+        option: the command's option that gives the dtype, for errors.
+
+    Raises:
+        InputError: if plans of the model, or of this dtype, do not run.
     """
     wanted = model.dtype if dtype is None else parse_dtype(dtype)
     if wanted not in EXECUTED_DTYPES:

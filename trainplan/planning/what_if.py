@@ -1,4 +1,4 @@
-"""Answers to requests near one that has been planned: on a cluster that is changed by factors, or with another batch."""
+"""Results for requests close to one that has been planned: on a cluster with some numbers multiplied, or with another batch."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from trainplan.solvers.core.limits import TIME_LIMIT_S
 
 FLAG = "--what-if"
 LARGEST_FACTOR = 1000.0
-GAP = 0.005  # of a search for a number beside the answer
-LEAST_SECONDS = 2.0
-NEAR = 0.125  # of a batch, by which a better one may be larger
-LEAST_GAIN = 0.01  # of a step's time for each sample, that is worth a word
+GAP = 0.005  # relative gap of the search with a larger batch
+LEAST_SECONDS = 2.0  # of this search
+NEAR = 0.125  # how much larger than the batch a better one may be, as a share
+LEAST_GAIN = 0.01  # share of the time for each sample that a larger batch must save to be reported
 
 Factors = Mapping[str, float]
 
 
 def factors_of(texts: str | Mapping[str, float]) -> dict[str, float]:
-    """What is changed by how much, such as "network=1.2" or "network=2,flops=1.5", or as a mapping. Raises InputError."""
+    """The factors by which numbers of a cluster are to be multiplied, by name: "network=2,flops=1.5" -> {"network": 2.0,
+    "flops": 1.5}. texts: a text of that form, or a mapping. Raises InputError for unknown names and for values that are not
+    numbers from 1 / LARGEST_FACTOR to LARGEST_FACTOR.
+    """
     pairs = texts.items() if isinstance(texts, Mapping) else [part.partition("=")[::2] for part in texts.split(",")]
     factors: dict[str, float] = {}
     for name, value in ((str(name).strip(), value) for name, value in pairs):
@@ -43,15 +46,19 @@ def factors_of(texts: str | Mapping[str, float]) -> dict[str, float]:
 
 
 def changed_cluster(cluster: Cluster, factors: Factors) -> Cluster:
-    """A cluster whose numbers are multiplied. Raises InputError where it has no such numbers."""
+    """A copy of a cluster with some of its numbers multiplied by factors, and with a name that says so. factors: by name of
+    the number, `network`, `nvlink`, `flops` or `memory`. Raises InputError if the cluster does not have such a number.
+    """
     for name, factor in factors.items():
         cluster = CHANGES[name](cluster, factor)
-    told = ",".join(f"{name} x {factor:g}" for name, factor in factors.items())
-    return cluster.changed(name=f"{cluster.name} with {told}")
+    changes = ",".join(f"{name} x {factor:g}" for name, factor in factors.items())
+    return cluster.changed(name=f"{cluster.name} with {changes}")
 
 
 def _network(cluster: Cluster, factor: float) -> Cluster:
-    """More between nodes; a ring over nodes gets no more than the links within a node feed."""
+    """A copy of a cluster with the bandwidth between nodes multiplied by `factor`. The bandwidth of a ring over several nodes
+    stays limited by the links within a node. Raises InputError for a cluster of one node.
+    """
     if cluster.matrix is None and not cluster.islands:
         problem = "is of the network between nodes, and there is one node"
         raise InputError(COMMAND_LINE, f"{FLAG} network", problem, "give a cluster of several nodes, or nvlink= for its links")
@@ -62,12 +69,21 @@ def _network(cluster: Cluster, factor: float) -> Cluster:
 
 
 def _within(cluster: Cluster) -> float | None:
-    """The least bandwidth of the links that join whole nodes within; None where nodes have one device each."""
+    """The least bandwidth, in bytes per second, of the links that join all devices of a node; None if nodes have one device
+    each."""
     return min((node.islands[-1].bandwidth_bytes_per_s for node in cluster.nodes if node.islands), default=None)
 
 
 def _across(island: Island, before: float | None, within: float | None, factor: float) -> Island:
-    """An island of several nodes, with so many times the network, fed by links within nodes that were so fast before."""
+    """An island (joined devices) of several nodes with its network's bandwidth multiplied, and its ring limited by the links
+    within nodes.
+
+    Args:
+        island: the devices joined by the network.
+        before: bandwidth within nodes before the change, in bytes per second; None if nodes have one device each.
+        within: bandwidth within nodes after the change, in bytes per second; None likewise.
+        factor: by which the network's bandwidth is multiplied.
+    """
     line = (island.node_bytes_per_s or island.bandwidth_bytes_per_s) * factor
     fed = before is not None and within is not None and island.bandwidth_bytes_per_s <= before
     ring = min(line, within) if fed and within is not None else line
@@ -75,7 +91,8 @@ def _across(island: Island, before: float | None, within: float | None, factor: 
 
 
 def _nvlink(cluster: Cluster, factor: float) -> Cluster:
-    """More within nodes, whatever joins their devices; and over nodes where that was what limited a ring."""
+    """A copy of a cluster with the bandwidth of all links within nodes multiplied by `factor`. Rings over several nodes become
+    faster, too, if the links within nodes limited them. Raises InputError if nodes have one device each."""
     if cluster.matrix is not None:
         return _matrix(cluster, factor, across=False)
     if not any(node.islands for node in cluster.nodes):
@@ -84,33 +101,39 @@ def _nvlink(cluster: Cluster, factor: float) -> Cluster:
     before = _within(cluster)
     nodes = [node.changed(islands=[_faster(island, factor) for island in node.islands]) for node in cluster.nodes]
     within = None if before is None else before * factor
-    return cluster.changed(nodes=nodes, islands=[_across(each, before, within, 1.0) for each in cluster.islands])
+    return cluster.changed(nodes=nodes, islands=[_across(island, before, within, 1.0) for island in cluster.islands])
 
 
 def _faster(island: Island, factor: float) -> Island:
+    """A copy of an island (joined devices) with its bandwidth multiplied by `factor`."""
     return island.changed(bandwidth_bytes_per_s=island.bandwidth_bytes_per_s * factor)
 
 
 def _matrix(cluster: Cluster, factor: float, across: bool) -> Cluster:
-    """The links between devices of different nodes, or of one, of a cluster whose links are a matrix."""
+    """A copy of a cluster whose links are a matrix of bandwidths, with some of them multiplied by `factor`: between devices of
+    different nodes if `across`, otherwise within nodes."""
     assert cluster.matrix is not None
     nodes = [node for node in cluster.nodes for _ in range(node.count)]
-    of = [index for index, node in enumerate(nodes) for _ in range(node.devices)]
+    node_of = [index for index, node in enumerate(nodes) for _ in range(node.devices)]
     rows = [
-        [rate * factor if (of[i] != of[j]) == across and i != j else rate for j, rate in enumerate(row)]
+        [rate * factor if (node_of[i] != node_of[j]) == across and i != j else rate for j, rate in enumerate(row)]
         for i, row in enumerate(cluster.matrix.bandwidth_bytes_per_s)
     ]
     return cluster.changed(matrix=cluster.matrix.changed(bandwidth_bytes_per_s=rows))
 
 
 def _flops(cluster: Cluster, factor: float) -> Cluster:
-    """Faster matrix products, in every dtype; what kernels reach of them stays as it is."""
+    """A copy of a cluster with the devices' peak rate of matrix multiplications multiplied by `factor` in every dtype; the
+    share of the peak that kernels reach stays.
+    """
     rates = ({name: rate * factor for name, rate in kind.flops_per_s.items()} for kind in cluster.kinds)
     return cluster.changed(kinds=[kind.changed(flops_per_s=rate) for kind, rate in zip(cluster.kinds, rates, strict=True)])
 
 
 def _memory(cluster: Cluster, factor: float) -> Cluster:
-    """More memory on every device, its reserve as it is."""
+    """A copy of a cluster with the memory of every device multiplied by `factor`; the number of reserved bytes stays. Raises
+    InputError if the result is no more than the reserved bytes.
+    """
     for kind in cluster.kinds:
         if kind.memory_bytes * factor <= kind.reserve_bytes:
             problem = f"leaves {kind.name} no more than its reserve of {kind.reserve_bytes} bytes"
@@ -128,7 +151,13 @@ CHANGES: dict[str, Callable[[Cluster, float], Cluster]] = {
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What would be planned if the cluster's numbers were multiplied. before: as they are; after: by the factors."""
+    """The plan of a request, and the plan that it would have if numbers of the cluster, such as a bandwidth, were multiplied.
+
+    Attributes:
+        factors: by name of the cluster's number, the factor that it is multiplied by.
+        before: the planning result on the cluster as it is.
+        after: the planning result on the changed cluster.
+    """
 
     factors: Factors
     before: PlanningResult
@@ -136,13 +165,16 @@ class WhatIf:
 
     @property
     def share(self) -> float | None:
-        """How much longer the predicted step is, as a share of the one before; None where there is no plan."""
+        """The predicted step after the change over the one before, minus 1 (negative if it is shorter); None if either has no
+        plan."""
         if not self.before.step_ns or self.after.step_ns is None:
             return None
         return self.after.step_ns / self.before.step_ns - 1
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values; `after` as of `plan`."""
+        """The comparison as a JSON-ready dict. Keys: `factors` (a dict from the name of a cluster's number, such as network, to
+        its factor), `step_ns` (the predicted step after the change), `share` (that step over the step before, minus 1: -0.1 is
+        10% shorter), and `after`, the new result as `plan --json` prints it; `step_ns` and `share` are None without a plan."""
         return {
             "factors": dict(self.factors),
             "step_ns": self.after.step_ns,
@@ -158,14 +190,14 @@ def what_if(
     time_limit: float | None = TIME_LIMIT_S,
     progress: Callable[[Any], None] | None = None,
 ) -> WhatIf:
-    """What a request that has been planned would be planned as, if numbers of its cluster were multiplied.
+    """The plan of a request if numbers of its cluster were multiplied, next to the plan that it has.
 
     Args:
-        before: of `plan`.
-        factors: of `network` (bandwidth between nodes), `nvlink` (within a node), `flops` (of matrix multiplications) and
+        before: a result of `plan`.
+        factors: for `network` (bandwidth between nodes), `nvlink` (within a node), `flops` (of matrix multiplications) and
             `memory` (of each device), such as "network=1.2" or {"network": 1.2}.
         time_limit: seconds of the search.
-        progress: as of `plan`.
+        progress: called with a text that names the step that begins, and with a Point for each better plan or bound.
 
     Returns:
         The plan before and after, and by what share the step changes.
@@ -183,7 +215,8 @@ def what_if(
 
 
 def check_what_if(cluster: Cluster | None, measured: bool) -> None:
-    """Raises InputError where there are no numbers of a cluster that a plan is made of."""
+    """Raise InputError if a request has no cluster or is planned from a profile (`measured`), so that there are no numbers to
+    multiply."""
     if cluster is None or measured:
         problem = "multiplies numbers of a cluster, and those of a profile are planned with"
         raise InputError(COMMAND_LINE, FLAG, problem, "leave out --profile and --measure")
@@ -191,8 +224,14 @@ def check_what_if(cluster: Cluster | None, measured: bool) -> None:
 
 @dataclass(frozen=True)
 class BetterBatch:
-    """A batch near the one that is planned for, with more divisors, with which a sample takes less time. stopped: whether its
-    search was not done."""
+    """A larger batch with which a step takes less time per sample.
+
+    Attributes:
+        batch: samples per step.
+        step_ns: the predicted step with it.
+        gain: the share of the time per sample that it saves.
+        stopped: whether its search ended early, so that the gain may be larger.
+    """
 
     batch: int
     step_ns: int
@@ -200,37 +239,44 @@ class BetterBatch:
     stopped: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """The larger batch as a JSON-ready dict. Keys: `batch` (samples per step), `step_ns` (the predicted step), `gain` (the
+        fraction of the time per sample that it saves), and `stopped` (whether its search ended early)."""
         return asdict(self)
 
 
-def better_batch(made: PlanningResult, seconds: float, progress: Callable[[Any], None] | None = None) -> BetterBatch | None:
-    """The next larger batch that is a multiple of the devices, where the batch is none and so limits data parallelism, if its
-    plan takes less time for each sample; None where the batch limits nothing, where none is near, or where it gains nothing.
+def better_batch(result: PlanningResult, seconds: float, progress: Callable[[Any], None] | None = None) -> BetterBatch | None:
+    """The next larger batch that is a multiple of the number of devices, if its plan takes less time per sample.
 
-    seconds: of its search.
+    result: the planning result of the request. Returns None if the request's batch is such a multiple already, so that it
+    does not limit data parallelism, if the next multiple is much larger, or if it gains nothing. seconds: the time limit of
+    its search. progress: called with a text that names the step that begins.
     """
-    request = made.request
-    if made.step_ns is None or made.interrupted or request.batch is None or request.measured or request.profile is not None:
+    request = result.request
+    if result.step_ns is None or result.interrupted or request.batch is None or request.measured or request.profile is not None:
         return None
     batch, devices = request.samples, request.origin.devices
     larger = -(-batch // devices) * devices
     if gcd(batch, devices) == devices or not batch < larger <= min((1 + NEAR) * batch, MOST_SAMPLES):
         return None
     try:
-        other = _replanned(made, max(LEAST_SECONDS, seconds), max(GAP, made.result.tolerance), progress, batch=larger)
+        replanned = _replanned(result, max(LEAST_SECONDS, seconds), max(GAP, result.result.tolerance), progress, batch=larger)
     except InputError:
         return None
-    if other.step_ns is None:
+    if replanned.step_ns is None:
         return None
-    gain = 1 - (other.step_ns / larger) / (made.step_ns / batch)
-    found = BetterBatch(larger, other.step_ns, gain, other.result.stopped is not None)
-    return found if gain >= LEAST_GAIN else None
+    gain = 1 - (replanned.step_ns / larger) / (result.step_ns / batch)
+    better = BetterBatch(larger, replanned.step_ns, gain, replanned.result.stopped is not None)
+    return better if gain >= LEAST_GAIN else None
 
 
 def _replanned(
-    made: PlanningResult, seconds: float | None, gap: float, progress: Callable[[Any], None] | None, **changes: Any
+    result: PlanningResult, seconds: float | None, gap: float, progress: Callable[[Any], None] | None, **changes: Any
 ) -> PlanningResult:
-    """The answer to the same request with some of it changed; without what stands beside it."""
-    request = replace(made.request, obtained=[], **changes)
-    return planned(request, made.preset, gap=gap, time_limit=seconds, progress=progress, beside=False)
+    """Plan the request of a result again with some of its fields changed, without searching for the best plan with one
+    strategy and for the prices of constraints.
+
+    result: the earlier result. seconds: the time limit of the search; None without a limit. gap: the relative gap at which
+    it may stop. progress: called with a text that names the step that begins. changes: new values of fields of the request.
+    """
+    request = replace(result.request, obtained=[], **changes)
+    return planned(request, result.preset, gap=gap, time_limit=seconds, progress=progress, compare_single_strategy=False)

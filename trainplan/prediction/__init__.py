@@ -1,1 +1,1 @@
-"""What a plan's programs predict, in an engineer's units: step, throughput, memory, traces."""
+"""Predictions of plans in an engineer's units: step time, throughput, memory, and traces of the simulated step."""

@@ -1,4 +1,4 @@
-"""Predictions of plans: what the walks over a plan's programs say, with the costs of a profile."""
+"""Predictions of plans from a request's numbers: a plan's programs are simulated with the costs of a profile or a cluster."""
 
 from __future__ import annotations
 
@@ -17,72 +17,103 @@ COST_MODEL = "executed"
 
 
 def plan_profile(plan: Plan, request: Request) -> Profile:
-    """The profile with the costs of the plan's own shapes, from where the request's numbers come. Raises InputError."""
+    """Obtain a profile with costs for exactly the sizes (samples on a device, tensor-parallel degrees) that a plan uses.
+
+    request: states where costs come from: a profile file, a measurement, or an estimate on its cluster. Raises InputError if
+    they cannot be obtained.
+    """
     degrees = sorted({strategy.degree("tp") for strategy in plan.strategies()})
     return request.profile_for([samples_of(plan)], sorted(set(plan.stage_sizes)), degrees=None if plan.regular else degrees)
 
 
-def predicted(plan: Plan, judged: PlanPrediction, profile: Profile, kinds: Sequence[str] | None) -> Predicted:
-    """What the walks say, in the plan's form. kinds: of every device, by number; None where no cluster is named."""
+def _record(plan: Plan, prediction: PlanPrediction, profile: Profile, kinds: Sequence[str] | None) -> Predicted:
+    """Convert a prediction to the record that is stored in a plan and in its file.
+
+    plan: the plan. profile: the costs that the prediction was made with. kinds: the name of the kind of every device, by
+    device number; None if no cluster is named.
+    """
     return Predicted(
-        step_ns=judged.step_ns,
-        peak_bytes=list(judged.peak_bytes),
+        step_ns=prediction.step_ns,
+        peak_bytes=list(prediction.peak_bytes),
         cost_model=COST_MODEL,
-        backend=judged.time.backend,
+        backend=prediction.time.backend,
         profile_origin=profile.origin,
-        durations=dict(judged.carried()),
+        durations=dict(prediction.carried()),
         stages=stage_times(plan, profile, kinds),
     )
 
 
 def predicted_plan(plan: Plan, request: Request) -> tuple[Plan, PlanPrediction]:
-    """The plan with its prediction by the request's numbers, and what the walks say. Raises InputError."""
+    """Predict a plan with the costs that a request names. Returns the plan with its prediction filled in, and the full
+    prediction with the simulated programs (instruction lists of ranks). Raises InputError if the costs cannot be obtained.
+    """
     profile = plan_profile(plan, request)
     kinds = None if request.cluster is None else request.cluster.device_kinds
-    judged = judge(plan, profile, kinds)
-    return plan.changed(predicted=predicted(plan, judged, profile, kinds)), judged
+    prediction = judge(plan, profile, kinds)
+    return plan.changed(predicted=_record(plan, prediction, profile, kinds)), prediction
 
 
 def predicted_as_known(plan: Plan, request: Request) -> tuple[Plan, PlanPrediction]:
-    """As `predicted_plan`, but under `streams` where profiles say nothing of a plan: products in fewer bits, and pieces of
-    samples. Raises InputError."""
+    """Predict a plan with the cost model that supports it. Returns the plan with its prediction filled in, and the full
+    prediction with the simulated programs.
+
+    Profiles have no times of low-precision matrix multiplications (such as FP8) or of samples split into pieces; plans with
+    these are predicted by the overlapped cost model (`streams`) on the request's cluster, all others with the request's
+    profile. Raises InputError if the plan cannot be predicted.
+    """
     if (recipe_of(plan) is None and plan.pieces == 1) or request.cluster is None:
         return predicted_plan(plan, request)
-    judged = predict_overlapped(plan, request.cluster)
-    return plan.changed(predicted=predicted_on_lanes(judged, request.cluster)), judged
+    prediction = predict_overlapped(plan, request.cluster)
+    return plan.changed(predicted=predicted_with_overlap(prediction, request.cluster)), prediction
 
 
-def predicted_on_lanes(judged: PlanPrediction, cluster: Cluster) -> Predicted:
-    """What the walks say on the lanes of frameworks, under the cost model `streams`, in the plan's form."""
+def predicted_with_overlap(prediction: PlanPrediction, cluster: Cluster) -> Predicted:
+    """Convert a prediction that the overlapped cost model (`streams`) made on a cluster to the record that is stored in a
+    plan.
+    """
     return Predicted(
-        step_ns=judged.step_ns,
-        peak_bytes=list(judged.peak_bytes),
+        step_ns=prediction.step_ns,
+        peak_bytes=list(prediction.peak_bytes),
         cost_model="streams",
-        backend=judged.time.backend,
+        backend=prediction.time.backend,
         profile_origin=f"estimated on {cluster.name}",
-        durations=dict(judged.carried()),
+        durations=dict(prediction.carried()),
     )
 
 
 def stage_times(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None) -> list[StageTimes] | None:
-    """What the passes of each stage take, in the plan's form; None of plans that copy to the host or keep parameters whole,
-    whose micro-batches are not alike, and of interleaved stages or such of unlike sizes, which are no pipeline of equal
-    messages with a stage on each device."""
-    apart = plan.uses_host or any(unit.states.kept_whole for unit in plan.units)
-    if apart or not plan.regular or plan.chunks > 1:
+    """Times of the passes of each pipeline stage, in order, as a plan stores them so that it can be drawn as a pipeline; None
+    if it is not a plain pipeline.
+
+    A plain pipeline has one stage on each device, stages of equal size and equal micro-batches. Plans with interleaved
+    stages, with copies to the host, or with gathered parameters that stay whole for all micro-batches are not plain. kinds:
+    the name of the kind of every device, by device number; None if no cluster is named. Raises InputError if the profile
+    lacks costs.
+    """
+    not_plain = plan.uses_host or any(unit.states.kept_whole for unit in plan.units)
+    if not_plain or not plan.regular or plan.chunks > 1:
         return None
-    planned = work_of(plan, profile, kinds)
+    planned = _planned_work(plan, profile, kinds)
     rows = zip(planned.work.forward_ns, planned.work.backward_ns, (*planned.work.transfer_ns, 0), planned.syncs_ns, strict=True)
     return [StageTimes(forward_ns=f, backward_ns=b, transfer_ns=c, sync_ns=d) for f, b, c, d in rows]
 
 
-def work_of(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None) -> PlannedWork:
-    """What the stages of a plan take, each by the numbers of the kinds of device that it is on. Raises InputError."""
-    return planned_work(plan, [_of_stage(profile, plan, stage, kinds) for stage in plan.stages])
+def _planned_work(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None) -> PlannedWork:
+    """Times of the passes and messages of a plan's pipeline stages; each stage has the costs of the kinds of device that it
+    runs on.
+
+    kinds: the name of the kind of every device, by device number; None if no cluster is named. Raises InputError if the
+    profile lacks costs.
+    """
+    return planned_work(plan, [_profile_of_stage(profile, plan, stage, kinds) for stage in plan.stages])
 
 
-def _of_stage(profile: Profile, plan: Plan, stage: Stage, kinds: Sequence[str] | None) -> Profile:
-    """What the profile knows of the kinds of device that a stage is on."""
+def _profile_of_stage(profile: Profile, plan: Plan, stage: Stage, kinds: Sequence[str] | None) -> Profile:
+    """A copy of the profile with only the costs of the kinds of device that one stage runs on.
+
+    plan: a training plan, with its stages and strategies. kinds: the name of the kind of every device, by device number; None
+    if no cluster is named.
+    """
     if kinds is None or len(set(kinds)) == 1:
         return profile
     devices = plan.placement or range(plan.world)

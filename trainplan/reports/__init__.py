@@ -1,1 +1,1 @@
-"""A plan's report: one HTML page that needs no other file, from the plan and the walks over its programs."""
+"""A plan's report: one HTML page that needs no other file, made from the plan and the simulation of its programs."""

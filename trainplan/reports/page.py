@@ -1,15 +1,13 @@
-"""The page: what a plan is, what the walks say of it, and what its claim proves, put into the template."""
+"""The report of a plan as one HTML page: the plan, its prediction, and what its claim proves, put into a template."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from importlib.resources import files
 from shlex import quote
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from trainplan.explanation import Explained, explain
@@ -17,56 +15,61 @@ from trainplan.formulations.joint.options import cost_words
 from trainplan.formulations.plan.plan import Claim, Plan
 from trainplan.formulations.plan.run_length import runs
 from trainplan.formulations.plan.strategy_words import in_words
-from trainplan.formulations.schedule.orders import SCHEDULE_NAMES
+from trainplan.formulations.schedule.orders import SCHEDULES
 from trainplan.pictures.layout import DARK, HOLDS, STRATEGIES
 from trainplan.pictures.plans import KINDS
-from trainplan.planning.compare_planners import Rival
-from trainplan.planning.proof import proof, status_text
+from trainplan.planning.compare_planners import PlannerResult
+from trainplan.planning.proof import proof
 from trainplan.prediction.metrics import PARTS, Performance, performance, stage_shares
-from trainplan.prediction.simulate import Simulation, simulate
+from trainplan.prediction.simulate import simulate
+from trainplan.prediction.simulation import Simulation
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural, span
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.profiles import Profile
 from trainplan.reports.memory import COLUMNS, HIGH, stage_curves
 from trainplan.reports.steps import drawn_step
+from trainplan.reports.templates import template, text_of
 from trainplan.verification import CheckedClaim, check_claim
 
-MOST_RUNS = 48  # of a stage, beyond which its map has no letters
+MOST_RUNS = 48  # pieces of a stage, beyond which its map has no letters
 MOST_PROCESSES = 16  # ranks of a plan that a machine without GPUs runs on a smaller model
-LOW = 0.5  # of the limit: below, memory over time is drawn against the peak, so that it can be seen
-Compared = Sequence[Rival]
+LOW = 0.5  # share of the limit; a lower peak is drawn against itself and not against the limit, so that it can be seen
+Compared = Sequence[PlannerResult]
 
 
 def page(
     plan: Plan, profile: Profile | None, time_limit: float | None, compared: Compared = (), plan_file: str = "plan.json"
 ) -> str:
-    """The page's HTML. profile: that the plan was made from, where it was. time_limit: seconds for what units could have
-    instead. compared: rows of other planners, the plan's own problem first. plan_file: the plan's name in the commands that the
-    page gives. Raises InputError for plans without programs."""
+    """Generate the HTML page of the report of a plan. Raises InputError for plans of models that trainplan cannot turn into
+    programs.
+
+    profile: the profile that the plan was made from, if any. time_limit: seconds for finding how much a change of a single
+    sub-layer's strategy would cost. compared: results of other planners, the plan's own problem first. plan_file: the name of
+    the plan's file in the commands that the page suggests.
+    """
     simulation = simulate(plan)
-    judged = simulation.judged
-    assert judged is not None
+    prediction = simulation.judged
+    assert prediction is not None
     evidence = None if plan.claim is None else plan.claim.evidence
     cluster = None if evidence is None or evidence.cluster is None else Cluster.model_validate(evidence.cluster)
-    perf = performance(plan, judged, cluster)
+    perf = performance(plan, prediction, cluster)
     checked = check_claim(plan, profile)
     try:
         explained: Explained | None = explain(plan, profile=profile, time_limit=time_limit, simulation=simulation)
         unexplained = ""
     except InputError as error:
         explained, unexplained = None, error.command_text
-    curves = stage_curves(plan, judged)
-    peak = max(judged.peak_bytes)
+    curves = stage_curves(plan, prediction)
+    peak = max(prediction.peak_bytes)
     most = max(plan.memory_bytes, peak)
     top = most if peak > LOW * plan.memory_bytes else round(1.2 * peak)
-    template = _environment().from_string(_text("page.html"))
-    return template.render(
+    return template("page.html").render(
         plan=plan,
         title=f"{plan.planned_model().name}: {format_time(simulation.step_ns)} a step",
-        css=Markup(_colours() + _text("page.css")),
-        script=Markup(_text("page.js")),
-        step=_embedded(drawn_step(plan, judged)),
+        css=Markup(_colours() + text_of("page.css")),
+        script=Markup(text_of("page.js")),
+        step=_embedded(drawn_step(plan, prediction)),
         head=_head(plan, simulation, perf, cluster, checked),
         made_by=f"trainplan {version('trainplan')}",
         command=f"trainplan report {quote(plan_file)}{' --compare' * bool(compared)} -o report.html",
@@ -82,8 +85,8 @@ def page(
         limit_y=None if top < plan.memory_bytes else f"{HIGH - HIGH * plan.memory_bytes / top:.2f}",
         most=most,
         top=top,
-        step_ns=judged.step_ns,
-        shares=stage_shares(plan, judged),
+        step_ns=prediction.step_ns,
+        shares=stage_shares(plan, prediction),
         explained=explained,
         unexplained=unexplained,
         claim=plan.claim,
@@ -96,7 +99,9 @@ def page(
 
 
 def following(plan: Plan, plan_file: str) -> list[tuple[str, str]]:
-    """What to do next with a plan: commands, and what each is for."""
+    """Commands to continue with after a report, as pairs (command, description of what it does). plan_file: the name of the
+    plan's file in them.
+    """
     name = quote(plan_file)
     target = "torch" if plan.runs_by is None else plan.runs_by.name
     small = (
@@ -112,25 +117,14 @@ def following(plan: Plan, plan_file: str) -> list[tuple[str, str]]:
     ]
 
 
-def _environment() -> Environment:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(time=format_time, bytes=format_bytes, share="{:.1%}".format)
-    environment.filters.update(excess="{:+.2%}".format, status=status_text, words=in_words)
-    return environment
-
-
-def _text(name: str) -> str:
-    return (files(__package__) / name).read_text("utf-8")
-
-
 def _embedded(value: Any) -> Markup:
-    """JSON that may stand in a script element: no text in it can end the element."""
+    """Format a value as JSON that can be put into an HTML script element: no text in it can end the element."""
     text = json.dumps(value, separators=(",", ":"))
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
 def _colours() -> str:
-    """The colours of the pictures, as variables of the style sheet."""
+    """The colours of the page's pictures as CSS variables, for its style sheet."""
     lines = [f"--{name}:{colour}" for name, colour in (*KINDS.items(), *((f"part-{p}", HOLDS[p]) for p in PARTS))]
     return f":root{{{';'.join(lines)}}}\n"
 
@@ -138,11 +132,15 @@ def _colours() -> str:
 def _head(
     plan: Plan, simulation: Simulation, perf: Performance, cluster: Cluster | None, checked: CheckedClaim | None
 ) -> list[tuple[str, str]]:
-    """Label and text of what the plan is."""
+    """The facts at the top of the page as pairs (label, text): model, cluster, batch, predicted step, memory, proof.
+
+    simulation: the simulated step. perf: the predicted throughput, MFU and memory. cluster: the cluster that the plan was
+    made for; None if unknown. checked: the result of checking the plan's certificate; None if it has none.
+    """
     model, batch, claim = plan.planned_model(), plan.batch, plan.claim
     origin = "" if plan.predicted is None else plan.predicted.profile_origin
     where = cluster.name if cluster is not None else origin.removeprefix("estimated on ") or "not named in the plan"
-    stages = plural(len(plan.stages), "stage") + (f", {SCHEDULE_NAMES[plan.schedule]}" if len(plan.stages) > 1 else "")
+    stages = plural(len(plan.stages), "stage") + (f", {SCHEDULES[plan.schedule].title}" if len(plan.stages) > 1 else "")
     facts = [
         ("model", f"{model.name}, {model.dtype}"),
         ("cluster", f"{where}; {plural(plan.world, 'device')}"),
@@ -166,13 +164,19 @@ def _head(
 
 
 def _proof(claim: Claim, checked: CheckedClaim | None) -> str:
-    """How good the plan is proven to be; by the solver's step model, where the prediction is of another."""
+    """How close to the best possible step a plan is proven to be, as text.
+
+    claim: the objective and lower bound that the solver states. checked: the result of checking the certificate of that lower
+    bound; None if there is no certificate.
+    """
     followed = None if checked is None or checked.faults or checked.unchecked is not None else checked.bound_ns
     return proof(claim.objective_ns, claim.bound_ns, followed)
 
 
 def _certificate(checked: CheckedClaim | None) -> str:
-    """Whether what the claim's evidence proves was checked, and what came out; there is more next to the bound."""
+    """Whether the certificate (the proof of the plan's lower bound) was checked, and the verdict, as text. checked: the result
+    of checking it; None if there is none.
+    """
     if checked is None:
         return "none in the plan, so nothing was checked"
     if checked.unchecked is not None or checked.faults or not checked.objective_ns or checked.bound_ns is None:
@@ -181,25 +185,30 @@ def _certificate(checked: CheckedClaim | None) -> str:
 
 
 def _strategies(plan: Plan) -> dict[str, Mapping[str, Any]]:
-    """Letter, colour and number of units of each strategy, in the order in which units have them first."""
+    """How each strategy of a plan is shown on the page: dicts by the strategy's name, in order of first use, with the
+    strategy's letter, its colours, and the number of units (sub-layers) that have it.
+    """
     names = [in_words(str(unit)) for unit in plan.units]
-    made: dict[str, Mapping[str, Any]] = {}
+    strategies: dict[str, Mapping[str, Any]] = {}
     for index, name in enumerate(dict.fromkeys(names)):
         colour = STRATEGIES[index % len(STRATEGIES)]
         letter = (chr(65 + index // 26 - 1) if index >= 26 else "") + chr(65 + index % 26)
-        made[name] = {
+        strategies[name] = {
             "letter": letter,
             "colour": colour,
             "ink": "#fff" if colour in DARK else "#000",
             "count": names.count(name),
         }
-    return made
+    return strategies
 
 
 def _stages(plan: Plan) -> list[dict[str, Any]]:
-    """Each stage with its ranks, the rows of its table, and the pieces of its map: units in order, equal neighbours as one."""
+    """For each pipeline stage, the data that the page's template reads: its ranks, the rows of its table, and the pieces of
+    its map, each of which is a number of consecutive units (sub-layers) with one strategy. plan: a training plan, with its
+    stages and strategies.
+    """
     widest = max(stage.last_unit - stage.first_unit + 1 for stage in plan.stages)
-    made = []
+    stages = []
     for number, stage in enumerate(plan.stages):
         units = plan.units[stage.first_unit : stage.last_unit + 1]
         names, labels = [unit.name for unit in units], [in_words(str(unit)) for unit in units]
@@ -210,7 +219,7 @@ def _stages(plan: Plan) -> list[dict[str, Any]]:
             pieces[-1] |= {"last": name, "count": pieces[-1]["count"] + 1}
         for piece in pieces:
             piece["units"] = span(piece["first"], piece["last"])
-        made.append(
+        stages.append(
             {
                 "number": number,
                 "ranks": _ranks(stage.ranks),
@@ -221,9 +230,10 @@ def _stages(plan: Plan) -> list[dict[str, Any]]:
                 "spare": widest - len(units),
             }
         )
-    return made
+    return stages
 
 
 def _ranks(ranks: Sequence[int]) -> str:
+    """Format ranks as text: the first and the last, and their number if some between them are missing: `0 .. 6 (4 of them)`."""
     text = span(str(ranks[0]), str(ranks[-1]))
     return f"{text} ({len(ranks)} of them)" if len(ranks) != ranks[-1] - ranks[0] + 1 else text

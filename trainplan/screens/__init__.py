@@ -1,1 +1,1 @@
-"""Answers on one screen: of a plan, of a run that was read, of whether something fits, of what is near a request."""
+"""The command line's answers as rows of text that fit on one screen: plans, runs that were read, and least memory."""

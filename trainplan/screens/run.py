@@ -1,8 +1,9 @@
-"""How good a run is, on one screen, in the rows of a plan's: whether it fits, what runs, how fast that is, how near to the
-best, what to change, what was assumed, and what to do next."""
+"""One screen on a training run that was read from a file: whether it fits, what runs, how fast that is, how close to the best
+possible, what to change, what was assumed, and what to do next. Its rows are those of a plan's screen."""
 
 from __future__ import annotations
 
+from trainplan.formulations.runtimes import title
 from trainplan.imported_runs.assess import LEAST_GAIN, Change, JudgedRun
 from trainplan.plan_words import layouts, run_words
 from trainplan.planning.proof import proof
@@ -11,19 +12,16 @@ from trainplan.screens.plan import Row, difference, gib, memory_words, parts_of,
 from trainplan.validation.predict import Prediction
 
 MOST_CHANGES, MOST_OTHERS = 4, 3
-TOOLS = {
-    "megatron": "Megatron-LM",
-    "megatron-bridge": "Megatron-Bridge",
-    "deepspeed": "DeepSpeed",
-    "accelerate": "Accelerate",
-    "axolotl": "axolotl",
-    "llama-factory": "LLaMA-Factory",
-    "nemo": "NeMo",
-}
+TOOLS = {"llama-factory": "LLaMA-Factory", "nemo": "NeMo"}  # tools that are no runtimes of plans, where written otherwise
 
 
-def judged_screen(judged: JudgedRun, measured: list[str]) -> list[Row]:
-    """The rows of the screen, in order. measured: what a log says of the run, and how far the prediction is from that."""
+def run_screen(judged: JudgedRun, measured: list[str]) -> list[Row]:
+    """The rows of the terminal screen on a training run that was read from a file (launch script or configuration), in order;
+    a row is a label and its lines.
+
+    judged: the run with its prediction and the plans found for it. measured: texts on what a log of the run states, and how
+    far the prediction differs from it.
+    """
     rows: list[Row] = [
         ("FITS" if judged.fits else "FITS NOT", [_memory(judged)]),
         ("RUN", [_subject(judged), run_words(judged.plan), *layouts(judged.plan)]),
@@ -39,11 +37,17 @@ def judged_screen(judged: JudgedRun, measured: list[str]) -> list[Row]:
 
 
 def _tool(judged: JudgedRun) -> str:
+    """The name, as users write it, of the tool (such as Megatron-LM) that the run's file configures. judged: the run, its
+    prediction, and the plans found for it.
+    """
     name = judged.configuration.tool or judged.configuration.runtime
-    return TOOLS.get(name, name)
+    return TOOLS.get(name) or title(name)
 
 
 def _memory(judged: JudgedRun) -> list[str]:
+    """The run's predicted peak memory per GPU for the screen, with a warning if it is close to the limit: a list of texts that
+    are printed with dots between them. judged: the run, its prediction, and the plans found for it.
+    """
     run = judged.framework if isinstance(judged.framework, Prediction) else None
     words = memory_words(judged.plan, parts_of(run, judged.performance))
     close = "close: may not fit"
@@ -51,11 +55,18 @@ def _memory(judged: JudgedRun) -> list[str]:
 
 
 def _subject(judged: JudgedRun) -> list[str]:
+    """The run itself, for the screen: its file and tool, the model, and the number of GPUs, as texts that are printed with
+    dots between them. judged: the run, its prediction, and the plans found for it.
+    """
     model, configuration = judged.plan.planned_model(), judged.configuration
     return [f"{configuration.where} ({_tool(judged)})", f"{model.name}, {model.dtype}", plural(judged.plan.world, "GPU")]
 
 
 def _speed(judged: JudgedRun) -> list[list[str]]:
+    """Lines for the screen on the run's predicted step, throughput and MFU; if its tool cannot be predicted, a second line
+    states why. A line is a list of texts that are printed with dots between them. judged: the run, its prediction, and the
+    plans found for it.
+    """
     run = judged.framework
     if isinstance(run, Prediction):
         known = run.step_low_s is not None and run.step_high_s is not None
@@ -66,7 +77,10 @@ def _speed(judged: JudgedRun) -> list[list[str]]:
 
 
 def _proof(judged: JudgedRun) -> list[str]:
-    """How far the run is at most from any plan, by what the bound is of; or why no bound is held against it."""
+    """For the screen, how much slower than the best possible plan the run is at most, or why there is no bound to compare
+    with, as texts that are printed with dots between them; empty if no plans were searched. judged: the run, its prediction,
+    and the plans found for it.
+    """
     if judged.best is None:
         return []
     if judged.no_gap:
@@ -78,7 +92,10 @@ def _proof(judged: JudgedRun) -> list[str]:
 
 
 def _found(judged: JudgedRun) -> list[list[str]]:
-    """The best plan that is known of the runtime, as the run is predicted; and what is known of any runtime."""
+    """Lines for the screen on the best known plan for the run's own tool, and on the best known plan for any runtime if that
+    is faster; empty if no plans were searched. A line is a list of texts that are printed with dots between them. judged: the
+    run, its prediction, and the plans found for it.
+    """
     if judged.best is None:
         return []
     lines, found, runtime = list[list[str]](), judged.found, _tool(judged)
@@ -89,14 +106,18 @@ def _found(judged: JudgedRun) -> list[list[str]]:
     else:
         gain = f" ({format_share(1 - found.step_ns / judged.step_ns)} faster)" if judged.fits else ", which fits"
         lines.append([f"best known for {runtime}: {format_time(found.step_ns)}{gain}", *run_words(found.plan)])
-    walk_ns = judged.best_walk_ns
-    if walk_ns is not None and not judged.no_gap and walk_ns < (1 - LEAST_GAIN) * judged.judged.step_ns:
-        share = format_share(1 - walk_ns / judged.judged.step_ns)
+    any_runtime_ns, own_ns = judged.best_walk_ns, judged.judged.step_ns
+    if any_runtime_ns is not None and not judged.no_gap and any_runtime_ns < (1 - LEAST_GAIN) * own_ns:
+        share = format_share(1 - any_runtime_ns / own_ns)
         lines.append([f"best known in any runtime: {share} faster, by the solver's step model"])
     return lines
 
 
 def _changes(judged: JudgedRun) -> list[str]:
+    """For the screen, the single changes of the run's settings that save the most time, or that no single change helps, as
+    texts that are printed with dots between them; empty if no plans were searched. judged: the run, its prediction, and the
+    plans found for it.
+    """
     if judged.best is None:
         return []
     texts = [f"{change.what}: {_step(change, judged)}" for change in judged.changes[:MOST_CHANGES]]
@@ -105,19 +126,25 @@ def _changes(judged: JudgedRun) -> list[str]:
 
 
 def _step(change: Change, judged: JudgedRun) -> str:
+    """The run's step time after a change as text; if the run fits into memory without the change, with the share of time that
+    the change saves. judged: the run, its prediction, and the plans found for it.
+    """
     step_ns = judged.step_ns * (1 - change.share)
     return format_time(step_ns) + f" ({format_share(change.share)} faster)" * judged.fits
 
 
 def _others(judged: JudgedRun) -> list[str]:
-    """What the fastest change that does not fit needs, and the steps of the next best that do."""
+    """For the screen, variants of the run: the memory of the fastest variant that does not fit, and the steps of the next best
+    variants that fit, as texts that are printed with dots between them. judged: the run, its prediction, and the plans found
+    for it.
+    """
     plan, short, fitting = judged.plan, list[str](), list[str]()
-    own, seen = run_words(plan), set[str]()
+    own, named = run_words(plan), set[str]()
     for other in judged.others:
         name = difference(own, run_words(other.plan))
-        if not name or name in seen:
+        if not name or name in named:
             continue
-        seen.add(name)
+        named.add(name)
         if (other.peak_bytes or 0) > plan.memory_bytes:
             short.append(f"{name}: needs {gib(other.peak_bytes or 0)} GiB")
         elif judged.fits:
@@ -126,7 +153,10 @@ def _others(judged: JudgedRun) -> list[str]:
 
 
 def _assumed(judged: JudgedRun) -> list[list[str]]:
-    """What was taken otherwise than the file says, or is not known of it."""
+    """Lines for the screen on assumptions about the run: the cluster's numbers, notes of the program that read the file, and
+    keys of the file that were ignored. A line is a list of texts that are printed with dots between them. judged: the run, its
+    prediction, and the plans found for it.
+    """
     configuration, lines = judged.configuration, list[str]()
     lines += [f"cluster: {judged.numbers}"] * bool(judged.numbers)
     lines += configuration.notes
@@ -137,6 +167,9 @@ def _assumed(judged: JudgedRun) -> list[list[str]]:
 
 
 def _next(judged: JudgedRun) -> list[list[str]]:
+    """Lines for the screen with the commands to continue with. A line is a list of texts that are printed with dots between
+    them. judged: the run, its prediction, and the plans found for it.
+    """
     more = "--details says more"
     if judged.best is None:
         return [["leave --no-search out for bound, best plan and changes", more]]

@@ -1,4 +1,5 @@
-"""A row of measured runs as a model, devices with their links, and a layout; with what it leaves open taken from defaults."""
+"""A measured run as a model, devices with their links, and a configuration: what the run leaves open is taken from
+defaults."""
 
 from __future__ import annotations
 
@@ -13,14 +14,17 @@ from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.formulations.costs.overlapped.sublayer_time import splittable
 from trainplan.formulations.plan.strategy import Exchange
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.clusters.efficiencies import Precision
+from trainplan.profiling.clusters.cluster import DeviceKind
+from trainplan.profiling.clusters.efficiencies import EfficiencyTable, Precision
+from trainplan.profiling.clusters.kinds import device_kind
+from trainplan.profiling.clusters.recipes import Recipe
 from trainplan.profiling.clusters.sheets import DeviceSheet, likely_kind, sheet
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.models.optimizers import MUON_ZERO
+from trainplan.profiling.models.optimizers import OPTIMIZERS, OptimizerName
 from trainplan.profiling.models.sublayers import why_no_head_share
-from trainplan.validation.alongside import held_by, with_attention, words_of
+from trainplan.validation.alongside import held_by, stated_buffers, with_attention
 from trainplan.validation.fitting import fitted, in_words
-from trainplan.validation.frameworks import attention_said, framework_of
+from trainplan.validation.frameworks import framework_of, stated_attention
 from trainplan.validation.offloading import hosted
 from trainplan.validation.recomputation import recompute_of_words
 from trainplan.validation.row_models import row_model
@@ -45,7 +49,7 @@ from trainplan.validation.words import (
 )
 
 LORA = re.compile(r"lora|peft", re.IGNORECASE)
-# What is trained otherwise than as a whole, by AdamW or with adapters, by words of notes.
+# Patterns of runs that are not predicted, in notes: those that train neither the whole model nor adapters, by AdamW or Muon.
 OTHERS = {
     "has its weights in few bits": (
         r"(?:q[_ -]?lora|load[_ -]in[_ -][48][_ -]?bit|bnb[_ -]4[_ -]?bit\w*|nf4|gptq|[48]-?bits? (?:base|weights|lora))"
@@ -61,8 +65,20 @@ OTHERS = {
 
 @dataclass(frozen=True)
 class LaidRun:
-    """A row, laid out. network_bytes_per_s: of a device's share of the network, where the row's note says it. assumed: what the
-    row leaves open, and what is taken. links: of the cluster that it runs on, where that is known; else the data sheet's."""
+    """A measured training run (a row of a table of published or own runs), with assumed values for everything that it does not
+    specify, so that it can be predicted.
+
+    Attributes:
+        run: the run, as read from its file.
+        model: the model that the run trains.
+        name: the name of the device's data sheet.
+        sheet: the data sheet.
+        layout: degrees of parallelism, batch, sharding of model states, recomputation and framework.
+        network_bytes_per_s: a device's share of its node's network bandwidth; None if the run's note does not state it.
+        assumed: for each field that the run does not specify, by name, a text with the value that is assumed.
+        links: the links of the cluster that it runs on; None for the usual links of the data sheet.
+        rates: peak rates of matrix multiplications by dtype of the cluster's devices; None for those of the data sheet.
+    """
 
     run: Run
     model: Model
@@ -72,29 +88,41 @@ class LaidRun:
     network_bytes_per_s: float | None
     assumed: Mapping[str, str]
     links: Links | None = None
+    rates: Mapping[Precision, float] | None = None
+
+    def kind(self, table: EfficiencyTable) -> DeviceKind:
+        """The kind of device that it runs on, with the rates of the run's cluster. table: the shares of peaks that kernels
+        reach."""
+        kind = device_kind(self.name, table)
+        return kind if self.rates is None else kind.changed(flops_per_s=dict(self.rates))
 
     @property
     def products(self) -> str:
-        """What the products of layers are in: a recipe's name, or a dtype."""
+        """The name of the low-precision recipe (such as mxfp8) of the layers' matrix multiplications; without a recipe, the
+        name of their dtype.
+        """
         return self.layout.precision if self.layout.recipe is None else self.layout.recipe.name
 
 
 def laid_run(run: Run) -> LaidRun:
-    """The row, laid out. Raises InputError where it cannot be, with what it cannot in its problem."""
+    """Add to a measured run an assumed value, usually a default, for everything that it does not specify, so that it can be
+    predicted; the ZeRO stage and the recomputation are assumed such that the run fits into memory, if possible (defaults if its
+    file says that it ran out of memory). Raises InputError, with the reason, if the run cannot be predicted.
+    """
     if run.unread is not None:
         raise run.unread
     if run.experts or (run.ep or 1) > 1:
         raise InputError(run.id, "experts", "is a mixture of experts", "leave the row out: dense models are predicted")
     words = f"{run.note or ''} {run.task or ''} {run.model}".lower()
-    if (what := next((what for what, pattern in OTHERS.items() if flag(words, pattern)), None)) is not None:
-        raise InputError(run.id, "note", f"{what}, which is not predicted", "leave the row out")
+    if (reason := next((reason for reason, pattern in OTHERS.items() if flag(words, pattern)), None)) is not None:
+        raise InputError(run.id, "note", f"{reason}, which is not predicted", "leave the row out")
     assumed: dict[str, str] = {}
     framework = framework_of(run)
     if not run.framework:
         assumed["framework"] = framework.name
     name = _kind(run.gpu, assumed)
     described = sheet(name)
-    if attention_said((run.note or "").lower()) is None:
+    if stated_attention((run.note or "").lower()) is None:
         framework = with_attention(framework, described, None, assumed)
     base, _ = _precisions(run, described, assumed)
     model = row_model(run, run.tp or 1, framework, base, assumed)
@@ -105,37 +133,98 @@ def laid_run(run: Run) -> LaidRun:
 
 
 def _fitted(laid: LaidRun, assumed: dict[str, str]) -> LaidRun:
-    """The run with what its row leaves open of ZeRO's stage and recomputation as it fits, which is named."""
+    """Choose the ZeRO stage and the recomputation of a measured run, as far as the run does not specify them, so that its
+    predicted peak fits into the device's memory. Returns the configuration with the chosen values; the given one if the run
+    specifies both.
+
+    The first pair that fits is chosen: first the default recomputation with the default ZeRO stage and then with higher stages
+    (with Megatron, not yet ZeRO-3), then selective recomputation with these stages, then full recomputation, and at last, with
+    Megatron, ZeRO-3. If no pair fits, the defaults stay.
+
+    laid: a measured run, with assumed values for everything that it does not specify. assumed: assumptions as texts by name,
+    written to: for each value chosen other than the default, the entry `zero` or `recompute` is replaced.
+    """
     open_stage, open_recompute = "zero" in assumed, laid.run.recompute is None and "recompute" in assumed
     if not (open_stage or open_recompute):
         return laid
-    run, model, said = laid.run, laid.model, words_of(laid.run)
+    run, model, buffers = laid.run, laid.model, stated_buffers(laid.run)
     zero, recompute = fitted(
-        model, laid.layout, laid.sheet, open_stage, open_recompute, lambda layout: held_by(run, model, layout, said, {})
+        model, laid.layout, laid.sheet, open_stage, open_recompute, lambda layout: held_by(run, model, layout, buffers, {})
     )
     if zero != laid.layout.zero:
         assumed["zero"] = f"{zero}, with which it fits"
     if recompute != laid.layout.recompute:
         assumed["recompute"] = f"{in_words(recompute)}, with which it fits"
     layout = replace(laid.layout, zero=zero, recompute=recompute)
-    return replace(laid, layout=replace(layout, held=held_by(run, model, layout, said, assumed)))
+    return replace(laid, layout=replace(layout, held=held_by(run, model, layout, buffers, assumed)))
 
 
 def laid_out(
     run: Run, model: Model, name: str, framework: Framework, assumed: dict[str, str], buffers: Buffers | None = None
 ) -> LaidRun:
-    """A row of this model on devices of a data sheet's name, laid out; what the row leaves open goes into `assumed`. buffers:
-    of the trainer, where they are said elsewhere than in the row's note. Raises InputError."""
+    """Add to a measured run, whose model and device are known, an assumed value for everything else that it does not specify,
+    so that it can be predicted.
 
-    def taken(name: str, value: Any, default: Any) -> Any:
+    Args:
+        run: a measured run, as read from its file.
+        model: the model that the run trains.
+        name: the name of the device's data sheet.
+        framework: the cost model's settings for the run's framework.
+        assumed: assumptions as texts by name, written to: gets an entry for each field that the run does not specify.
+        buffers: sizes of the trainer's communication buffers, and its kind of loss; None for those that the run's note states.
+
+    Raises:
+        InputError: if parts of the run contradict each other, or cannot be predicted.
+    """
+
+    def given_or(name: str, value: Any, default: int) -> int:
+        """The value, or the default where it is None, which is recorded."""
         if value is None:
             assumed[name] = str(default)
             return default
-        return value
+        return int(value)
 
-    tp, pp, cp = (int(taken(name, degree, 1)) for name, degree in degrees(run).items())
-    chunks = int(taken("vpp", run.vpp, stages_of_devices(run, pp, model.layers)))
+    tp, pp, cp = (given_or(name, degree, 1) for name, degree in degrees(run).items())
+    chunks = given_or("vpp", run.vpp, stages_of_devices(run, pp, model.layers))
     chunks = chunks if pp > 1 else 1  # stages are interleaved over several devices
+    dp = _data_degree(run, tp, pp, cp, assumed)
+    micro = given_or("mbs", run.mbs, 1)
+    batch = given_or("gbs", run.gbs, micro * dp)
+    torchtitan = "torchtitan" in (run.framework or "").lower()
+    micro, batch = _micro_batches(micro, batch, dp, pp, torchtitan, assumed)
+    described = sheet(name)
+    base, precision = _precisions(run, described, assumed)
+    if not all(splittable(part, tp).runs_on(tp) for part in model.sublayers.values()):
+        problem = f"is {tp}, into which not all parts of this {model.family} can be split"
+        raise InputError(run.id, "tp", problem, f"give a degree that divides heads, ffn and vocabulary of {run.model}")
+    zero, shard = sharing(run, dp, framework, assumed)
+    recipe = _recipe(run, described, base, precision, assumed)
+    optimizer = _optimizer(run, zero, tp, assumed)
+    recompute, shared = recompute_of_words(run, assumed), shares_tokens(run, tp, framework, assumed)
+    count, exchanged = pp * chunks, _exchanged(run, model, tp, cp, framework, assumed)
+    layout = RunLayout(
+        dp, tp, pp, cp, chunks, zero, shard, shared, recompute, base, precision, micro, batch, framework,
+        reserved=model.layers % count > 0 and (model.layers + 2) % count == 0,
+        on_host=hosted(run, framework.pads > 1, assumed),
+        frozen=_adapters(run), schedule=schedule_of(run, assumed) if pp > 1 else "1f1b",
+        exchange=exchanged, optimizer=optimizer, recipe=recipe,
+        stage_layers=_stages_of_torchtitan(model, count) if torchtitan and pp > 1 else _stated_stages(run, model, pp, chunks),
+    )  # fmt: skip
+    if model.layers + 2 * layout.reserved < count:
+        problem = f"is {chunks}, which with pp {pp} makes {count} stages of {model.layers} layers"
+        raise InputError(run.id, "vpp", problem, f"give at most {model.layers} stages, one for each layer")
+    held = held_by(run, model, layout, stated_buffers(run) if buffers is None else buffers, assumed)
+    return LaidRun(run, model, name, described, replace(layout, held=held), network_bytes_per_s(run), assumed)
+
+
+def _data_degree(run: Run, tp: int, pp: int, cp: int, assumed: dict[str, str]) -> int:
+    """The number of data-parallel ranks of a measured run: its number of devices divided by its tensor-, pipeline- and
+    context-parallel degrees. Raises InputError if these degrees do not divide the number of devices, or if the run states
+    another number of data-parallel ranks.
+
+    tp, pp, cp: the degrees. assumed: assumptions as texts by name, written to: gets an entry if the run shards within groups
+    of ranks and copies between the groups (hybrid sharding), and states only one of the two degrees.
+    """
     if run.gpus % (tp * pp * cp):
         fix = "give degrees whose product divides gpus"
         raise InputError(run.id, "gpus", f"is {run.gpus}, of tp {tp}, pp {pp} and cp {cp}", fix)
@@ -145,50 +234,58 @@ def laid_out(
             problem = f"is {run.dp}, and {run.gpus} devices with tp {tp}, pp {pp} and cp {cp} leave {dp}"
             raise InputError(run.id, "dp", problem, f"give {dp}, or other degrees")
         assumed["dp"] = f"{dp}, of which {run.dp} are one of its two degrees"
-    micro = int(taken("mbs", run.mbs, 1))
-    batch = int(taken("gbs", run.gbs, micro * dp))
-    torchtitan = "torchtitan" in (run.framework or "").lower()
-    micro, batch = _micro_batches(micro, batch, dp, pp, torchtitan, assumed)
-    described = sheet(name)
-    base, precision = _precisions(run, described, assumed)
-    if not all(splittable(part, tp).runs_on(tp) for part in model.sublayers.values()):
-        problem = f"is {tp}, into which not all parts of this {model.family} can be split"
-        raise InputError(run.id, "tp", problem, f"give a degree that divides heads, ffn and vocabulary of {run.model}")
-    zero, shard = sharing(run, dp, framework, assumed)
+    return dp
+
+
+def _recipe(run: Run, described: DeviceSheet, base: Precision, precision: Precision, assumed: dict[str, str]) -> Recipe | None:
+    """The low-precision recipe (such as mxfp8) of the layers' matrix multiplications; None if they are computed in the dtype
+    `precision`. Raises InputError if the data sheet has no rate for a dtype of the run.
+
+    run: a measured run. described: the device's data sheet. base: the dtype of everything except for matrix multiplications.
+    assumed: assumptions as texts by name, written to: gets an entry if the recipe is not known for the device.
+    """
     recipe = recipe_of_words(run, assumed)
     if recipe is not None and recipe.name not in described.recipes:
         assumed["recipe"] = f"{recipe.name}, which is not known to be one of {described.name}"
-    for each in (base, precision if recipe is None else recipe.precision):
-        if each not in described.flops_per_s:
+    for dtype in (base, precision if recipe is None else recipe.precision):
+        if dtype not in described.flops_per_s:
             fix = f"give one of {', '.join(described.flops_per_s)}"
             raise InputError(run.id, "precision", f"is {run.precision!r}, which {described.name} has no rate for", fix)
+    return recipe
+
+
+def _optimizer(run: Run, zero: int, tp: int, assumed: dict[str, str]) -> OptimizerName:
+    """The optimizer that a measured run names. Raises InputError if that optimizer does not work with the ZeRO stage `zero`.
+    tp: number of tensor-parallel ranks. assumed: assumptions as texts by name, written to: gets an entry if Muon runs on
+    several tensor-parallel ranks.
+    """
     optimizer = optimizer_of(run)
-    if optimizer == "muon" and zero not in MUON_ZERO:
-        problem = f"is of Muon, with states shared as in ZeRO's stage {zero}, of which no rank has a whole matrix's gradient"
-        raise InputError(run.id, "note", problem, "leave the row out, or give zero 0 or 1")
-    if optimizer == "muon" and tp > 1:
+    spec = OPTIMIZERS[optimizer]
+    if zero not in spec.zero:
+        why = ", of which no rank has a whole matrix's gradient" if spec.whole_matrices else ""
+        problem = f"is of {spec.title}, with states shared as in ZeRO's stage {zero}{why}"
+        raise InputError(run.id, "note", problem, f"leave the row out, or give zero {' or '.join(map(str, spec.zero))}")
+    if spec.whole_matrices and tp > 1:
         assumed["muon"] = "each tensor-parallel rank makes its own part of a matrix orthogonal"
-    recompute, shared = recompute_of_words(run, assumed), shares_tokens(run, tp, framework, assumed)
-    count, exchanged = pp * chunks, _exchanged(run, model, tp, cp, framework, assumed)
-    layout = RunLayout(
-        dp, tp, pp, cp, chunks, zero, shard, shared, recompute, base, precision, micro, batch, framework,
-        reserved=model.layers % count > 0 and (model.layers + 2) % count == 0,
-        on_host=hosted(run, framework.pads > 1, assumed),
-        frozen=_adapters(run), schedule=schedule_of(run, assumed) if pp > 1 else "1f1b",
-        exchange=exchanged, optimizer=optimizer, recipe=recipe,
-        stage_layers=_stages_of_torchtitan(model, count) if torchtitan and pp > 1 else _stages_said(run, model, pp, chunks),
-    )  # fmt: skip
-    if model.layers + 2 * layout.reserved < count:
-        problem = f"is {chunks}, which with pp {pp} makes {count} stages of {model.layers} layers"
-        raise InputError(run.id, "vpp", problem, f"give at most {model.layers} stages, one for each layer")
-    held = held_by(run, model, layout, words_of(run) if buffers is None else buffers, assumed)
-    return LaidRun(run, model, name, described, replace(layout, held=held), network_bytes_per_s(run), assumed)
+    return optimizer
 
 
 def _micro_batches(micro: int, batch: int, dp: int, pp: int, torchtitan: bool, assumed: dict[str, str]) -> tuple[int, int]:
-    """The samples of a micro-batch on one rank, and of a step in whole micro-batches of all ranks. A rank whose share of the
-    step is less than a micro-batch has that share as one; torchtitan's `local batch` is the share of a rank, which its
-    pipelines cut into single samples unless they are told otherwise."""
+    """Compute the batch of a measured run. Returns the samples per micro-batch on one rank, and the samples per step, which
+    are whole micro-batches on all ranks.
+
+    If a rank's samples per step are fewer than a micro-batch, its micro-batch is all of them. torchtitan's `local batch` is a
+    rank's samples per step, which its pipelines cut into single samples unless a configuration states otherwise.
+
+    Args:
+        micro: samples per micro-batch, as the run states them.
+        batch: samples per step, as the run states them.
+        dp: number of data-parallel ranks.
+        pp: number of pipeline-parallel ranks.
+        torchtitan: whether the framework is torchtitan.
+        assumed: assumptions as texts by name, written to: the entry `mbs` is set if a micro-batch is made smaller, `gbs` if the
+            samples per step are rounded to whole micro-batches.
+    """
     share = batch / dp
     if micro > max(1, share):
         assumed["mbs"] = f"{max(1, int(share))}, a rank's share of {batch} samples, of which it cannot have {micro} at a time"
@@ -196,44 +293,54 @@ def _micro_batches(micro: int, batch: int, dp: int, pp: int, torchtitan: bool, a
     if torchtitan and pp > 1 and micro > 1 and share < pp * micro:
         assumed["mbs"] = f"1: {micro} samples are a rank's, and torchtitan's pipelines cut them into single ones"
         micro = 1
-    whole = dp * micro * max(1, int(share / micro + 0.5))
-    if whole != batch:
-        assumed["gbs"] = f"{whole}: whole micro-batches of {micro} on {dp} data-parallel ranks"
-    return micro, whole
+    whole_batch = dp * micro * max(1, int(share / micro + 0.5))
+    if whole_batch != batch:
+        assumed["gbs"] = f"{whole_batch}: whole micro-batches of {micro} on {dp} data-parallel ranks"
+    return micro, whole_batch
 
 
 def _stages_of_torchtitan(model: Model, count: int) -> tuple[int, ...] | None:
-    """Layers of each of so many stages as torchtitan cuts them: the first and the last have one less, for embedding and head;
-    None where there are too few layers for that."""
-    whole, more = divmod(model.layers + 2, count)
-    layers = [whole + (stage < more) - (stage in (0, count - 1)) for stage in range(count)]
+    """The number of layers in each of `count` pipeline stages as torchtitan cuts them: the first and the last stage have one
+    layer less than others, because of embedding and head. None if there are too few layers for that.
+    """
+    least, longer = divmod(model.layers + 2, count)
+    layers = [least + (stage < longer) - (stage in (0, count - 1)) for stage in range(count)]
     return tuple(layers) if min(layers) > 0 else None
 
 
-def _stages_said(run: Run, model: Model, pp: int, chunks: int) -> tuple[int, ...] | None:
-    """Layers of each stage where a note says those of the first or the last, as Megatron-Core's arguments do
-    (`decoder-first-pipeline-num-layers 7`); None where it does not. Raises InputError where the others would not be alike."""
+def _stated_stages(run: Run, model: Model, pp: int, chunks: int) -> tuple[int, ...] | None:
+    """The number of layers in each pipeline stage, in order, if the note (free text) of a measured run states the number for
+    the first or the last stage as Megatron-Core's arguments do (`decoder-first-pipeline-num-layers 7`); None if it does not.
+    Raises InputError if the remaining layers do not divide evenly among the remaining stages.
+
+    pp: number of pipeline-parallel ranks. chunks: number of stages of each rank.
+    """
     note = (run.note or "").lower().replace("_", "-")
-    said = [re.search(rf"decoder-{end}-pipeline-num-layers[ =:]+(\d+)", note) for end in ("first", "last")]
-    if pp == 1 or not any(said):
+    matches = [re.search(rf"decoder-{end}-pipeline-num-layers[ =:]+(\d+)", note) for end in ("first", "last")]
+    if pp == 1 or not any(matches):
         return None
-    first, last = (int(each[1]) if each else None for each in said)
-    others, left = pp - sum(each is not None for each in said), model.layers - (first or 0) - (last or 0)
-    if chunks > 1 or not others or left < others or left % others:
-        problem = f"has {left} layers left for {others} stages, of which each device has {chunks}"
+    first, last = (int(match[1]) if match else None for match in matches)
+    others, rest = pp - sum(match is not None for match in matches), model.layers - (first or 0) - (last or 0)
+    if chunks > 1 or not others or rest < others or rest % others:
+        problem = f"has {rest} layers left for {others} stages, of which each device has {chunks}"
         raise InputError(run.id, "note", problem, "give layers that leave as many for each other stage, not interleaved")
-    middle = [left // others] * others
+    middle = [rest // others] * others
     return (*([first] if first is not None else []), *middle, *([last] if last is not None else []))
 
 
 def _exchanged(run: Run, model: Model, tp: int, cp: int, framework: Framework, assumed: dict[str, str]) -> Exchange:
-    """What context-parallel ranks exchange: heads where these can be shared. Raises InputError where they cannot, and the row
-    says that they are."""
-    if cp == 1 or (said := exchange(run, framework, assumed)) == "keys":
+    """Which data context-parallel ranks exchange in attention, heads (all-to-all) or keys and values (ring or gather): the
+    kind that the run states, or else the usual kind of its framework if the heads can be divided among the ranks. Raises
+    InputError if the run states heads and they cannot be divided.
+
+    tp, cp: degrees of tensor and context parallelism. assumed: assumptions as texts by name, written to: gets an entry if the
+    run does not state the kind.
+    """
+    if cp == 1 or (stated := exchange(run, framework, assumed)) == "keys":
         return "keys"
     reasons = (why_no_head_share(splittable(part, tp), tp, cp) for part in model.sublayers.values())
     if (why := next(filter(None, reasons), None)) is None:
-        return said
+        return stated
     if EXCHANGED not in assumed:
         raise InputError(run.id, "cp", f"is {cp}, whose ranks exchange heads: {why}", "give another degree, or a ring")
     assumed[EXCHANGED] = f"exchanges keys: {why}"
@@ -241,14 +348,20 @@ def _exchanged(run: Run, model: Model, tp: int, cp: int, framework: Framework, a
 
 
 def _adapters(run: Run) -> bool:
-    """Whether adapters alone are trained, by a row's task, its note, or the name of its model."""
+    """Whether a measured run trains adapters (LoRA) only, according to its task, its note, or the name of its model."""
     task, others = (run.task or "").lower(), f"{run.note or ''} {run.model}".lower()
     return LORA.search(task) is not None or bool(flag(others.replace("_", " "), r"(?:q?lora|peft)"))
 
 
 def _precisions(run: Run, described: DeviceSheet, assumed: dict[str, str]) -> tuple[Precision, Precision]:
-    """The base dtype and that of products: what the device trains in where a row names none, or bfloat16 on one without it.
-    Raises InputError of words that nobody knows, and of several."""
+    """Read the precision of a measured run: returns the dtype of the model (base), and the dtype of its matrix multiplications.
+    If a run names no precision, both are the dtype that its device usually trains in: bfloat16, or float16 on a device that
+    lacks bfloat16. If it names bfloat16 on such a device, both are float16 as well. Raises InputError for words that are
+    unknown or contradict each other.
+
+    described: the device's data sheet. assumed: assumptions as texts by name, written to: the entry `precision` is set if the
+    run names no precision, or if its bfloat16 is replaced by float16.
+    """
     usual = usual_dtype(described)
     base, precision = precisions(run.precision or "", usual)
     if not run.precision:
@@ -264,13 +377,20 @@ def _precisions(run: Run, described: DeviceSheet, assumed: dict[str, str]) -> tu
 
 
 def usual_dtype(described: DeviceSheet) -> Precision:
-    """In which a device trains where nobody says: bfloat16 where it has that."""
+    """The dtype that a run is assumed to train in if it states none: bfloat16 if the device's data sheet has a rate for it,
+    else float16.
+    """
     return "bfloat16" if "bfloat16" in described.flops_per_s else "float16"
 
 
 def _kind(gpu: str, assumed: dict[str, str]) -> str:
-    """The data sheet of a device, or of one that differs from it in memory alone."""
-    name, taken = likely_kind(gpu)
-    if taken:
+    """The name of the data sheet of the device that a run names. If there is no sheet of this device, the name of the sheet of
+    a device that differs from it only in its memory.
+
+    gpu: the device in the run's words, such as "A100 80GB". assumed: assumptions as texts by name, written to: gets an entry
+    if another device's sheet is used.
+    """
+    name, similar = likely_kind(gpu)
+    if similar:
         assumed["gpu"] = f"as {name}"
     return name

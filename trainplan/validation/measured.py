@@ -1,10 +1,11 @@
-"""What a row measured, as a step: said in seconds, or as tokens/s, samples/s, TFLOP/s, MFU or HFU.
+"""The step and the peak that a run measured, and whether they can be compared with its prediction.
 
-FLOPs are counted as the row's source counts them. Usually those of the matrix products of the forward pass, three times, with
-attention of all keys and without what is computed again, as NeMo, torchtitan and LLM Foundry print them. Megatron-Core since
-2025 and Megatron-Bridge count half of attention (`num_floating_point_operations`), Megatron-LM until 2021 what is computed
-again, too (Narayanan et al.). By the words of the note: `6N` has six for each parameter and token alone, `causal FLOPs` half of
-attention, `hardware FLOPs` what is computed again, which an MFU never has.
+A step is stated in seconds, or follows from tokens/s, samples/s, TFLOP/s, MFU or HFU. FLOPs are counted as the run's source
+counts them: usually three times those of the forward pass's matrix products, with attention over all keys and without
+recomputation, as NeMo, torchtitan and LLM Foundry print them. Megatron-Core since 2025 and Megatron-Bridge count half of
+attention (`num_floating_point_operations`), Megatron-LM until 2021 counts recomputation, too (Narayanan et al.). Words of the
+note change the count: `6N` is six for each parameter and token only, `causal FLOPs` half of attention, `hardware FLOPs`
+includes recomputation, which an MFU never does.
 """
 
 from __future__ import annotations
@@ -23,20 +24,26 @@ PARAMETERS_ALONE = re.compile(r"\b6 ?\*? ?(?:n|p|nd|pd|psi)\b|\b6 ?[x*·] ?param
 HARDWARE = re.compile(
     r"\bhfu\b(?!\W*\d)|hardware[ -]t?flops?|\bhw t?flops?|incl\w* (?:activation )?recomput\w+|recomputation (?:is )?counted"
 )
-HALVING = re.compile(r"megatron[ _-]?(?:bridge|core)|mcore")  # frameworks that count half of attention, since this year
+HALVING = re.compile(r"megatron[ _-]?(?:bridge|core)|mcore")  # frameworks that count half of attention, since HALVED_SINCE
 HALVED_SINCE = 2025
 CAUSAL = re.compile(r"causal (?:mask )?flops?|half (?:of )?(?:the )?attention|causal (?:attention )?counted")
 BASE_PEAK = re.compile(r"(?:bf16|fp16|bfloat16|float16|16[ -]bit) peak|of (?:the )?(?:bf16|fp16|bfloat16|float16) peak")
-APART, COUNTED_APART = 0.02, 0.15  # by which steps of one row may differ as its fields say them, of FLOPs as they are counted
-PERCENT = 1.5  # an MFU above it is one of a hundred
-UNITS_APART = 100  # times what is predicted, or less than that part: another unit
-PASSES = 3  # forward, and twice as much backward
-FIRST_MODEL_FLOPS = 2022  # when Korthikanti et al. told model FLOPs from those that are computed
+APART, COUNTED_APART = 0.02, 0.15  # shares by which steps of one row may differ; the second where they follow from FLOPs
+PERCENT = 1.5  # an MFU above it is in percent
+UNITS_APART = 100  # a value this many times the prediction, or this part of it, is in another unit
+PASSES = 3  # forward, and twice the forward's FLOPs backward
+FIRST_MODEL_FLOPS = 2022  # when Korthikanti et al. distinguished model FLOPs from computed ones
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A measured step. by: the field that says it; counted: how its FLOPs are counted, empty where none are."""
+    """A measured step of a training run in seconds, as one field of the run states or implies it.
+
+    Attributes:
+        step_s: the step in seconds.
+        by: the name of the field of the run that the step was computed from, such as "mfu".
+        counted: a text on how the step's FLOPs are counted, if the step was computed from FLOPs; otherwise empty.
+    """
 
     step_s: float
     by: str
@@ -44,34 +51,47 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a prediction is held against. steps: as the row's fields say them, the first counts; peak_gib: None where none may
-    be compared; remarks: what is compared with nothing, or contradicts the rest."""
+class ComparedValues:
+    """The measured values of a run that its prediction is compared with.
+
+    Attributes:
+        steps: one measured step for each field that states or implies a step; predictions are compared with the first.
+        peak_gib: the measured peak memory in GiB; None if there is none that can be compared.
+        remarks: texts about values that cannot be compared, or that contradict others.
+    """
 
     steps: tuple[Measured, ...] = ()
     peak_gib: float | None = None
     remarks: tuple[str, ...] = ()
 
 
-NOTHING_HELD = Held()
+NOTHING_COMPARED = ComparedValues()
 
 
-def held_against(laid: LaidRun, step_s: float, peak_bytes: float) -> Held:
-    """What the row measured, held to what its devices can do, to what is predicted of it, and to itself. step_s, peak_bytes:
-    as predicted, the peak of the device that the row measured."""
+def compared_values(laid: LaidRun, step_s: float, peak_bytes: float) -> ComparedValues:
+    """Collect the measured values of a run that its prediction can be compared with. A value that the devices cannot reach, or
+    that is most likely in another unit than its field's, is not compared and gets a remark in the result.
+
+    Args:
+        laid: the measured run, with assumed values for everything that it does not specify.
+        step_s: the predicted step in seconds.
+        peak_bytes: the predicted peak in bytes of the device whose peak the run measured.
+    """
     run, remarks, steps = laid.run, list[str](), list[Measured]()
     measured = _measured(laid)
     if missing := _missing(laid):
         compared = bool(measured or run.mem_gib)
-        return Held(remarks=(missing + ": what was measured is compared with nothing" * compared,))
+        return ComparedValues(remarks=(missing + ": what was measured is compared with nothing" * compared,))
     if run.oom and (measured or run.mem_gib):
-        said = ", ".join([each.by for each in measured] + ["mem_gib"] * bool(run.mem_gib))
-        return Held(remarks=(f"it ran out of memory, and has {said}, compared with nothing: leave out oom, or these",))
-    for each in measured:
-        if why := _impossible(laid, each) or _of_another_unit(each.step_s, step_s, f"{each.by} makes its step", "s"):
-            remarks.append(f"{each.by} {getattr(run, each.by):g} is compared with nothing: {why}")
+        fields = ", ".join([step.by for step in measured] + ["mem_gib"] * bool(run.mem_gib))
+        return ComparedValues(
+            remarks=(f"it ran out of memory, and has {fields}, compared with nothing: leave out oom, or these",)
+        )
+    for step in measured:
+        if why := _impossible(laid, step) or _of_another_unit(step.step_s, step_s, f"{step.by} makes its step", "s"):
+            remarks.append(f"{step.by} {getattr(run, step.by):g} is compared with nothing: {why}")
         else:
-            steps.append(each)
+            steps.append(step)
     peak, whole = run.mem_gib or None, laid.sheet.memory_bytes
     if peak is not None:
         why = _of_another_unit(peak, peak_bytes / GIB, "it is", "GiB")
@@ -80,23 +100,28 @@ def held_against(laid: LaidRun, step_s: float, peak_bytes: float) -> Held:
         if why:
             remarks.append(f"mem_gib {peak:g} is compared with nothing: {why}")
             peak = None
-    return Held(tuple(steps), peak, (*remarks, *contradictions(steps)))
+    return ComparedValues(tuple(steps), peak, (*remarks, *contradictions(steps)))
 
 
 def _missing(laid: LaidRun) -> str:
-    """What of a step's size a row does not say, and what is predicted in its place; empty where it says all."""
+    """A text for users that names the sizes of a step (batch, tokens per sample) that a measured run does not state, and the
+    sizes with which it is predicted instead; empty if the run states all of them. laid: a measured run, with assumed values for
+    everything that it does not specify.
+    """
     layout, model = laid.layout, laid.model
     samples = f"gbs and mbs are missing, and a step of {layout.batch} samples is predicted"
     tokens = f"seq is missing, and samples of {model.tokens} tokens are predicted"
-    said = [samples] * (laid.run.gbs is None and laid.run.mbs is None) + [tokens] * ("seq" in laid.assumed)
-    return "; ".join(said)
+    missing = [samples] * (laid.run.gbs is None and laid.run.mbs is None) + [tokens] * ("seq" in laid.assumed)
+    return "; ".join(missing)
 
 
 def _impossible(laid: LaidRun, measured: Measured) -> str:
-    """Why devices cannot have done what a row measured; empty where they can."""
+    """The reason, as a text for users, why a measured step cannot be right, because the devices' peak rates are too low for it;
+    empty if they are high enough. laid: the measured run, with assumed values for everything that it does not specify.
+    """
     run, value = laid.run, getattr(laid.run, measured.by)
     rates = laid.sheet.flops_per_s
-    dtype = max((laid.layout.rate, laid.layout.base), key=lambda each: rates[each])
+    dtype = max((laid.layout.rate, laid.layout.base), key=lambda name: rates[name])
     peak = f"{laid.sheet.name} has {rates[dtype] / 1e12:g} TFLOP/s in {dtype}"
     if measured.by in ("mfu", "hfu") and _share(value) >= 1:
         return f"no run reaches 1; as a percentage write {value:g}%" if value <= PERCENT else "no run reaches 100 %"
@@ -108,29 +133,39 @@ def _impossible(laid: LaidRun, measured: Measured) -> str:
     return ""
 
 
-def _of_another_unit(said: float, predicted: float, what: str, unit: str) -> str:
-    """Why a value is most likely in another unit than its field's; empty where it is not."""
-    if 1 / UNITS_APART <= said / predicted <= UNITS_APART:
+def _of_another_unit(stated: float, predicted: float, what: str, unit: str) -> str:
+    """A text that asks users to check the unit of a measured value, if it differs from the predicted one by so large a factor
+    that it is most likely in another unit; empty otherwise.
+
+    stated, predicted: the measured and the predicted value. what, unit: words for the text, such as "mfu makes its step" and
+    "s".
+    """
+    if 1 / UNITS_APART <= stated / predicted <= UNITS_APART:
         return ""
-    times = f"{said / predicted:,.0f} times" if said > predicted else f"a {predicted / said:,.0f}th of"
-    return f"{what} {said:.4g} {unit}, {times} the {predicted:.4g} {unit} predicted; look at its unit"
+    times = f"{stated / predicted:,.0f} times" if stated > predicted else f"a {predicted / stated:,.0f}th of"
+    return f"{what} {stated:.4g} {unit}, {times} the {predicted:.4g} {unit} predicted; look at its unit"
 
 
 def _least_flops(laid: LaidRun) -> float:
-    """The fewest FLOPs of a step that any way of counting has: half of attention, nothing twice, no gradients of what is
-    frozen."""
+    """FLOPs per step of all devices, by the way of counting that gives the fewest: half of attention (causal masks), no
+    recomputation, no gradients of frozen parameters. laid: a measured run, with assumed values for everything that it does not
+    specify.
+    """
     layers, ends = (sum(map(_products_flops, units)) for units in _units(laid.model))
     passes = PASSES - laid.layout.frozen
     return laid.layout.batch * (passes * (layers + ends) + PASSES * _core_flops(laid.model) / 2)
 
 
 def _share(value: float) -> float:
-    """An MFU or HFU as a share."""
+    """An MFU or HFU as a share of 1. Values above 1.5 (PERCENT) are percentages: 45 -> 0.45, 0.45 -> 0.45."""
     return value / 100 if value > PERCENT else value
 
 
 def _measured(laid: LaidRun) -> tuple[Measured, ...]:
-    """The steps that a row says, by its fields; none where it measured none."""
+    """The measured steps of a run: one for each of its fields that states or implies a step (time, tokens/s, samples/s,
+    TFLOP/s, MFU, HFU), the most direct field first. Empty if the run has no such field. laid: a measured run, with assumed
+    values for everything that it does not specify.
+    """
     run, layout = laid.run, laid.layout
     found = [Measured(run.step_s, "step_s")] if run.step_s else []
     tokens = layout.batch * laid.model.tokens
@@ -150,19 +185,29 @@ def _measured(laid: LaidRun) -> tuple[Measured, ...]:
 
 
 def contradictions(steps: Sequence[Measured]) -> list[str]:
-    """How the steps that a row says contradict the first of them."""
-    said = []
+    """List texts about measured steps of one run that contradict its first measured step: the difference is larger than
+    rounding, or different ways of counting FLOPs, explain. steps: the run's measured steps, one for each field that states
+    one; may be empty.
+    """
+    texts = []
     for step in steps[1:]:
-        apart = step.step_s / steps[0].step_s - 1
-        if abs(apart) > (COUNTED_APART if step.counted or steps[0].counted else APART):
+        difference = step.step_s / steps[0].step_s - 1
+        if abs(difference) > (COUNTED_APART if step.counted or steps[0].counted else APART):
             first = f"{steps[0].by} {'is' if steps[0].by == 'step_s' else 'makes its step'} {steps[0].step_s:.4g} s"
             counted = f" of {step.counted}" if step.counted else ""
-            said.append(f"{first}, and {step.by} makes it {step.step_s:.4g} s ({apart:+.1%}){counted}: {steps[0].by} counts")
-    return said
+            texts.append(
+                f"{first}, and {step.by} makes it {step.step_s:.4g} s ({difference:+.1%}){counted}: {steps[0].by} counts"
+            )
+    return texts
 
 
 def verdict(laid: LaidRun, peak_bytes: float, fits: bool) -> str:
-    """How what is said of the memory and what the row says of it contradict; empty where they do not."""
+    """A text for users if the prediction whether a run fits into memory contradicts the run itself, such as a run out of
+    memory that is predicted to fit; empty otherwise.
+
+    laid: the measured run, with assumed values for everything that it does not specify. peak_bytes: its predicted peak. fits:
+    whether it is predicted to fit.
+    """
     run = laid.run
     ran = run.oom is False or (not run.oom and any(getattr(run, field) for field in MEASURES))
     if run.oom and fits:
@@ -173,8 +218,10 @@ def verdict(laid: LaidRun, peak_bytes: float, fits: bool) -> str:
 
 
 def _flops(laid: LaidRun, computed: bool | None) -> tuple[float, str]:
-    """FLOPs of a step of all devices, and how they are counted. computed: whether what is computed again counts; None where the
-    source decides."""
+    """Count the FLOPs per step of all devices, in the way in which a measured run counts the FLOPs that it reports. Returns the
+    FLOPs, and a text that describes the way of counting. laid: a measured run, with assumed values for everything that it does
+    not specify. computed: whether recomputed FLOPs are included; None if the run's note and framework decide.
+    """
     run, model, samples = laid.run, laid.model, laid.layout.batch
     note, framework = (run.note or "").lower(), (run.framework or "").lower()
     if PARAMETERS_ALONE.search(note) and not computed:
@@ -186,35 +233,44 @@ def _flops(laid: LaidRun, computed: bool | None) -> tuple[float, str]:
     layers, ends = (sum(map(_products_flops, units)) for units in _units(model))
     counted = f"model FLOPs, with {'half of attention' if causal else 'attention'}"
     early = "megatron" in framework and (year or FIRST_MODEL_FLOPS) < FIRST_MODEL_FLOPS
-    again = 0.0
+    recomputed_flops = 0.0
     if computed or (computed is None and (HARDWARE.search(note) or early)):
-        again, counted = _again_flops(laid, layers, core), f"{counted} and what is computed again"
-    return samples * (PASSES * (layers + ends + core) + again), counted
+        recomputed_flops, counted = _again_flops(laid, layers, core), f"{counted} and what is computed again"
+    return samples * (PASSES * (layers + ends + core) + recomputed_flops), counted
 
 
 def _units(model: Model) -> tuple[list[Unit], list[Unit]]:
-    """Those of transformer layers, and the others."""
+    """The units (sub-layers, such as attention, feed-forward network, embedding) of a model in two lists: units of transformer
+    layers, and units that are embedding or head.
+    """
     layers = [unit for unit in model.units if unit.kind not in ("embedding", "head")]
     return layers, [unit for unit in model.units if unit.kind in ("embedding", "head")]
 
 
 def _products_flops(unit: Unit) -> float:
-    """FLOPs of the forward pass of a sample but for attention's core."""
+    """FLOPs of a unit's (sub-layer's) forward pass for one sample, without the core of attention (scores, and their products
+    with values).
+    """
     part = attention_of(unit.sublayer)
-    core = 0 if part is None else sum(each.flops for each in part.core_operators(1, 1))
+    core = 0 if part is None else sum(operator.flops for operator in part.core_operators(1, 1))
     return float(unit.sublayer.forward_flops(1, 1) - core)
 
 
 def _core_flops(model: Model) -> float:
-    """FLOPs of the cores of attention in the forward pass of a sample: scores of all keys, and their products with values."""
+    """FLOPs of the cores of attention (scores for all keys without a causal mask, and their products with values) of all
+    layers in the forward pass of one sample.
+    """
     parts = (attention_of(unit.sublayer) for unit in model.units)
     return sum(4.0 * part.tokens * part.keys * part.heads * part.width for part in parts if part is not None)
 
 
 def _again_flops(laid: LaidRun, products: float, core: float) -> float:
-    """FLOPs that the backward pass of a sample computes again. products, core: of the forward pass through all layers."""
-    again, stages = laid.layout.recompute, laid.layout.pp * laid.layout.chunks
-    if again.operations:
+    """FLOPs per sample that the backward pass recomputes under a run's recomputation policy. laid: a measured run, with assumed
+    values for everything that it does not specify. products: FLOPs per sample of the matrix multiplications in the forward pass
+    of all layers. core: FLOPs per sample of the cores of attention (scores, and their products with values) in it.
+    """
+    policy, stages = laid.layout.recompute, laid.layout.pp * laid.layout.chunks
+    if policy.operations:
         return products / 2
-    share = again.layers if again.first is None else min(1.0, again.first * stages / laid.model.layers)
-    return share * (products + core) + (1 - share) * core * again.attention
+    share = policy.layers if policy.first is None else min(1.0, policy.first * stages / laid.model.layers)
+    return share * (products + core) + (1 - share) * core * policy.attention

@@ -1,6 +1,6 @@
-"""How rows say what they measured: names of other tools, units in names and in texts.
+"""The names and units in which files of runs state measurements, among them names of other tools.
 
-A name or a text that leaves open which unit it is in, or of how many devices it is, is compared with nothing.
+A name or a text that leaves open its unit, or the number of devices that it is for, is not compared with anything.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import parse_bytes
 
 GIB = 2**30
-# Units of texts, for the fields whose own unit they are so many of.
+# Units in texts, each with its size in the field's own unit.
 TIMES = {"s": 1.0, "sec": 1.0, "secs": 1.0, "second": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0}
 THOUSANDS = {"": 1.0, "k": 1e3, "m": 1e6}
 FLOPS = {"": 1.0, "t": 1.0, "p": 1e3, "g": 1e-3}
@@ -30,7 +30,7 @@ TEXTS = {
     "step_s": (re.compile(rf"{NUMBER}({'|'.join(sorted(TIMES, key=len, reverse=True))})?(?:/(?:it|iter|step))?"), TIMES),
 }
 SHARES = ("mfu", "hfu")
-# Other names, with the field that they are of and how many of its unit one of theirs is.
+# Other tools' names, each with the field that it means and the size of its unit in the field's.
 STEPS = (
     *("step", "step_time", "iteration", "iteration_time", "iter_time", "time_per_step", "time_per_iteration"),
     *("elapsed_time_per_iteration", "train_step_time"),
@@ -56,7 +56,7 @@ NAMED: dict[str, tuple[str, float]] = {
     **dict.fromkeys(("samples_per_s", "samples_per_sec", "samples_per_second", "train_samples_per_second"), ("samples_s", 1.0)),
     **dict.fromkeys(("tflops_per_gpu", "tflops_per_s_per_gpu", "tflops_s_gpu", "tflops_device"), ("tflops_gpu", 1.0)),
 }
-# Names that leave open in which unit they are, or of how many devices, and what to write.
+# Names that leave open their unit, or the number of devices that they are for, and the names to write instead.
 OPEN = {
     **dict.fromkeys((*STEPS, "time"), "step_s in seconds"),
     **dict.fromkeys(PEAKS, "mem_gib, of one device"),
@@ -71,13 +71,17 @@ MEASURES = ("step_s", *(field for field in TEXTS if field != "step_s"), *SHARES,
 
 
 def folded(name: str) -> str:
-    """A field's name as tables spell it: in lower case, with underscores for whatever separates its words."""
+    """Normalise a field's name to lower case with underscores between words: "Tokens/s" -> "tokens_per_s"."""
     return re.sub(r"[^a-z0-9]+", "_", re.sub(r"%", " percent", name.lower().replace("/", " per "))).strip("_")
 
 
 def measure_named(name: str, row: Mapping[str, Any]) -> tuple[str, float] | None:
-    """The field of measured runs that another tool's name is of, and how many of its unit one of theirs is; None of a name
-    that is of none, or of one that the row has, too."""
+    """Translate another tool's name for a measurement into the field of measured runs that has it, and the factor from the
+    name's unit to the field's unit: "step_time_ms" -> ("step_s", 0.001). None if there is no such field, or if the row has the
+    field itself.
+
+    name: the other tool's name. row: the measured run, as read from its file.
+    """
     found = NAMED.get(folded(name))
     if found is None and folded(name) in MEASURES:
         found = folded(name), 1.0
@@ -85,8 +89,10 @@ def measure_named(name: str, row: Mapping[str, Any]) -> tuple[str, float] | None
 
 
 def measured_number(field: str, value: Any) -> Any:
-    """What a row measured, in the unit of its field, of a text with a unit (`8623 ms`, `45%`, `1.9k tokens/s`, `40 GB`); other
-    values as they are."""
+    """Convert a measured value to its field's unit, from a text with a unit such as `8623 ms`, `45%`, `1.9k tokens/s` or `40
+    GB`. Returned unchanged if the value has no such form, or if the field is not a measurement. field: name of the field of
+    measured runs.
+    """
     if not isinstance(value, str) or field not in MEASURES:
         return value
     text = value.strip().lower().replace(",", "")
@@ -99,5 +105,5 @@ def measured_number(field: str, value: Any) -> Any:
         except InputError:
             return value
     pattern, units = TEXTS[field]
-    said = pattern.fullmatch(text)
-    return float(said[1]) * units[said[2] or ("s" if field == "step_s" else "")] if said else value
+    match = pattern.fullmatch(text)
+    return float(match[1]) * units[match[2] or ("s" if field == "step_s" else "")] if match else value

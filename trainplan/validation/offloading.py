@@ -1,4 +1,4 @@
-"""What the words of a row keep on the host: states of the optimizer, parameters, activations."""
+"""The model states and activations that a run keeps on the host, by its words."""
 
 from __future__ import annotations
 
@@ -27,9 +27,17 @@ ANY = (rf"(?:\bcpu[_ -]*)?{OFFLOAD}", r"\bnvme\b")
 
 
 def hosted(run: Run, megatron: bool, assumed: Assumed) -> frozenset[Hosted]:
-    """What is on the host. Where no word says what is: beside recomputation and in Megatron-LM activations, in DeepSpeed the
-    optimizer's states, elsewhere parameters with them, as with FSDP's CPUOffload. Parameters are there with the optimizer's
-    states."""
+    """The kinds of data (activations, parameters, optimizer states) that a measured run keeps in the host's memory, according
+    to its words on offloading; if parameters are on the host, the optimizer's states are, too.
+
+    If no word states which kind, it is activations if the word is about recomputation or the framework is Megatron-LM, the
+    optimizer's states in DeepSpeed, and parameters and optimizer's states elsewhere, as with FSDP's CPUOffload.
+
+    Args:
+        run: a measured run, as read from its file.
+        megatron: whether its framework is a version of Megatron.
+        assumed: assumptions as texts by name, written to: gets an entry if something is on the host.
+    """
     recompute = (run.recompute or "").lower()
     others = "; ".join(text.lower() for text in (run.framework, run.fsdp, run.note) if text)
     named: set[Hosted] = {"parameters", "activations"} if re.search(INFINITY, others) else set()
@@ -39,8 +47,8 @@ def hosted(run: Run, megatron: bool, assumed: Assumed) -> frozenset[Hosted]:
         (OPTIMIZER, "optimizer"),
     )
     for patterns, kind in kinds:
-        (said, recompute), (also, others) = _taken(patterns, recompute), _taken(patterns, others)
-        if said or also:
+        (in_recompute, recompute), (in_others, others) = _taken(patterns, recompute), _taken(patterns, others)
+        if in_recompute or in_others:
             named.add(kind)
     if _taken(ANY, recompute)[0]:
         named.add("activations")
@@ -55,13 +63,15 @@ def hosted(run: Run, megatron: bool, assumed: Assumed) -> frozenset[Hosted]:
 
 
 def _taken(patterns: tuple[str, ...], text: str) -> tuple[bool, str]:
-    """Whether a text says one of these, and the text without them; `act_cpu_offload False` and `no offload` do not."""
-    said = False
+    """Search a text for patterns (regular expressions). Returns whether one of them matches without a negation such as `no
+    offload` or `act_cpu_offload False`, and the text with all matches removed.
+    """
+    found = False
     for pattern in patterns:
         whole = re.compile(
             rf"(\b(?:no|not|non|without|w/o)[ _-]+)?(?:{pattern})(\s*[=:]?\s*(?:false|off|disabled|none|no|0)\b)?",
             re.IGNORECASE,
         )
-        said = said or any(not (match[1] or match[2]) for match in whole.finditer(text))
+        found = found or any(not (match[1] or match[2]) for match in whole.finditer(text))
         text = whole.sub(" ", text)
-    return said, text
+    return found, text

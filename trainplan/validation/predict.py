@@ -21,27 +21,41 @@ from trainplan.tabular import Tabular
 from trainplan.validation.alongside import LAST
 from trainplan.validation.fitting import close, limit_bytes
 from trainplan.validation.layouts import LaidRun, laid_run
-from trainplan.validation.measured import NOTHING_HELD, Held, Measured, held_against, verdict
+from trainplan.validation.measured import NOTHING_COMPARED, ComparedValues, Measured, compared_values, verdict
 from trainplan.validation.rows import Run
 from trainplan.validation.words import SHARD
 
 GIB = 2**30
 MOST_IDS = 4  # that a note lists
-ISSUE_ERROR = 0.15  # added to that of a step which is the host's
-ASSUMED_ERROR = 0.1  # of each of what decides most of a step, where a row leaves it open; errors add up as squares
+ISSUE_ERROR = 0.15  # added to the relative error of a step that the host's launches decide
+ASSUMED_ERROR = 0.1  # relative error for each field in DECISIVE that a run leaves open; their squares add up
 CLOSE = {True: "close: may not fit", False: "no, but close"}  # by whether it fits
-ALWAYS_OTHER = ("vocab",)  # padded, as frameworks do
-DECISIVE = ("framework", "recompute", "zero", SHARD, "mbs")  # of the step, so that its interval is wider
-OPEN = ("framework", "precision", "recompute", "zero", SHARD, "gbs", "mbs", "seq")  # what is said of a row that leaves it open
-UNDECIDED = {"framework", "recompute", "mbs"}  # by which memory is nobody's in particular where a row leaves all of them open
+ALWAYS_OTHER = ("vocab",)  # fields whose value frameworks always change: they pad it
+DECISIVE = ("framework", "recompute", "zero", SHARD, "mbs")  # fields that decide most of a step
+OPEN = ("framework", "precision", "recompute", "zero", SHARD, "gbs", "mbs", "seq")  # fields that are reported if left open
+UNDECIDED = {"framework", "recompute", "mbs"}  # fields without all of which a verdict on memory says nothing about the run
 
 
 @in_one_line
 @dataclass(frozen=True)
 class Prediction:
-    """Of one run: the step with the interval that is meant to hold 80 % of measured steps, the peak of the fullest device (or
-    of the last rank, where the row measured that), and whether all devices have so much; or what cannot be predicted of it.
-    close: the peak is so near to what there is that its error decides. memory: of the fullest device, by what it is of."""
+    """The prediction of one measured training run (a row of a table), or the reason why it cannot be predicted.
+
+    Attributes:
+        run: the run, as read from its file.
+        step_s: the predicted step in seconds.
+        step_low_s: lower end of an interval that is meant to hold 80 % of measured steps, in seconds.
+        step_high_s: upper end of this interval.
+        peak_gib: the predicted peak memory of the fullest device in GiB, or of the last rank if the run measured that.
+        fits: whether the run fits into the memory of every device.
+        close: whether the peak is so close to the memory limit that the prediction's error decides whether it fits.
+        memory: the fullest device's memory by category.
+        cannot: why there is no prediction; empty if there is one.
+        laid: the run, completed by assumptions to a configuration.
+        step: the step's parts.
+        borrowed: texts about efficiencies that were taken from another kind of device.
+        held: the measured values that the prediction is compared with.
+    """
 
     run: Run
     step_s: float | None = None
@@ -55,44 +69,50 @@ class Prediction:
     laid: LaidRun | None = None
     step: StreamsStep | None = None
     borrowed: Sequence[str] = ()
-    held: Held = NOTHING_HELD
+    held: ComparedValues = NOTHING_COMPARED
 
     @property
     def measured(self) -> tuple[Measured, ...]:
-        """The measured steps, by the fields that say them; the first counts."""
+        """The run's measured steps: one for each field that states or implies a step. Predictions are compared with the first
+        one.
+        """
         return self.held.steps
 
     @property
     def measured_s(self) -> float | None:
-        """The measured step, in seconds or made of tokens/s, samples/s, TFLOP/s, MFU or HFU; None where none is, or none that
-        may be compared."""
+        """The measured step in seconds that the prediction is compared with; None if there is none."""
         return self.measured[0].step_s if self.measured else None
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured step, less 1."""
+        """Predicted over measured step, minus 1; None if there is no measured step."""
         return None if self.measured_s is None or self.step_s is None else self.step_s / self.measured_s - 1
 
     @property
     def memory_error(self) -> float | None:
-        """Predicted over measured peak, less 1."""
+        """Predicted over measured peak memory, minus 1; None if there is no measured peak."""
         return None if self.held.peak_gib is None or self.peak_gib is None else self.peak_gib / self.held.peak_gib - 1
 
     @property
     def left_open(self) -> dict[str, str]:
-        """What the row leaves open of what decides its step and its memory, and what is taken for it."""
+        """The fields that the run does not specify and that matter for its step or memory, by name, with the values that are
+        assumed, as texts.
+        """
         assumed = {} if self.laid is None else self.laid.assumed
         return {name: assumed[name] for name in OPEN if name in assumed and not getattr(self.run, name, None)}
 
     @property
     def as_taken(self) -> bool:
-        """Whether the row leaves open so much that whether it fits is that of what is taken for it alone."""
+        """Whether the prediction that the run fits into memory (or does not) holds only for assumed values, because the run
+        leaves important fields unspecified.
+        """
         return self.left_open.keys() >= UNDECIDED
 
     @property
     def remarks(self) -> list[str]:
-        """What of the row is not taken as it stands, is compared with nothing or contradicts the rest, and what of its memory
-        contradicts the verdict."""
+        """Texts for users about values of the run in whose place others were assumed, that cannot be compared with the
+        prediction, or that contradict other values or the predicted memory.
+        """
         if self.laid is None or self.peak_gib is None:
             return []
         contradicted = verdict(self.laid, self.peak_gib * GIB, self.fits is not False)
@@ -104,7 +124,11 @@ class Prediction:
         return [*taken, *self.held.remarks, *([contradicted] if contradicted else [])]
 
     def to_dict(self) -> dict[str, Any]:
-        """What `--json` prints of it."""
+        """The prediction as JSON-ready values, as `trainplan validate --json` prints it: id; step_s with its interval
+        step_low_s to step_high_s; peak_gib; fits, close, as_taken (see the properties of these names); cannot; measured_s and
+        measured_by, the field that it is from; error and memory_error, predicted over measured minus 1; remarks, a list of
+        texts; assumed, texts by field. A value that is unknown is None.
+        """
         names = ("step_s", "step_low_s", "step_high_s", "peak_gib", "fits", "close", "as_taken", "cannot")
         by = {"measured_s": self.measured_s, "measured_by": self.measured[0].by if self.measured else None}
         return {
@@ -138,87 +162,110 @@ class Predictions(Tabular, list[Prediction]):
     drawn_by = "trainplan.pictures.charts:draw_errors"
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dict for each run: run (its id), source, model, devices, layout and precision in words; measured_ns, predicted_ns
-        with the interval low_ns to high_ns that is meant to hold 80 % of measured steps, and error, predicted over measured
-        less 1; peak_bytes, measured_peak_bytes and memory_error; fits and close; cannot, why there is no prediction, or
-        nothing."""
-        return [_row(each) for each in self]
+        """A dict for each run: run (its id), source, model, devices, layout and precision as texts; measured_ns; predicted_ns
+        with its interval low_ns to high_ns; error, predicted over measured minus 1; peak_bytes, measured_peak_bytes and
+        memory_error; fits and close; cannot, why there is no prediction, or an empty text."""
+        return [_row(prediction) for prediction in self]
 
     def cells(self) -> list[list[str]]:
-        """The fields with headings, row by row; where the error of a peak decides whether it fits, or what is taken for what a
-        row leaves open, a word says so."""
+        """The texts of the cells of the table of predictions, row by row. The cell on memory also states if the answer depends
+        on the prediction's error or on assumed values.
+        """
         index = list(self.headings).index("fits")
         return [
-            [*row[:index], _verdict(each, row[index]), *row[index + 1 :]]
-            for each, row in zip(self, super().cells(), strict=True)
+            [*row[:index], _verdict(prediction, row[index]), *row[index + 1 :]]
+            for prediction, row in zip(self, super().cells(), strict=True)
         ]
 
     def notes(self) -> list[str]:
-        """What cannot be predicted, and which efficiencies are those of another kind of device."""
-        cannot = [f"{each.run.id} ({each.run.model}) cannot be predicted: {each.cannot}" for each in self if each.cannot]
-        borrowed = dict.fromkeys(f"{each.laid.sheet.name}, {text}" for each in self if each.laid for text in each.borrowed)
+        """The lines below the table of predictions: why runs cannot be predicted, remarks with the ids of the runs that they
+        concern, and efficiencies that were taken from another kind of device.
+        """
+        cannot = [
+            f"{prediction.run.id} ({prediction.run.model}) cannot be predicted: {prediction.cannot}"
+            for prediction in self
+            if prediction.cannot
+        ]
+        borrowed = dict.fromkeys(
+            f"{prediction.laid.sheet.name}, {text}" for prediction in self if prediction.laid for text in prediction.borrowed
+        )
         ids_by_text: dict[str, list[str]] = {}
-        for each in self:
-            for text in _of_row(each):
-                ids_by_text.setdefault(text, []).append(each.run.id)
+        for prediction in self:
+            for text in _of_row(prediction):
+                ids_by_text.setdefault(text, []).append(prediction.run.id)
         return [*cannot, *(f"{_listed(ids)}: {text}" for text, ids in ids_by_text.items()), *borrowed]
 
 
-def _verdict(each: Prediction, fits: str) -> str:
-    """Whether a row fits, in words. fits: yes or no, as tables have it."""
-    return (CLOSE[bool(each.fits)] if each.close else fits) + ", if as taken" * (each.as_taken and each.fits is not None)
+def _verdict(prediction: Prediction, fits: str) -> str:
+    """The text of the table's cell on whether a run fits into memory, such as "close: may not fit". prediction: the prediction
+    of one measured run. fits: "yes" or "no", the text for an answer that is not close to the memory limit.
+    """
+    words = CLOSE[bool(prediction.fits)] if prediction.close else fits
+    return words + ", if as taken" * (prediction.as_taken and prediction.fits is not None)
 
 
 def _listed(ids: Sequence[str]) -> str:
-    """Ids of rows, the first few of many."""
+    """Join the ids of runs into one text with at most MOST_IDS ids, followed by the number of the remaining ones: "a, b and 3
+    more".
+    """
     more = len(ids) - MOST_IDS
     return ", ".join(ids[:MOST_IDS]) + (f" and {more} more" if more > 0 else "")
 
 
-def _of_row(each: Prediction) -> Iterator[str]:
-    """How a row's step is made of what it says, and what is to be said of it otherwise."""
-    if each.measured and each.measured[0].by != "step_s":
-        first = each.measured[0]
-        value = getattr(each.run, first.by)
+def _of_row(prediction: Prediction) -> Iterator[str]:
+    """Yield the remarks on one run, as texts: from which field its measured step was computed, which values were changed or
+    assumed, and which fields it does not specify. prediction: the prediction of one measured run.
+    """
+    if prediction.measured and prediction.measured[0].by != "step_s":
+        first = prediction.measured[0]
+        value = getattr(prediction.run, first.by)
         yield f"its measured step is of {first.by} {value:g}" + (f": {first.counted}" if first.counted else "")
-    yield from each.remarks
-    if each.left_open:
-        yield f"leaves open {', '.join(f'{name} ({value})' for name, value in each.left_open.items())}"
-    if each.laid is not None and LAST in each.laid.assumed:
-        yield f"{LAST}: {each.laid.assumed[LAST]}"
+    yield from prediction.remarks
+    if prediction.left_open:
+        yield f"leaves open {', '.join(f'{name} ({value})' for name, value in prediction.left_open.items())}"
+    if prediction.laid is not None and LAST in prediction.laid.assumed:
+        yield f"{LAST}: {prediction.laid.assumed[LAST]}"
 
 
 def _written(value: Any) -> str:
+    """A value as text, with four digits if it is a float."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _row(each: Prediction) -> dict[str, Any]:
-    run, laid = each.run, each.laid
+def _row(prediction: Prediction) -> dict[str, Any]:
+    """One run's row of the table as a dict, with the keys that `Predictions.rows` documents. prediction: the prediction of one
+    measured run.
+    """
+    run, laid = prediction.run, prediction.laid
     return {
         "run": run.id,
         "source": run.source,
         "model": run.model,
         "devices": f"{run.gpus} {run.gpu if laid is None else laid.name}",
         "layout": None if laid is None else _layout_text(laid),
-        "measured_ns": _scaled(each.measured_s, 1e9),
-        "predicted_ns": _scaled(each.step_s, 1e9),
-        "low_ns": _scaled(each.step_low_s, 1e9),
-        "high_ns": _scaled(each.step_high_s, 1e9),
-        "error": each.error,
-        "peak_bytes": _scaled(each.peak_gib, GIB),
-        "measured_peak_bytes": _scaled(each.held.peak_gib, GIB),
-        "memory_error": each.memory_error,
-        "fits": each.fits,
-        "close": each.close,
-        "cannot": each.cannot,
+        "measured_ns": _scaled(prediction.measured_s, 1e9),
+        "predicted_ns": _scaled(prediction.step_s, 1e9),
+        "low_ns": _scaled(prediction.step_low_s, 1e9),
+        "high_ns": _scaled(prediction.step_high_s, 1e9),
+        "error": prediction.error,
+        "peak_bytes": _scaled(prediction.peak_gib, GIB),
+        "measured_peak_bytes": _scaled(prediction.held.peak_gib, GIB),
+        "memory_error": prediction.memory_error,
+        "fits": prediction.fits,
+        "close": prediction.close,
+        "cannot": prediction.cannot,
     }
 
 
 def _scaled(value: float | None, scale: float) -> int | None:
+    """Convert a value to another unit: multiply it by `scale` and round it to an integer; None stays None."""
     return None if value is None else round(value * scale)
 
 
 def _layout_text(laid: LaidRun) -> str:
+    """A short text on a run's configuration, such as `dp8 tp2 zero1 mbs1 gbs64 bfloat16`. laid: a measured run, with assumed
+    values for everything that it does not specify.
+    """
     layout = laid.layout
     degrees = {"dp": layout.dp, "tp": layout.tp, "pp": layout.pp, "vpp": layout.chunks, "cp": layout.cp}
     words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1] or ["single"]
@@ -229,13 +276,20 @@ def _layout_text(laid: LaidRun) -> str:
 
 
 def predict_runs(runs: Iterable[Run], table: EfficiencyTable | None = None) -> Predictions:
-    """A prediction of each run; what cannot be predicted says why."""
+    """Predict step and memory of measured runs, in their order. A run that cannot be predicted gives a prediction with the
+    reason in `cannot`.
+
+    table: efficiencies (shares of their peak rates that kernels and links reach); None for those that come with the package.
+    """
     table = table or shipped_efficiencies()
     return Predictions(predict_run(run, table) for run in runs)
 
 
 def predict_run(run: Run, table: EfficiencyTable) -> Prediction:
-    """The prediction of one run."""
+    """Predict the step and the memory of one measured run; if that is not possible, the prediction has the reason in `cannot`.
+
+    table: efficiencies (shares of their peak rates that kernels and links reach).
+    """
     try:
         laid = laid_run(run)
     except InputError as error:
@@ -244,12 +298,16 @@ def predict_run(run: Run, table: EfficiencyTable) -> Prediction:
 
 
 def predict_laid(laid: LaidRun, table: EfficiencyTable) -> Prediction:
-    """The prediction of a run that is laid out."""
+    """Predict the step and the memory of a measured run.
+
+    laid: a measured run, with assumed values for everything that it does not specify. table: efficiencies (shares of their peak
+    rates that kernels and links reach).
+    """
     run, step = laid.run, step_of(laid, table)
     seconds = step.step_ns / 1e9
     low, high, borrowed = interval(laid, table)
     memory = run_memory(laid.model, laid.layout)
-    fullest, limit = max(memory, key=lambda each: each.peak_bytes), limit_bytes(laid.sheet)
+    fullest, limit = max(memory, key=lambda rank: rank.peak_bytes), limit_bytes(laid.sheet)
     most = fullest.peak_bytes
     peak = memory[-1].peak_bytes if "last rank" in (run.note or "") else most
     return Prediction(
@@ -264,21 +322,31 @@ def predict_laid(laid: LaidRun, table: EfficiencyTable) -> Prediction:
         laid=laid,
         step=step,
         borrowed=borrowed,
-        held=held_against(laid, seconds, peak),
+        held=compared_values(laid, seconds, peak),
     )
 
 
 def step_of(laid: LaidRun, table: EfficiencyTable) -> StreamsStep:
-    """The step of a run with these efficiencies."""
+    """Predict the step of a run, in total and by its parts (computation, exposed communication and others), including copies
+    between device and host.
+
+    laid: the run, with assumed values for everything that it does not specify. table: efficiencies (shares of their peak rates
+    that kernels and links reach).
+    """
     links = laid.links or Links.of(laid.sheet, table, laid.run.gpus, laid.network_bytes_per_s)
-    step = streams_step(laid.model, laid.layout, device_kind(laid.name, table), links)
+    step = streams_step(laid.model, laid.layout, laid.kind(table), links)
     devices = min(laid.run.gpus, laid.sheet.host.devices)
     return with_host(step, laid.model, laid.layout, host_of(laid.sheet, laid.sheet.host.devices, table), devices)
 
 
 def interval(laid: LaidRun, table: EfficiencyTable) -> tuple[float, float, tuple[str, ...]]:
-    """The ends of the interval over the prediction, by the error of the products' efficiency and by what the row leaves open;
-    and which efficiencies are those of another kind of device."""
+    """Compute the interval that is meant to hold a run's measured step. Returns its lower and upper end as factors of the
+    predicted step (such as 0.9 and 1.2), and texts about efficiencies that were taken from another kind of device.
+
+    The width follows from the error of the matrix multiplications' efficiency and from the fields that the run does not
+    specify. laid: the run, with assumed values for everything that it does not specify. table: efficiencies (shares of their
+    peak rates that kernels and links reach).
+    """
     kind = device_kind(laid.name, table)
     product = kind.reached("matrix-product", laid.layout.rate)
     assert product is not None

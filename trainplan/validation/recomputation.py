@@ -1,6 +1,7 @@
-"""What the words of a row say that the backward pass computes again: nothing, whole layers, some of them, or named modules.
+"""The recomputation that the words of a run state: none, whole layers, some of them, or named modules.
 
-Words are tried from the most to the least particular: layers that are counted, modules by name, then words that only say yes.
+Words are matched from the most to the least specific: counted layers, modules by name, then words that only say that there is
+some.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ BUDGET = re.compile(r"budget\D{0,3}(0?\.\d+|[01]\b)")
 PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
 OPERATIONS = re.compile(r"\bop\b|selective[_ -]op|sel[_ -]op|per[_ -]op|\bsac\b|op[_ -]level")
 SAVED_PRODUCTS = re.compile(r"minimal|save[_ -]?dots?|dots[_ -]saveable|save[_ -]?matmul")
-SAVED_ATTENTION = re.compile(r"save[_ -]qkvo?")  # of AXLearn: the products of attention
+SAVED_ATTENTION = re.compile(r"save[_ -]qkvo?")  # AXLearn's word for keeping the products of attention
 ACTIVATION = re.compile(
     r"\b(mlp|ffn|moe)[ _-]*act(ivation)?\b|gelu|swiglu|silu"
     r"|\bact(ivation)?([ _-]*(fn|func\w*))?\b(?![ _-]*(re)?(check|comp|ckpt|mat))"
@@ -28,28 +29,33 @@ CHECKPOINTS = re.compile(r"checkpoint|recompute|remat|ckpt|\bac\b|\bgc\b|unsloth
 SECOND_LAYERS = "every second layer, as torchtitan has it unless it is told otherwise"
 WHOLE = re.compile(r"full|block|uniform|\ball\b|(every|each|per)[_ -]layer|layer[_ -]?wise|whole")
 YES = re.compile(r"\s*(yes|true|on|enabled?|y|1)\b.*|.*[a-z ._-][=: ] *(yes|true|on|enabled?|1)\s*")
-NOTED = re.compile(  # in a note, where a row says nothing in its own field
+NOTED = re.compile(  # in a note, where the row's own field is empty
     r"\b(?:(?:no|without|w/o|full|selective)[ _-]+)?(?:activation|gradient)[ _-]*(?:checkpointing|re-?comput\w+)\b"
     r"|\b(?:no|without|w/o|full|selective)[ _-]+(?:re-?comput\w+|checkpointing)\b"
 )
-# What is kept on the host, which says nothing of what is computed again.
+# Words about data on the host, which do not concern recomputation.
 OFFLOADED = re.compile(
     r"\b((act|activation|cpu|host|optimizer|param(eter)?)s?[ _-]+)*(off[ _-]?load\w*)([ _-]+(of[ _-]+)?activations?)?\b"
 )
 
 
 def recompute_of_words(run: Run, assumed: Assumed) -> RecomputePolicy:
-    """What a row says that the backward pass computes again. `block 10`, `first-10` and `full(10 layers)` are the first ten
-    layers of every stage, of every chunk where stages are interleaved, as Megatron-LM has it; `uniform 4` is all layers, four
-    at once."""
+    """Read which recomputation a measured run states, in its own field or else in its note (free text); if it states none,
+    there is none, or, in torchtitan, every second layer is recomputed.
+
+    `block 10`, `first-10` and `full(10 layers)` mean the first ten layers of every pipeline stage (of every chunk if stages are
+    interleaved), as in Megatron-LM; `uniform 4` means all layers, recomputed in groups of four. assumed: assumptions as texts
+    by name, written to: the entry `recompute` is set if the run states no recomputation, states a memory budget, or has words
+    that leave open which layers or modules are recomputed. Raises InputError for unknown words.
+    """
     torchtitan = "torchtitan" in (run.framework or "").lower()
-    said = run.recompute
-    if said is None and (noted := NOTED.search((run.note or "").lower())):
-        said = noted[0]
-    if said is None:
+    stated = run.recompute
+    if stated is None and (noted := NOTED.search((run.note or "").lower())):
+        stated = noted[0]
+    if stated is None:
         assumed["recompute"] = SECOND_LAYERS if torchtitan else "none"
         return RecomputePolicy(layers=0.5 if torchtitan else 0.0)
-    words = OFFLOADED.sub("", SEQUENCE.sub("", said.lower())).strip(" +,;")
+    words = OFFLOADED.sub("", SEQUENCE.sub("", stated.lower())).strip(" +,;")
     if denied(words):
         return RecomputePolicy()
     if (layers := _share_of_layers(words, assumed)) is not None:
@@ -65,7 +71,7 @@ def recompute_of_words(run: Run, assumed: Assumed) -> RecomputePolicy:
     counted = re.search(r"\b(?:block|first)\D*?(\d+)", words) or ("layer" in words and re.search(r"(\d+)", words))
     named = _named_modules(words)
     if named is not None and counted and not WHOLE.search(words) and "first" not in words:
-        assumed["recompute"] = f"these modules in all layers, and {counted[0]!r} said"
+        assumed["recompute"] = f"these modules in all layers, and {counted[0]!r} stated"
         return named
     if counted and "uniform" not in words:
         return RecomputePolicy(first=int(counted[1]))
@@ -77,8 +83,11 @@ def recompute_of_words(run: Run, assumed: Assumed) -> RecomputePolicy:
 
 
 def _share_of_layers(words: str, assumed: Assumed) -> float | None:
-    """The share of layers that words name: `every 2nd`, `every other layer`, `1/3 of layers`, `1 of 4`, of torch.compile the
-    memory budget, which is the share of what is kept; None where they name none."""
+    """The share of layers that are recomputed, from 0 to 1, as a text states it: `every 2nd` -> 0.5, `every other layer`, `1/3
+    of layers`, `1 of 4`, or torch.compile's memory budget, which is the share that is kept. None if the text states no share.
+    words: the text, as the run states it. assumed: assumptions as texts by name, written to: gets an entry for a memory
+    budget.
+    """
     if every := EVERY.search(words):
         return 1 / max(1, ORDINALS.get(every[1]) or int(every[1]))
     if ALTERNATE.search(words):
@@ -93,8 +102,10 @@ def _share_of_layers(words: str, assumed: Assumed) -> float | None:
 
 
 def _named_modules(words: str) -> RecomputePolicy | None:
-    """What named modules, in brackets if there are any, leave to be computed again: `mlp` is the feed-forward network, `act` or
-    `mlp_act` its activation; None where words name none."""
+    """The recomputation policy for the modules that a text names (those in brackets if it has brackets): `mlp` is the
+    feed-forward network, `act` or `mlp_act` its activation function. None if the text names no module. words: the text, as the
+    run states it.
+    """
     bracketed = re.search(r"\((.*)\)", words)
     text = bracketed[1] if bracketed else words
     network = ACTIVATION.sub("", text)
@@ -109,8 +120,14 @@ def _named_modules(words: str) -> RecomputePolicy | None:
 
 
 def _unnamed(run: Run, words: str, torchtitan: bool, assumed: Assumed) -> RecomputePolicy:
-    """What words that say no more than that there is some, or `selective` alone, leave to be computed again. Raises InputError
-    where they do not even say that."""
+    """The recomputation policy for words that state no more than that there is recomputation, which then means all layers, or
+    only `selective` or `partial`, which means attention's core, or, in torchtitan, every second layer. Raises InputError for
+    words that do not even state that.
+
+    run: a measured run. words: its words on recomputation in lower case. torchtitan: whether the framework is torchtitan.
+    assumed: assumptions as texts by name, written to: the entry `recompute` is set for `partial`, and for `selective` in
+    torchtitan.
+    """
     partial = re.search(r"partial", words) is not None
     if "selective" in words or partial:
         if torchtitan:

@@ -1,4 +1,4 @@
-"""Errors of predictions, by kinds of runs."""
+"""Errors of predictions over groups of measured runs, such as all runs of one device."""
 
 from __future__ import annotations
 
@@ -9,23 +9,33 @@ from statistics import fmean, median
 from trainplan.validation.predict import Prediction
 
 
-def _products(each: Prediction) -> str:
-    """What the products of layers are computed in, however the row writes that."""
-    return (each.run.precision or "").lower() if each.laid is None else each.laid.products
+def _products(prediction: Prediction) -> str:
+    """The low-precision recipe, or else the dtype, of the layers' matrix multiplications of a predicted run, as one name
+    regardless of how the run spells it. prediction: the prediction of one measured run.
+    """
+    return (prediction.run.precision or "").lower() if prediction.laid is None else prediction.laid.products
 
 
 GROUPS: dict[str, tuple[str, Callable[[Prediction], str]]] = {
-    "all": ("runs", lambda each: "all"),
-    "gpu": ("device", lambda each: each.run.gpu if each.laid is None else each.laid.name),
+    "all": ("runs", lambda prediction: "all"),
+    "gpu": ("device", lambda prediction: prediction.run.gpu if prediction.laid is None else prediction.laid.name),
     "precision": ("precision", _products),
-    "source": ("source", lambda each: each.run.source),
+    "source": ("source", lambda prediction: prediction.run.source),
 }
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Of some runs: how many, the mean of the relative errors, and of their absolute values mean, median and 90th percentile;
-    inside: the share of measured steps within their intervals, where errors are those of steps."""
+    """Statistics of the relative errors of predictions over a group of runs.
+
+    Attributes:
+        count: the number of runs.
+        mean: the mean of the errors.
+        absolute: the mean of their absolute values.
+        median: the median of their absolute values.
+        ninth: the 90th percentile of their absolute values.
+        inside: the share of measured steps within their predicted intervals; None for errors of memory.
+    """
 
     count: int
     mean: float
@@ -36,20 +46,32 @@ class Errors:
 
 
 def summarised(errors: Sequence[float], inside: float | None = None) -> Errors:
-    """The errors of some runs, at least one."""
+    """Compute the statistics (mean, median, percentile) of relative errors of at least one run. inside: the share of measured
+    steps within their predicted intervals; None for errors of memory.
+    """
     sizes = sorted(map(abs, errors))
     ninth = sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))]
     return Errors(len(errors), fmean(errors), fmean(sizes), median(sizes), ninth, inside)
 
 
 def groups() -> list[tuple[str, str]]:
-    """What errors are grouped by, and what to call it."""
+    """The criteria by which predicted runs can be grouped, as pairs of the criterion's name, such as "gpu", and the noun for
+    it in texts for users, such as "device".
+    """
     return [(name, noun) for name, (noun, _) in GROUPS.items()]
 
 
 def by_group(predictions: Sequence[Prediction], group: str, error: str = "error") -> Mapping[str, Errors]:
-    """Errors of the predictions with this one of the groups, by its values, where any of them has
-    one. error: `error` of steps, or `memory_error`."""
+    """Group predictions of measured runs by a criterion, and compute the statistics of their errors in each group.
+
+    Args:
+        predictions: the predictions; those without this error (nothing measured) are ignored.
+        group: the criterion's name, one of those in `groups()`, such as "gpu".
+        error: which error: "error", of the step, or "memory_error", of the peak memory.
+
+    Returns:
+        The statistics by the criterion's values, sorted by value; empty if no run has a value.
+    """
     members_by_group: dict[str, list[Prediction]] = {}
     for prediction in predictions:
         if getattr(prediction, error) is not None:
@@ -65,6 +87,7 @@ def by_group(predictions: Sequence[Prediction], group: str, error: str = "error"
 
 
 def _inside(predictions: Sequence[Prediction]) -> float:
+    """The share, from 0 to 1, of measured steps that lie within the interval that was predicted for them."""
     within = [
         prediction.step_low_s <= prediction.measured_s <= prediction.step_high_s
         for prediction in predictions

@@ -1,8 +1,8 @@
-"""The model of a row of measured runs: a shipped configuration or a well-known size, with the sizes that the row gives.
+"""The model of a measured run: a shipped configuration or a well-known size, with the sizes that the run gives.
 
-Where a row names a model that nobody knows, its family's architecture is taken, by how the name begins. What the row leaves
-open then (tied tables, the width of a head, heads of keys and values, the feed-forward width, whether that is gated) is what
-brings the number of parameters nearest to the one that the row says; without one, as the family has it.
+Where a run names an unknown model, the architecture of its family is taken, by how the name begins. Things that the run then
+leaves open (tied embeddings, the width of a head, the number of key and value heads, the feed-forward width, gating) are chosen
+so that the number of parameters is nearest to the run's; where it has none, as in the family.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainplan.profiling.models.model import Model, model_from_config
 from trainplan.profiling.shipped import locate, mixture, sized
 from trainplan.validation.rows import Run
 
-# Shipped configurations whose architecture other sizes of a family have, by how their names begin.
+# The shipped configuration with the architecture of a family, by how names of the family's models begin.
 FAMILIES = {
     "llama3.2": "llama3.2-1b",
     "llama3.1": "llama3.1-8b",
@@ -65,18 +65,29 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "vocab": ("vocab_size", "padded_vocab_size"),
     "seq": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length"),
 }
-OPEN = {"falcon": "ffn_hidden_size", "gpt2": "n_inner"}  # fields for `ffn` that shipped configurations of a type leave out
-GROUPED = ("llama", "mistral", "qwen2", "qwen3")  # types that have `num_key_value_heads` where their configuration has none
-MEGATRON_VOCABULARY = 50257  # GPT-2's, of Megatron-LM's own data
-USUAL_GROUPS = 8  # heads of keys and values of most grouped models, of whatever size
-OTHERS = ("llama2-7b", "gpt3-175b")  # architectures of names that nobody knows: gated, and not
-NEAR = 0.03  # of parameters: what is no further from what the row says is left as the family has it
+OPEN = {"falcon": "ffn_hidden_size", "gpt2": "n_inner"}  # the field for `ffn` of types whose shipped configurations lack it
+GROUPED = ("llama", "mistral", "qwen2", "qwen3")  # types with `num_key_value_heads`, even where a configuration lacks it
+MEGATRON_VOCABULARY = 50257  # GPT-2's, which Megatron-LM's own data have
+USUAL_GROUPS = 8  # key and value heads of most models with grouped attention, whatever their size
+OTHERS = ("llama2-7b", "gpt3-175b")  # architectures for unknown names: gated, and not gated
+NEAR = 0.03  # relative difference in parameters up to which the family's values are kept
 
 
 def row_model(run: Run, tp: int, framework: Framework, dtype: str, assumed: dict[str, str]) -> Model:
-    """The model of a row, in the run's dtype. Raises InputError."""
-    if (what := mixture(run.model)) is not None:
-        problem = f"is {run.model!r}, {what}: not predicted"
+    """Build the model that a measured run trains, in the given dtype, from the model's name and the sizes that the run states.
+
+    Args:
+        run: a measured run, as read from its file.
+        tp: tensor-parallel degree, which decides how the vocabulary is padded.
+        framework: the cost model's settings for the run's framework.
+        dtype: the model's dtype.
+        assumed: assumptions as texts by name, written to: gets an entry for each thing that the run does not specify.
+
+    Raises:
+        InputError: for a mixture of experts, for an unknown model without sizes, and for sizes that no model has.
+    """
+    if (reason := mixture(run.model)) is not None:
+        problem = f"is {run.model!r}, {reason}: not predicted"
         raise InputError(run.id, "model", problem, "leave the row out: dense models are predicted")
     known = sized(run.model)
     if known is not None:
@@ -86,46 +97,62 @@ def row_model(run: Run, tp: int, framework: Framework, dtype: str, assumed: dict
     bases = dict.fromkeys((_family(run), *(OTHERS if run.params else ())))
     best: tuple[float, str, Model, dict[str, str]] | None = None
     for base in bases:
-        said: dict[str, str] = {}
+        open_values: dict[str, str] = {}
         try:
-            model = _Sized(run, base, {}, False, tp, framework, dtype).model(said)
+            model = _Sized(run, base, {}, False, tp, framework, dtype).model(open_values)
         except InputError:
             if best is None and base == [*bases][-1]:
                 raise
             continue
-        apart = distance(run, model)
-        if best is None or apart < best[0] - NEAR:
-            best = apart, base, model, said
+        difference = distance(run, model)
+        if best is None or difference < best[0] - NEAR:
+            best = difference, base, model, open_values
         if best[0] <= NEAR:
             break
     assert best is not None
-    _, base, model, said = best
+    _, base, model, open_values = best
     assumed["model"] = f"of the architecture of {base}"
-    assumed |= said
+    assumed |= open_values
     return model
 
 
 def distance(run: Run, model: Model) -> float:
-    """How far the parameters of a model are from those that a row says, as the absolute logarithm of their ratio."""
+    """How far a model's number of parameters is from the number that a measured run states: the absolute natural logarithm of
+    their ratio; 0 if the run states none.
+    """
     return abs(log(model.total_parameters / run.params)) if run.params else 0.0
 
 
 def _family(run: Run) -> str:
-    """The shipped configuration of a family, by how the row's name begins: not of `llama3` where more digits follow."""
+    """The name of the shipped configuration that has the architecture of a measured run's model, found by the beginning of the
+    model's name ("llama2-7b" if no name matches). The beginning of a family's name that ends in a digit does not match if more
+    digits follow.
+    """
     name = run.model.split("/")[-1].lower()
 
     def begins(start: str) -> bool:
+        """Whether the run's name begins so, whatever separates its parts."""
         letters = "[-_ ]?".join(map(re.escape, re.sub(r"[-_ ]", "", start)))
         return re.match(letters + (r"(?!\d)" if start[-1].isdigit() else ""), name) is not None
 
-    base = next((each for start, each in FAMILIES.items() if begins(start)), "llama2-7b")
+    base = next((shipped for start, shipped in FAMILIES.items() if begins(start)), "llama2-7b")
     return "nemotron4-15b" if base == "gpt3-175b" and run.kv_heads not in (None, run.heads) else base
 
 
 @dataclass(frozen=True)
 class _Sized:
-    """A shipped configuration with the sizes of a row. fields: in which a well-known size differs from it; known: whether it is
-    the model itself, not one of its family."""
+    """A shipped configuration, changed to the sizes that a measured run states. A field is open if the run does not specify
+    it; its candidates are the values that models usually have.
+
+    Attributes:
+        run: a measured run, as read from its file.
+        base: the name of the shipped configuration.
+        fields: fields of config.json that replace the configuration's, for a well-known size of the model.
+        known: True if the configuration is of the run's model itself, False if it is of another model of its family.
+        tp: tensor-parallel degree.
+        framework: the cost model's settings for the run's framework.
+        dtype: the model's dtype.
+    """
 
     run: Run
     base: str
@@ -136,7 +163,11 @@ class _Sized:
     dtype: str
 
     def model(self, assumed: dict[str, str]) -> Model:
-        """The model whose open fields bring its parameters nearest to the row's. Raises InputError."""
+        """Build the model whose number of parameters is nearest to the number that the run states, over all candidates for the
+        fields that it does not specify. Raises InputError if no candidate gives a model.
+
+        assumed: assumptions as texts by name, written to: gets an entry for each value that was not stated.
+        """
         run, framework = self.run, self.framework
         config = sized_config(read_data(locate("models", self.base, "model", "a shipped model")), self.fields)
         family = dict(config)
@@ -156,15 +187,15 @@ class _Sized:
             config["pad_token_id"] = None
         # Models of transformers are trained with the dropout of their configuration.
         for field in [field for field in config if "drop" in field and isinstance(config[field], float)]:
-            said = _dropout_said(run, field)
+            stated = _stated_dropout(run, field)
             own = config[field] if framework.drops or framework.composed else 0.0
-            config[field] = own if said is None else said
-        if config["model_type"] in GROUPED and (dropped := _dropout_said(run, "attention_dropout")) is not None:
+            config[field] = own if stated is None else stated
+        if config["model_type"] in GROUPED and (dropped := _stated_dropout(run, "attention_dropout")) is not None:
             config["attention_dropout"] = dropped
         if not framework.fused_attention:
             config["attn_implementation"] = "eager"
         if config["model_type"] == "mpt" and run.ffn not in (None, 4 * config["d_model"]):
-            assumed["ffn"] = f"{4 * config['d_model']}, as every MPT has it, and {run.ffn} said"
+            assumed["ffn"] = f"{4 * config['d_model']}, as every MPT has it, and {run.ffn} stated"
         choices = list(_open_fields(run, config, family, self.known, framework))
         if named is None:
             return self._nearest(config, choices, assumed)
@@ -174,55 +205,78 @@ class _Sized:
         return model
 
     def _made(self, config: dict[str, Any]) -> Model:
+        """Build the model of a configuration, given as the fields of a config.json. Raises InputError if it is not a valid
+        model.
+        """
         sequence = self.run.seq if "vocab_size" in config else None
         return model_from_config(config, self.base, sequence, self.dtype, self.run.model)
 
     def _nearest(self, config: dict[str, Any], choices: list[list[dict[str, Any]]], assumed: dict[str, str]) -> Model:
-        """Of all that the open fields may be, the first whose parameters are near the row's, else the nearest."""
+        """Build a model for every combination of candidates, and return the first whose number of parameters is near the
+        number that the run states, or else the nearest.
+
+        Args:
+            config: fields of config.json that are known.
+            choices: for each open thing the list of its candidates, which are dicts of fields of config.json, the usual one
+                first.
+            assumed: assumptions as texts by name, written to: gets an entry if the choice is not the usual one, or if the
+                number of parameters differs from the run's.
+        """
         usual = {field: value for choice in choices for field, value in choice[0].items()}
         best: tuple[float, dict[str, Any], Model] | None = None
         for combined in product(*choices):
-            fields = {field: value for each in combined for field, value in each.items()}
+            fields = {field: value for choice in combined for field, value in choice.items()}
             try:
                 model = self._made(config | fields)
             except InputError:
                 continue
-            apart = distance(self.run, model)
-            if best is None or apart < best[0]:
-                best = apart, fields, model
-            if apart <= NEAR:
+            difference = distance(self.run, model)
+            if best is None or difference < best[0]:
+                best = difference, fields, model
+            if difference <= NEAR:
                 break
         if best is None:
             return self._made(config | usual)  # which says what is wrong
-        apart, fields, model = best
+        difference, fields, model = best
         if fields != usual:
             assumed["architecture"] = ", ".join(f"{field} {value}" for field, value in fields.items())
-        if apart > NEAR:
+        if difference > NEAR:
             count = f"{model.total_parameters / 1e9:.3g} billion by the sizes"
-            assumed["params"] = f"{count}, and {(self.run.params or 0) / 1e9:.3g} said"
+            assumed["params"] = f"{count}, and {(self.run.params or 0) / 1e9:.3g} stated"
         return model
 
 
-def _dropout_said(run: Run, field: str) -> float | None:
-    """The dropout that a row's note says of attention's scores, or of what a configuration has other dropout of: `dropout 0.1`
-    of both, `attention-dropout 0.1` of the scores alone; None where it says none."""
+def _stated_dropout(run: Run, field: str) -> float | None:
+    """The dropout probability that a measured run's note (free text) states for a field of config.json: `dropout 0.1` applies
+    to all fields, `attention-dropout 0.1` only to the field for attention scores. None if it states none.
+    """
     own = r"(?:att\w*|attn)[_ -]" if field.startswith("att") else r"(?:hidden|resid\w*|embd)[_ -]"
-    said = re.search(rf"(?<![\w-])(?:{own})?dropout[\s=:]+(\d?\.?\d+)\b", (run.note or "").lower())
-    return float(said[1]) if said and float(said[1]) < 1 else None
+    match = re.search(rf"(?<![\w-])(?:{own})?dropout[\s=:]+(\d?\.?\d+)\b", (run.note or "").lower())
+    return float(match[1]) if match and float(match[1]) < 1 else None
 
 
 def _field(size: str, config: dict[str, Any]) -> str | None:
-    return next((each for each in FIELDS[size] if each in config), None)
+    """The field of config.json that has a size which measured runs call `size`: "hidden" -> "n_embd" in GPT-2's configuration.
+    None if the configuration has no such field.
+    """
+    return next((name for name in FIELDS[size] if name in config), None)
 
 
 def _whole(value: Any) -> int:
-    """A number of a configuration; 0 where it has none, or one for each stage of an image's."""
+    """The value of a configuration's field if it is an integer; 0 if it is missing, or is a list, as in image models with one
+    value per stage.
+    """
     return value if isinstance(value, int) else 0
 
 
 def _vocabularies(run: Run, config: dict[str, Any], known: bool, framework: Framework, tp: int) -> list[int]:
-    """What the padded vocabulary may be, the usual first; 0 of images. Where a row does not say it, a known model has its own;
-    a model of a family that Megatron-LM trains has the one of its data, unless the row's parameters say that of the family."""
+    """Candidates for the padded size of the vocabulary, the usual one first; [0] for image models.
+
+    If the run does not state the vocabulary, a known model has its own; a model that is only of a known family, in
+    Megatron-LM, has the vocabulary of Megatron-LM's data, unless the family's matches the run's number of parameters better.
+    run: a measured run. config: fields of config.json. known: whether `config` is of the run's model itself. framework: the
+    cost model's settings for its framework. tp: tensor-parallel degree.
+    """
     field = _field("vocab", config)
     own = _whole(config[field]) if field else 0
     if run.vocab is not None:
@@ -236,7 +290,9 @@ def _vocabularies(run: Run, config: dict[str, Any], known: bool, framework: Fram
 
 
 def _take_sequence(run: Run, config: dict[str, Any]) -> None:
-    """At least so many positions as the row has tokens."""
+    """Raise the number of positions in a configuration to the number of tokens per sample of a measured run, if it is smaller.
+    config: fields of config.json, written to.
+    """
     if run.seq is not None:
         field = _field("seq", config) or "max_position_embeddings"
         config[field] = max(int(config.get(field, run.seq)), run.seq)
@@ -245,8 +301,16 @@ def _take_sequence(run: Run, config: dict[str, Any]) -> None:
 def _open_fields(
     run: Run, config: dict[str, Any], family: dict[str, Any], known: bool, framework: Framework
 ) -> Iterator[list[dict[str, Any]]]:
-    """For each thing that rows may leave open, what it may be, as fields of a configuration, the usual first. family: the
-    configuration without the row's sizes."""
+    """For each thing about a model that a measured run does not specify, yield its candidates: dicts of fields of config.json,
+    the usual one first.
+
+    Args:
+        run: a measured run, as read from its file.
+        config: the shipped configuration with the run's sizes.
+        family: the shipped configuration without the run's sizes.
+        known: whether the configuration is of the run's model itself, and not of another of its family.
+        framework: the cost model's settings for the run's framework.
+    """
     hidden, heads = (_whole(config.get(_field(size, config) or "")) for size in ("hidden", "heads"))
     shaped = run.hidden is not None or run.heads is not None
     kind = config["model_type"]
@@ -265,13 +329,19 @@ def _open_fields(
     if "d_kv" in config and heads and shaped and not known:
         yield [{"d_kv": width} for width in dict.fromkeys((config["d_kv"], 64, hidden // heads)) if width]
     if kind == "t5" and not known:
-        yield [{"feed_forward_proj": way} for way in ("relu", "gated-gelu")]
+        yield [{"feed_forward_proj": projection} for projection in ("relu", "gated-gelu")]
     if "tie_word_embeddings" in config and shaped and not known and framework.pads == 1:
         yield [{"tie_word_embeddings": tied} for tied in (config["tie_word_embeddings"], not config["tie_word_embeddings"])]
 
 
 def _widths(run: Run, config: dict[str, Any], family: dict[str, Any], known: bool) -> list[dict[str, Any]]:
-    """What the feed-forward width may be: the row's, else as many times the hidden size as the family usually has."""
+    """Candidates for the width of the feed-forward network, as dicts of fields of config.json: the width that the run states,
+    or else usual multiples of the hidden size, those closest to the family's ratio first. An empty dict keeps the
+    configuration's width.
+
+    run: a measured run. config: the shipped configuration with the run's sizes. family: the configuration without the run's
+    sizes. known: whether the configuration is of the run's model itself.
+    """
     field = _field("ffn", config) or OPEN.get(config["model_type"])
     if field is None:
         return [{}]

@@ -1,4 +1,4 @@
-"""Files of measured runs: a list of rows, each with a model's sizes, a layout, and what was measured."""
+"""Files of measured runs: a list of rows, each with a model's sizes, a configuration, and measurements."""
 
 from __future__ import annotations
 
@@ -18,22 +18,31 @@ from trainplan.validation.measures import MEASURES, OPEN, folded, measure_named,
 Count = Annotated[int, Field(ge=1, le=2**40)]
 Measure = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=10_000)]
-# The published steps that the shipped efficiencies are fitted to, each with where it was published.
+# The published steps to which the shipped efficiencies are fitted, each with its source.
 SHIPPED_RUNS = str(resources.files("trainplan.data") / "measured" / "steps.json")
 
 
 @in_one_line
 class Run(Record):
-    """A measured run; what is null or left out is not said.
+    """A measured training run, a row of a table of published or own runs; a field that is null or missing is not stated.
 
-    model: its name, of a shipped configuration or a family's, whose fields the row's sizes override. params: parameters,
-    layers to vocab: sizes; experts, topk: of a mixture of experts. gpu: of a data sheet, by words of its name; gpus: how many.
-    seq: tokens of a sample; gbs: samples of a step, mbs: of a micro-batch on one rank. tp to dp: degrees, vpp the stages of
-    each device. fsdp: how parameters are sharded, zero: the ZeRO stage. recompute, precision: in words. step_s to oom: what was
-    measured, tokens_s_gpu, tflops_gpu and mem_gib of one device, tokens_s and samples_s of all, mfu and hfu shares, or above
-    1.5 of a hundred. note: words and flags of the source; date and framework say what the framework did by default.
-
-    unread: why a row could not be read, which is then nothing but its id.
+    Attributes:
+        id: the run's own name; source: the publication that it is from; file: the place in the publication.
+        model: name of a shipped configuration or of a family; the sizes below override its fields.
+        params: number of parameters.
+        layers, hidden, heads, kv_heads, ffn, vocab: sizes of the model.
+        experts, topk: for a mixture of experts, the number of experts, and how many of them process a token.
+        gpu: the device, in words of its data sheet's name; gpus: the number of devices.
+        seq: tokens per sample; gbs: samples per step; mbs: samples per micro-batch on one rank.
+        tp, pp, cp, ep, dp: degrees of parallelism; vpp: the number of pipeline stages per device.
+        fsdp: how states are sharded, in words; zero: the ZeRO stage.
+        recompute, precision, task: recomputation, precision and kind of training (such as LoRA), in words.
+        step_s, tokens_s, samples_s: measured on all devices together.
+        tokens_s_gpu, tflops_gpu, mem_gib: measured per device.
+        mfu, hfu: shares, or percent if above 1.5.
+        oom: whether the run was out of memory.
+        note: free text: words and flags of the source.
+        date, framework: determine the framework's defaults.
     """
 
     id: Text
@@ -82,7 +91,7 @@ class Run(Record):
 
     @property
     def unread(self) -> InputError | None:
-        """Why the row could not be read; None where it was."""
+        """The reason why the run could not be read from its file (it then has little more than its id); None if it could."""
         return self._unread
 
 
@@ -96,7 +105,8 @@ UNMOVED = {
 }
 
 
-# What other tools call fields that bear on a run, by the names that `_bare` leaves of theirs; and words that belong in others.
+# Other tools' names for fields of a run, as `_bare` returns them, with the field that each means or whose text it completes.
+# Other tools' names for fields of a run, as `_bare` returns them, each with the field that it means or that takes its text.
 MEANT = {
     **dict.fromkeys(("batch", "global_batch", "train_batch", "batch_per_step", "bs", "gbsz", "accumulation_steps"), "gbs"),
     **dict.fromkeys(("gradient_accumulation_steps", "grad_accum", "gradient_accumulation", "ga", "gas"), "gbs"),
@@ -126,28 +136,36 @@ MEANT = {
     **dict.fromkeys(("schedule", "pipeline_schedule", "sequence_parallel", "loss", "lora", "lora_rank", "network"), "note"),
     **dict.fromkeys(("software", "trainer", "library", "runtime"), "framework"),
 }  # fmt: skip
-DROPPED = frozenset(("num", "number", "of", "size", "total", "degree", "model"))  # words that say no more
-NOTHING = (None, "", False, "none", "no", "off", "false", "adam", "adamw")  # what runs do that say nothing of it
+DROPPED = frozenset(("num", "number", "of", "size", "total", "degree", "model"))  # words that do not change a name's meaning
+NOTHING = (None, "", False, "none", "no", "off", "false", "adam", "adamw")  # values that change nothing
 
 
 def _nothing(value: Any) -> bool:
+    """Whether a value of a field that is unknown here makes no difference to a measured run, such as none, off, or the usual
+    optimizer.
+    """
     return (value.strip().lower() if isinstance(value, str) else value) in NOTHING
 
 
 def _bare(name: str) -> str:
-    """A field's name without the words that say no more: `tensor_model_parallel_size` is `tensor_parallel`."""
+    """Shorten a field's name by words that do not change its meaning: `tensor_model_parallel_size` -> `tensor_parallel`."""
     words = folded(name).replace("parallelism", "parallel").split("_")
     return "_".join(word for word in words if word not in DROPPED) or folded(name)
 
 
 def meant_by(name: str) -> str | None:
-    """The field that another tool's name is of; None where it is of none that bears on a run."""
+    """Translate another tool's name into the field of measured runs with the same meaning: "tensor_model_parallel_size" ->
+    "tp"; None if no field has it.
+    """
     return MEANT.get(folded(name)) or MEANT.get(_bare(name)) or (_bare(name) if _bare(name) in Run.model_fields else None)
 
 
 def load_runs(source: str | os.PathLike[str] | Sequence[Mapping[str, Any]]) -> list[Run]:
-    """The rows of a JSON file, or of a list. Unknown fields are warned of once; a row that cannot be read says why (`unread`),
-    and does not keep others from being read. Raises InputError for what is no list of rows."""
+    """Read measured training runs from a JSON file (source is its path), or from a list of dicts.
+
+    An unknown field causes one warning, however many runs have it. A run that cannot be read has the reason in `unread`, and
+    does not stop the others. Raises InputError if the source is not a list of runs.
+    """
     listed = isinstance(source, Sequence) and not isinstance(source, str)
     where = "runs" if listed else os.fspath(source)  # type: ignore[arg-type]
     values: Any = source if listed else read_data(where)
@@ -177,30 +195,36 @@ def load_runs(source: str | os.PathLike[str] | Sequence[Mapping[str, Any]]) -> l
     return runs
 
 
-def _run(value: Mapping[str, Any], where: str, place: int) -> Run:
-    """One row, with numbers and words as tables of other tools have them: 4.0 and "4" for 4, 0, NaN and "n/a" for what is not
-    said, words for yes and no."""
-    fields = {name: _plain(name, each) for name, each in value.items() if name in Run.model_fields}
-    for name, each in value.items():
-        if name not in Run.model_fields and (found := measure_named(str(name), value)) is not None:
-            number = _plain(found[0], each)
+def _run(row: Mapping[str, Any], where: str, index: int) -> Run:
+    """Build a measured run from a row of a table, which may use any tool's names and spellings: 4.0 and "4" are read as 4; 0,
+    NaN and "n/a" as not stated; yes and no as booleans. If the row cannot be read, the run has the reason in `unread`.
+
+    where, index: the file's name and the row's index in it, for errors.
+    """
+    fields = {name: _plain(name, value) for name, value in row.items() if name in Run.model_fields}
+    for name, value in row.items():
+        if name not in Run.model_fields and (found := measure_named(str(name), row)) is not None:
+            number = _plain(found[0], value)
             fields[found[0]] = number * found[1] if isinstance(number, int | float) else number
     fields = {name: field for name, field in fields.items() if field is not None}
-    others = {name: meant for name in value if name not in Run.model_fields and (meant := meant_by(str(name))) is not None}
-    said = [name for name, meant in others.items() if (meant == "note" or meant not in fields) and not _nothing(value[name])]
-    other = next(iter(said), None)
+    others = {name: meant for name in row if name not in Run.model_fields and (meant := meant_by(str(name))) is not None}
+    misnamed = [name for name, meant in others.items() if (meant == "note" or meant not in fields) and not _nothing(row[name])]
+    other = next(iter(misnamed), None)
     try:
         if other is not None:  # a row without it would be of another run
             raise InputError(where, str(other), f"is called {others[other]} in files of runs", f"write {others[other]}")
         return Run.model_validate(fields)
     except (ValidationError, InputError) as error:
         wrong = error if isinstance(error, InputError) else as_input_error(error, where)
-        run = Run(id=str(fields.get("id", f"[{place}]")), model=str(fields.get("model", "")), gpu="", gpus=1)
+        run = Run(id=str(fields.get("id", f"[{index}]")), model=str(fields.get("model", "")), gpu="", gpus=1)
         run._unread = InputError(where, wrong.field, wrong.problem, wrong.fix)
         return run
 
 
 def _plain(name: str, value: Any) -> Any:
+    """Convert a value to the type of the field `name` of measured runs: a text with a unit to a number, a text such as n/a to
+    None; other values are returned unchanged.
+    """
     if isinstance(value, float) and not isfinite(value):
         return None
     if name not in TEXTS and isinstance(value, str):
@@ -216,13 +240,16 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _number(name: str, text: str) -> Any:
-    """A number that a table has as a text, with commas or, of tokens, in binary thousands; the text if it is none."""
+    """Convert a text to a number: commas are ignored, and 4k is 4096 if the field `name` of measured runs counts tokens. For
+    the field `oom` (out of memory) the result is True or False. None for texts such as n/a; any other text is returned
+    unchanged.
+    """
     words = text.strip().lower().replace(",", "")
     if words in UNSAID:
         return None
     if name == "oom":
-        said = (("true", "yes", "y", "oom", "1", "out of memory"), ("false", "no", "n", "ok", "fits", "0"))
-        return True if words in said[0] else False if words in said[1] else text
+        answers = (("true", "yes", "y", "oom", "1", "out of memory"), ("false", "no", "n", "ok", "fits", "0"))
+        return True if words in answers[0] else False if words in answers[1] else text
     if name == "seq" and words.endswith("k") and words[:-1].isdigit():
         return int(words[:-1]) * 1024
     try:

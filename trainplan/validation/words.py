@@ -1,8 +1,8 @@
-"""What the words of a row mean: how states are shared, in which precision, who shares the tokens, and what context-parallel
-ranks exchange; `recomputation` reads what is computed again.
+"""The meaning of a run's words: how states are sharded, in which precision, whether tensor-parallel ranks share tokens, and
+what context-parallel ranks exchange; `recomputation` reads those on recomputation.
 
-Tables of published runs write one thing in many words. Each function reads the words that are in use, negations among them,
-and refuses a row of a word that it does not know: it would be of another run.
+Tables of published runs write one thing in many words. Each function reads the words that are in use, negations among them, and
+refuses a run with an unknown word, since without it another run would be predicted.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from trainplan.formulations.plan.strategy import Exchange
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.clusters.recipes import RECIPES, Recipe
-from trainplan.profiling.models.optimizers import OptimizerName
+from trainplan.profiling.models.optimizers import OPTIMIZERS, OptimizerName
 from trainplan.validation.rows import Run
 
 Assumed = dict[str, str]
 NEVER = re.compile(r"\s*(none\b.*|no\b.*|not\b.*|without\b.*|false|off|disabled?|n/?a|nil|null|-+|0|)\s*")
-OFF = re.compile(r"[a-z ._-]+[=: ] *(false|off|disabled|none|no)\s*|.*\bw/o\b.*|.*\bwithout\b.*")  # behind what it is of
-# Words of how states are shared, and the ZeRO stage that they mean, the first that fits.
+OFF = re.compile(
+    r"[a-z ._-]+[=: ] *(false|off|disabled|none|no)\s*|.*\bw/o\b.*|.*\bwithout\b.*"
+)  # negations that follow a noun
+# Patterns of words on sharded states, each with the ZeRO stage that it means; the first that matches counts.
 STAGES = (
     (r"no[_ -]?shard|\bddp\b(?!.*fsdp)", 0),
     (r"optim[_ -]?grads[_ -]?params|full[_ -]?shard", 3),
@@ -30,11 +32,11 @@ STAGES = (
     (r"zero[_ -]?(?:stage[_ -]?)?1|stage[_ -]?1|dist(?:ributed)?[_ -]?optim|\boptim\b|sharded[_ -]?optim|\bpos\b", 1),
     (r"fsdp|hsdp|hybrid|shard|^(true|yes|on)$", 3),
 )
-# Of names that say no stage, the one that they mean where nothing else says it.
+# Patterns of words without a stage, each with the stage that is meant where nothing else states it.
 UNSTAGED = ((r"zero[_ -]?off[_ -]?load", 2), (r"zero", 3))
-SHARDED = re.compile(r"(?:fsdp|hsdp)[ _-]?[12]?")  # words that say no stage
+SHARDED = re.compile(r"(?:fsdp|hsdp)[ _-]?[12]?")  # words without a stage
 NO_FSDP = re.compile(r"\b(?:no|not|without|w/o|non)[ _-]+(?:fsdp|zero|shard\w*)")
-VERSIONS = re.compile(r"fsdp[ _-]?[12]\b|zero[ _-]?(?:stage[ _-]?)?[123]\b|stage[ _-]?[123]\b")  # numbers that count no ranks
+VERSIONS = re.compile(r"fsdp[ _-]?[12]\b|zero[ _-]?(?:stage[ _-]?)?[123]\b|stage[ _-]?[123]\b")  # numbers that are not ranks
 SEQUENCE = re.compile(r"sequence[ _-]?parallel\w*")
 NOT_SEQUENCE = re.compile(
     r"\b(no|not|without|w/o|non)[ _-]+sequence[ _-]?parallel|sequence[ _-]?parallel\w*\s*[=:]?\s*(false|off|no|0)\b"
@@ -47,34 +49,34 @@ KEYS = re.compile(r"\bring\b|\bp2p\b")
 GATHERED = re.compile(
     r"cp[ _-]comm[ _-]type[ =:]*all[ _-]?gather|all[ _-]?gather(?:s|ed|ing)? (?:of )?(?:kv|keys)|kv all[ _-]?gather"
 )
-EXCHANGING_HEADS = "DeepSpeed"  # the framework that does so where a row does not say
-SHARD = "shard"  # the name of what is assumed of how many ranks share states
+EXCHANGING_HEADS = "DeepSpeed"  # the framework whose context-parallel ranks exchange heads unless a row states otherwise
+SHARD = "shard"  # the name of the assumption on the number of ranks that share states
 NODE = 8  # devices of a node, whose ranks share states in hybrid sharding
-EXCHANGED = "context parallelism"  # the name of what is assumed of it
+EXCHANGED = "context parallelism"  # the name of the assumption on what its ranks exchange
 BOTH = re.compile(r"\ba2a\s*\+\s*p2p\b|\busp\b")
 
 
-MUON = r"(?:dist[_ -]?)?muon(?:clip|w)?"
-
-
 def flag(note: str, name: str) -> bool | None:
-    """Whether a note says that a flag is on; None where it does not speak of it."""
-    said = re.search(rf"\b(no |not |non-|without |w/o )?(?:--)?{name}\b\s*[=:]?\s*(false|off|disabled|no|0)?\b", note)
-    return None if said is None else not (said[1] or said[2])
+    """Whether a note (free text in lower case) states that a flag is on: True if it does, False if it negates the flag, None
+    if it does not mention it. name: a regular expression for the flag's name.
+    """
+    match = re.search(rf"\b(no |not |non-|without |w/o )?(?:--)?{name}\b\s*[=:]?\s*(false|off|disabled|no|0)?\b", note)
+    return None if match is None else not (match[1] or match[2])
 
 
 def optimizer_of(run: Run) -> OptimizerName:
-    """What a row's note says that steps the parameters: AdamW, unless it names Muon."""
-    return "muon" if flag((run.note or "").lower(), MUON) else "adamw"
+    """The optimizer of a measured run: Muon if its note (free text) names it, else AdamW."""
+    note = (run.note or "").lower()
+    return next((name for name, spec in OPTIMIZERS.items() if spec.noted and flag(note, spec.noted)), "adamw")
 
 
 FEW_BITS = re.compile(r"fp8|float8|fp4|float4|e4m3|e5m2")
 PRECISIONS = re.compile(
     rf"bf16|bfloat16|fp16|float16|half|\bo[0-3]\b|fp32|tf|float32|single|16|32|mixed|amp|{FEW_BITS.pattern}"
 )
-OTHER_PRECISIONS = re.compile(r"\bint ?\d+|fp64|float64|double|fp6\b|posit|\bw\da\d")  # in which nothing here is trained
+OTHER_PRECISIONS = re.compile(r"\bint ?\d+|fp64|float64|double|fp6\b|posit|\bw\da\d")  # precisions that are not predicted
 HALVES = re.compile(r"bf(?:loat)?16|(?<!b)(?:fp|float)16")
-# Words of recipes of 8 bits, the first that fits: names of Megatron-LM, Transformer Engine and torchao, and of NVIDIA's tables.
+# Patterns of 8-bit recipes, the first match counts: names of Megatron-LM, Transformer Engine, torchao and NVIDIA's tables.
 SCALINGS = (
     (r"mx[_ -]?fp8|fp8[_ -]?mx\b|micro[_ -]?scal", "mxfp8"),
     (r"block[_ -]?(?:wise|scal)|sub[_ -]?channel|fp8[_ -]s[cs]\b|128 ?x ?128", "fp8-blockwise"),
@@ -84,18 +86,24 @@ SCALINGS = (
 
 
 def unknown(run: Run, field: str, known: str) -> InputError:
-    """Of a word that nobody knows, without which the row would be of another run."""
+    """Build the error for an unknown word in a field of a measured run, which cannot be ignored, because the prediction would
+    be of a different run. field: the field's name. known: words that are allowed.
+    """
     return InputError(run.id, field, f"is {getattr(run, field)!r}, which is no word that is known", f"give {known}")
 
 
 def denied(words: str) -> bool:
-    """Whether words say that there is none: `no`, `n/a`, `none(by recipe)`, `gradient checkpointing: off`."""
+    """Whether a text means that something is off, such as `no`, `n/a`, `none(by recipe)` or `gradient checkpointing: off`.
+    words: the text, as the run states it.
+    """
     return NEVER.fullmatch(words) is not None or OFF.fullmatch(words) is not None
 
 
 def precisions(words: str, usual: Precision) -> tuple[Precision, Precision]:
-    """The base dtype, and that of the products of layers where no recipe has them in fewer bits. usual: the base where none is
-    named, as in `mixed precision`."""
+    """Read a measured run's words on precision, such as "bf16 mixed". Returns the base dtype, and the dtype of the layers'
+    matrix multiplications, which a low-precision recipe (such as mxfp8) may replace later. usual: the base dtype if the words
+    name none, as in `mixed precision`.
+    """
     text, base = words.lower(), usual
     if re.search(r"bf16|bfloat16", text):
         base = "bfloat16"
@@ -109,9 +117,13 @@ def precisions(words: str, usual: Precision) -> tuple[Precision, Precision]:
 
 
 def recipe_of_words(run: Run, assumed: Assumed) -> Recipe | None:
-    """The recipe of the products of layers in 8 or 4 bits, by the words of a row's precision, then of its note; None where its
-    precision speaks of none. FP8 alone is taken for FP8 per tensor, with delayed scaling, or in torchtitan, which has none,
-    with current scaling; FP4 of whatever kind for NVFP4."""
+    """The 8- or 4-bit recipe (such as mxfp8) of the layers' matrix multiplications that a measured run names, in its precision
+    or, in more detail, in its note. None if its precision names none.
+
+    Plain FP8 means FP8 per tensor with delayed scaling, or, in torchtitan, which does not have that, with current scaling;
+    any FP4 means NVFP4. assumed: assumptions as texts by name, written to: gets an entry if the recipe follows from such a
+    rule.
+    """
     words, note = (run.precision or "").lower(), (run.note or "").lower()
     if not FEW_BITS.search(words):
         return None
@@ -128,37 +140,26 @@ def recipe_of_words(run: Run, assumed: Assumed) -> Recipe | None:
     return recipe
 
 
-def stage_said(run: Run) -> int:
-    """ZeRO's stage that a row says, as a number or in words; 0 where it says none."""
+def stated_stage(run: Run) -> int:
+    """The ZeRO stage that a measured run states, as a number or in words; 0 if it states none."""
     words = (run.fsdp or "no").lower()
-    said = None if denied(words) else next((meant for pattern, meant in STAGES if re.search(pattern, words)), None)
-    return max(run.zero or 0, said or 0)
+    stage = None if denied(words) else next((meant for pattern, meant in STAGES if re.search(pattern, words)), None)
+    return max(run.zero or 0, stage or 0)
 
 
 def sharing(run: Run, dp: int, framework: Framework, assumed: Assumed) -> tuple[int, int]:
-    """The ZeRO stage, and the data-parallel ranks that share states."""
+    """How a measured run shards its model states. Returns the ZeRO stage, and the number of data-parallel ranks over which
+    states are sharded. Raises InputError for unknown words, and for stages that the framework does not have.
+
+    dp: number of data-parallel ranks. framework: the cost model's settings for the run's framework. assumed: assumptions as
+    texts by name, written to: gets an entry for a stage or number that the run does not specify.
+    """
     words, note, name = ((text or "").lower() for text in (run.fsdp or "no", run.note, run.framework))
     if "ddp" in words:
         words = NO_FSDP.sub("", words)
     elif denied(words) and "fsdp" not in name and (flag(name, "ddp") or flag(note, "ddp")):
         words = "ddp"
-    stage, said = run.zero, None
-    if not denied(words) or "ddp" in words:
-        said = next((meant for pattern, meant in STAGES if re.search(pattern, words)), None)
-        if said == 3 and "torchtitan" in name and (run.pp or 1) > 1 and SHARDED.fullmatch(words):
-            said = 2 if stage is None else stage  # which gathers parameters once a step there, unless it is told otherwise
-        if said is None and (meant := [meant for pattern, meant in UNSTAGED if re.search(pattern, words)]):
-            said = meant[0] if stage is None else stage
-        if said is None:
-            raise unknown(run, "fsdp", "no, DDP, ZeRO-1, ZeRO-2, full_shard, FSDP2 or HSDP")
-    if said is not None:
-        stage = said if stage is None or "optim_grads_params" in words else max(stage, said)
-    if stage is None and re.search(r"\bdist[_ -]?muon", note):
-        stage = 1
-    if stage is None:
-        sharded = (framework.name.startswith("PyTorch FSDP") and name) or "fsdp" in name
-        stage = 3 if sharded else int(framework.name == "NeMo")
-        assumed["zero"] = str(stage)
+    stage = _stage(run, words, note, framework, assumed)
     if stage == 1 and framework.name.startswith("PyTorch FSDP") and re.search("fsdp|torchtitan", name):
         fix = "give zero 2 or 3, 0 for copies, or the framework that has ZeRO-1"
         raise InputError(run.id, "zero" if run.zero else "fsdp", "is of ZeRO's stage 1, which PyTorch FSDP does not have", fix)
@@ -175,8 +176,43 @@ def sharing(run: Run, dp: int, framework: Framework, assumed: Assumed) -> tuple[
     return stage, shard
 
 
+def _stage(run: Run, words: str, note: str, framework: Framework, assumed: Assumed) -> int:
+    """The ZeRO stage of a measured run: the larger one of the number that it states and the stage that its words mean; if it
+    has neither, the framework's usual stage. Raises InputError for unknown words.
+
+    words: the run's words on sharding in lower case. note: its note (free text) in lower case. framework: the cost model's
+    settings for its framework. assumed: assumptions as texts by name, written to: gets an entry if the framework's usual
+    stage is used.
+    """
+    name, stage, stated = (run.framework or "").lower(), run.zero, None
+    if not denied(words) or "ddp" in words:
+        stated = next((meant for pattern, meant in STAGES if re.search(pattern, words)), None)
+        if stated == 3 and "torchtitan" in name and (run.pp or 1) > 1 and SHARDED.fullmatch(words):
+            stated = (
+                2 if stage is None else stage
+            )  # with pipelines it gathers parameters once a step, unless configured otherwise
+        if stated is None and (meant := [meant for pattern, meant in UNSTAGED if re.search(pattern, words)]):
+            stated = meant[0] if stage is None else stage
+        if stated is None:
+            raise unknown(run, "fsdp", "no, DDP, ZeRO-1, ZeRO-2, full_shard, FSDP2 or HSDP")
+    if stated is not None:
+        stage = stated if stage is None or "optim_grads_params" in words else max(stage, stated)
+    if stage is None and re.search(r"\bdist[_ -]?muon", note):
+        stage = 1
+    if stage is None:
+        sharded = (framework.name.startswith("PyTorch FSDP") and name) or "fsdp" in name
+        stage = 3 if sharded else int(framework.name == "NeMo")
+        assumed["zero"] = str(stage)
+    return stage
+
+
 def _shard(words: str, note: str, dp: int) -> int | None:
-    """The ranks that share states, of so many data-parallel ones; None of hybrid sharding that says no size."""
+    """The number of data-parallel ranks over which model states are sharded: the number that the words on sharding or the note
+    state, or else all `dp` ranks. None for hybrid sharding (sharded within groups, copied between them) without a size.
+
+    words: a measured run's words on sharding in lower case. note: its note (free text) in lower case. dp: number of
+    data-parallel ranks.
+    """
     if size := re.search(r"shard group (?:size )?(\d+)", note):
         return int(size[1])
     if size := re.search(r"(?<!no_)(?<!full_)shard(?:ed|ing)?[ _=:-]*(\d+)", words):
@@ -191,7 +227,12 @@ def _shard(words: str, note: str, dp: int) -> int | None:
 
 
 def shares_tokens(run: Run, tp: int, framework: Framework, assumed: Assumed) -> bool:
-    """Sequence parallelism: as the row says, else as recipes have it; Megatron-LM of 2022 where it recomputes selectively."""
+    """Whether tensor-parallel ranks divide the tokens among themselves between their parallel regions (sequence parallelism):
+    as the measured run states it, or else on if attention is fused.
+
+    tp: tensor-parallel degree. framework: the cost model's settings for the run's framework. assumed: assumptions as texts by
+    name, written to: gets an entry if the run does not state it.
+    """
     text = f"{run.recompute or ''} {run.note or ''}".lower()
     if tp == 1:
         return False
@@ -203,8 +244,13 @@ def shares_tokens(run: Run, tp: int, framework: Framework, assumed: Assumed) -> 
 
 
 def exchange(run: Run, framework: Framework, assumed: Assumed) -> Exchange:
-    """What context-parallel ranks exchange: as the note or the framework's name says, else as the framework does. Raises
-    InputError where it is both at once, in groups."""
+    """Which data context-parallel ranks exchange in attention, heads (all-to-all) or keys and values (ring or gather): the
+    kind that the measured run's note or its framework's name states, or else the framework's usual kind. Raises InputError if
+    a run names both kinds.
+
+    framework: the cost model's settings for the run's framework. assumed: assumptions as texts by name, written to: gets an
+    entry if the run does not state the kind.
+    """
     text = f"{run.framework or ''} {run.note or ''}".lower()
     if BOTH.search(text):
         fix = "give a2a or p2p: rings of groups that exchange heads are not predicted"
@@ -220,7 +266,7 @@ def exchange(run: Run, framework: Framework, assumed: Assumed) -> Exchange:
 
 
 GIGABITS = r"(\d+)[ -]?G(?:b(?:it)?(?:ps|/s|E)?|igabit(?:/s)?|bE)?"
-NODE_RATE = re.compile(  # of all devices of a node, in gigabits each second
+NODE_RATE = re.compile(  # the network's rate of a whole node, in gigabits a second
     rf"\b{GIGABITS}[ -](?:TCP|Ethernet|network|NIC per node)|\b(\d+) ?GbE\b"
     rf"|\b(?:one|single|1) {GIGABITS} \S*\s?(?:NIC|port|HCA)"
     rf"|\b{GIGABITS}[ -](?:\w+ )?(?:per|a|each) node",
@@ -229,7 +275,9 @@ NODE_RATE = re.compile(  # of all devices of a node, in gigabits each second
 
 
 def network_bytes_per_s(run: Run) -> float | None:
-    """A device's share of the network, of what a note says of a node's ports; None where it says nothing."""
+    """A device's share of the network bandwidth of its node, in bytes per second, if a measured run's note (free text) states
+    the rate of the node or its ports; None if it does not. Nodes are assumed to have 8 devices.
+    """
     note = run.note or ""
     if ports := re.search(r"(\d+)\s*x\s*(\d+)\s*Gb", note):
         return int(ports[1]) * int(ports[2]) * 1e9 / 8 / 8
@@ -242,7 +290,7 @@ def network_bytes_per_s(run: Run) -> float | None:
     return None
 
 
-# The order of a pipeline's passes, by words of notes and frameworks.
+# Patterns of pipeline schedules in notes and frameworks.
 SCHEDULES: tuple[tuple[str, RunSchedule], ...] = (
     (r"\bgpipe\b|\bafab\b|all[ _-]forward[ _-]all[ _-]backward", "gpipe"),
     (r"\bzb[ _-]?h1\b", "zb-h1"),
@@ -252,7 +300,10 @@ OTHER_SCHEDULES = re.compile(r"\bv[ _-](?:half|min)\b|chimera|hanayo|pipedream|t
 
 
 def schedule_of(run: Run, assumed: Assumed) -> RunSchedule:
-    """The order of a pipeline's passes: 1F1B, interleaved or not, unless the row names another."""
+    """The pipeline schedule of a measured run: 1F1B, interleaved or not, unless the run names another one. assumed:
+    assumptions as texts by name, written to: gets an entry if the run's schedule cannot be predicted and another one is
+    predicted instead.
+    """
     text = f"{run.note or ''} {run.framework or ''}".lower()
     for pattern, schedule in SCHEDULES:
         if flag(text, f"(?:{pattern})"):
@@ -265,27 +316,28 @@ def schedule_of(run: Run, assumed: Assumed) -> RunSchedule:
 
 
 def stages_of_devices(run: Run, pp: int, layers: int) -> int:
-    """Stages of each device where a row does not count them: two where it says that they are interleaved and layers suffice."""
+    """The number of pipeline stages per device of a measured run that does not state this number: two if it states that stages
+    are interleaved and there are enough layers, else one. pp: number of pipeline-parallel ranks. layers: number of layers.
+    """
     text = f"{run.note or ''} {run.framework or ''}".lower()
-    return (
-        2
-        if pp > 1
-        and layers >= 2 * pp
-        and flag(text, r"(?<!rotary[-_ ])interleaved?(?:[ _-]?1f1b|[ _-]pipeline|[ _-]schedule)?")
-        else 1
-    )
+    interleaved = flag(text, r"(?<!rotary[-_ ])interleaved?(?:[ _-]?1f1b|[ _-]pipeline|[ _-]schedule)?")
+    return 2 if pp > 1 and layers >= 2 * pp and interleaved else 1
 
 
 def degrees(run: Run) -> dict[str, int | None]:
-    """The degrees tp, pp and cp of a row; where dp is said, one that is not follows from the others, and of several tp first,
-    up to a node."""
-    said = {name: getattr(run, name) for name in ("tp", "pp", "cp")}
-    open_ones = [name for name, degree in said.items() if degree is None]
-    left, rest = divmod(run.gpus, (run.dp or 1) * prod(degree or 1 for degree in said.values()))
-    if run.dp is None or rest or left == 1 or not open_ones:
-        return said
-    first = gcd(left, 8) if open_ones[:2] == ["tp", "pp"] else left
-    said[open_ones[0]] = first
+    """The degrees of parallelism of a measured run as a dict with the keys tp, pp and cp; None for a degree that is not known.
+
+    If the run states dp, degrees that it does not state follow from the others: the first such degree, of tp, pp and cp in
+    this order, gets the remaining factor of the number of devices; if both tp and pp are not stated, tp gets it up to 8, the
+    devices of a node, and pp the rest.
+    """
+    stated = {name: getattr(run, name) for name in ("tp", "pp", "cp")}
+    open_ones = [name for name, degree in stated.items() if degree is None]
+    remaining, rest = divmod(run.gpus, (run.dp or 1) * prod(degree or 1 for degree in stated.values()))
+    if run.dp is None or rest or remaining == 1 or not open_ones:
+        return stated
+    first = gcd(remaining, 8) if open_ones[:2] == ["tp", "pp"] else remaining
+    stated[open_ones[0]] = first
     if len(open_ones) > 1:
-        said[open_ones[1]] = left // first
-    return said
+        stated[open_ones[1]] = remaining // first
+    return stated

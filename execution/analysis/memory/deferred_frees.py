@@ -15,7 +15,7 @@ Of an instruction f that frees a buffer, and the lane A of the buffer's first wr
 Computations may wait for their data alone, and never again for the lane that offloads inputs or reduces gradients (in ZeRO's
 stage 2 they need nothing else of it): what it frees would stay for the whole step. So k waits for f at the latest when, since
 f, the compute lane has gone on by LAG units: for memory's sake, and late enough to delay it only where the other lane falls
-behind by a whole segment.
+back by a whole segment.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ LAG = 2  # units
 
 @dataclass(frozen=True)
 class Frees:
-    """When each buffer's memory is given back. before, after: by index of an instruction, names of buffers to give back after
-    its waits and before it runs, and after it has run. at_end: names to give back at the end of the step. waits: by index of an
-    instruction, indices of instructions that it waits for in addition to its own waits, for memory's sake (empty: none at
-    all)."""
+    """The points of a rank's program at which each buffer's memory is given back to the allocator. before, after: one tuple
+    per instruction, in issue order: names of buffers to give back after its waits and before it runs, and after it has run.
+    at_end: names to give back at the end of the step. waits: one tuple per instruction: indices of instructions that it waits
+    for in addition to its own waits, so that memory is given back in time; empty: no instruction does."""
 
     before: tuple[tuple[str, ...], ...]
     after: tuple[tuple[str, ...], ...]
@@ -43,8 +43,9 @@ class Frees:
 
 @dataclass
 class _Free:
-    """A buffer that is freed but not yet given back. lane: the lane that allocated it. freed: the index of the instruction that
-    freed it. computed: how many units the compute lane had gone through by then."""
+    """A buffer that the program has freed but that is not yet given back to the allocator. lane: the lane (queue of
+    instructions) that allocated it. freed: the index of the instruction that freed it. computed: the number of units
+    (sub-layers) that the compute lane had gone through by then."""
 
     lane: Stream
     freed: int
@@ -52,10 +53,12 @@ class _Free:
 
 
 def deferred_frees(program: Program, owner: Stream | None = None) -> Frees:
-    """When each buffer that the program frees is given back on CUDA streams.
+    """Find when each buffer that the program frees can be given back to the allocator if lanes are CUDA streams: only after
+    the lane that allocated it is ordered after its last reader. A program is one rank's instructions for a training step. A
+    lane is a queue of instructions that run in order.
 
-    owner: the lane that owns all memory (default: for each buffer, the lane of its first writer); a buffer that is written
-    again before it could be given back then keeps its memory.
+    owner: the lane that owns all memory, or None: each buffer belongs to the lane of its first writer. With an owner, a buffer
+    that is written again before it could be given back keeps its memory; without one, that raises AssertionError.
     """
     clocks, allocated, free = Clocks(), dict[str, Stream](), dict[str, _Free]()
     waits, before, after = list[tuple[int, ...]](), list[tuple[str, ...]](), list[tuple[str, ...]]()

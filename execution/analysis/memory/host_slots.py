@@ -14,15 +14,16 @@ from trainplan.execution.program import Clocks, Program, on_host
 
 
 class HostSlots(NamedTuple):
-    """The slots of a program. places: index of the slot of each host buffer that does not live from step to step, by name.
-    sizes: bytes of each slot."""
+    """The slots of memory on the host that a program's offloaded hidden states share. slot_of: index of the slot of each host
+    buffer that does not live from step to step, by name. sizes: bytes of each slot."""
 
     slot_of: dict[str, int]
     sizes: tuple[int, ...]
 
 
 def host_slots(program: Program) -> HostSlots:
-    """The slots of a program's hidden states on the host."""
+    """Assign each offloaded buffer of hidden states of a program to a slot of host memory. A slot serves one buffer after
+    another of the same size; it is used again only by an instruction that is ordered after the one that freed it."""
     indices, sizes, clocks = dict[str, int](), list[int](), Clocks()
     free: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by size: slots, and the instruction that freed each
     for number, instruction in enumerate(program.instructions):
@@ -46,7 +47,8 @@ def host_slots(program: Program) -> HostSlots:
 
 
 def host_bytes(program: Program) -> int:
-    """Bytes of the host's memory that a rank sets aside: its states there, and slots of hidden states."""
+    """Bytes of the host's memory that a rank sets aside: parameters, gradients and moments kept there, and the slots of
+    offloaded hidden states."""
     states = sum(program.buffers[name] for name in program.persistent if on_host(name))
     offloads = any(on_host(name) for name in program.buffers.keys() - program.persistent)
     return states + (sum(host_slots(program).sizes) if offloads else 0)

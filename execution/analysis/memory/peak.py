@@ -17,12 +17,11 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 @dataclass(frozen=True)
 class Walk:
-    """Memory of a rank over one step, in bytes.
-
-    peak_bytes: the most that its device holds. during_bytes: what it holds while each instruction runs, workspace included.
-    host_bytes: set aside on the host, for all steps. backend: the back-end that holds the buffers. outside_program_bytes: the
-    part of the device's bytes that is held all the time and is no buffer of the program.
-    """
+    """The result of analysing the memory of one rank's program over one step, in bytes. peak_bytes: the most that its device
+    holds. during_bytes: held while each instruction runs, in issue order, workspace included. host_bytes: set aside on the host
+    for all steps. backend: the way in which the executor runs lanes (`serial`, `fused`, `threads` or `streams`), which decides
+    when freed buffers are given back. outside_program_bytes: the part of the device's bytes that is held all the time and is no
+    buffer of the program."""
 
     peak_bytes: int
     during_bytes: tuple[int, ...]
@@ -31,17 +30,19 @@ class Walk:
     outside_program_bytes: int = 0
 
     def with_extra(self, size: int) -> Walk:
-        """The memory of a device that holds `size` bytes more all the time."""
+        """This analysis for a device that holds `size` bytes more all the time, outside the program's buffers."""
         during = tuple(held + size for held in self.during_bytes)
         return Walk(self.peak_bytes + size, during, self.host_bytes, self.backend, self.outside_program_bytes + size)
 
 
 def memory_walk(program: Program, backend: Backend = "serial") -> Walk:
-    """Follow a program in issue order, and add up the bytes of its buffers as the back-end holds them.
+    """Analyse the memory of one rank's program over a step: follow its instructions in issue order, and add up the bytes of the
+    buffers that are allocated. backend: the way in which the executor runs lanes (`serial`, `fused`, `threads` or `streams`),
+    which decides when freed buffers are given back.
 
-    Memory that a lane allocates while a computation that was issued before still runs counts from where it was issued. So it
-    does for a GPU's allocator, to which the host issues in that order; threads on the CPU may hold it in parallel with that
-    computation.
+    Memory that one lane (queue of instructions) allocates while an earlier computation still runs counts from where it is
+    issued, as it does for a GPU's allocator, to which the host issues in that order. Threads on the CPU may hold more, in
+    parallel with that computation.
     """
     held = zip(program.instructions, _held(program, backend), strict=True)
     during = tuple(total + instruction.workspace_bytes for instruction, (_, total) in held)
@@ -49,8 +50,9 @@ def memory_walk(program: Program, backend: Backend = "serial") -> Walk:
 
 
 def peak_buffers(program: Program, walk: Walk) -> dict[str, int]:
-    """Bytes of what the device holds at the first peak of a program: its buffers by name, `workspace`, and `copies` for bytes
-    outside the program."""
+    """Bytes that the device holds at a program's first peak, by the name of the buffer, plus the entries `workspace`
+    (temporaries of the instruction that runs then) and, if there are any, `copies` (bytes outside the program). walk: the
+    result of `memory_walk` for this program."""
     index = walk.during_bytes.index(walk.peak_bytes)
     live, _ = next(islice(_held(program, walk.backend), index, None))
     copies = {"copies": walk.outside_program_bytes} if walk.outside_program_bytes else {}
@@ -60,9 +62,13 @@ def peak_buffers(program: Program, walk: Walk) -> dict[str, int]:
 def held_parts(
     program: Program, backend: Backend, part_of: Callable[[str], str], parts: Iterable[str]
 ) -> Iterator[dict[str, int]]:
-    """Bytes that the device holds while each instruction runs, by part, `workspace` included; always the same dict, updated.
+    """For each instruction of a program, in issue order, the bytes that the device holds while it runs, by part (such as
+    parameters or activations). Yields the same dict every time, updated: copy it to keep it. The sum over parts is
+    `during_bytes` of `memory_walk`.
 
-    part_of: the part that a buffer belongs to, by its name. parts: all of them. The sums are the bytes of `memory_walk`.
+    backend: the executor's back-end, which decides when freed buffers are given back. part_of: gives the part that a buffer
+    belongs to by the buffer's name; it is also called with 'workspace', for temporaries. parts: the names of all parts, the
+    keys of the dict.
     """
     part = {name: part_of(name) for name in (*program.buffers, "workspace")}
     sizes, before = dict.fromkeys(parts, 0), dict[str, int]()
@@ -78,8 +84,9 @@ def held_parts(
 
 
 def _held(program: Program, backend: Backend) -> Iterator[tuple[dict[str, int], int]]:
-    """For each instruction, the buffers that the device holds while it runs, workspace apart: bytes by name, in a dict that is
-    updated, and their sum."""
+    """For each instruction of a program, in issue order: (bytes by name of the buffers that the device holds while it runs,
+    their sum); temporaries (workspace) are not included. backend: the executor's back-end, which decides when freed buffers are
+    given back. The dict is the same one every time, updated."""
     live = {name: program.buffers[name] for name in program.persistent if not on_host(name)}
     total, frees = sum(live.values()), _FREES[backend](program)
     for index, instruction in enumerate(program.instructions):
@@ -93,13 +100,15 @@ def _held(program: Program, backend: Backend) -> Iterator[tuple[dict[str, int], 
 
 
 def _immediate_frees(program: Program) -> Frees:
-    """Buffers are given back right after the instruction that frees them."""
+    """The points at which each buffer is given back to the allocator if that happens right after the instruction that frees
+    it, as on the executor's back-end `serial`, which runs one instruction after the other."""
     return Frees(((),) * len(program.instructions), tuple(i.frees for i in program.instructions), ())
 
 
 def _when_compute_waits(program: Program) -> Frees:
-    """When lanes run in parallel, a buffer that another lane than compute frees is surely gone only when the compute lane waits
-    for that lane, directly or through others, or when the buffer is written again."""
+    """The points at which each buffer is given back to the allocator if lanes run in parallel and threads share one memory. A
+    buffer that is freed on another lane than compute is certainly gone only when the compute lane waits for that lane,
+    directly or through others, or when the buffer is written again. A lane is a queue of instructions that run in order."""
     return deferred_frees(program, "compute")
 
 

@@ -24,9 +24,15 @@ Walked = Callable[[Sequence[Rounds]], Any]  # from programs to their `TimeWalk`
 
 
 def extrapolated(rounds: Sequence[Rounds], walked: Walked) -> tuple[Any, Any, int] | None:
-    """Simulate programs of many rounds by fewer: returns a simulation of fewer rounds, one of a few rounds less, and how often
-    their difference is to be added to the first. None where rounds are few, or do not repeat. walked: simulates programs.
-    Raises InputError where rounds do not repeat, and are too many to be simulated one by one."""
+    """Simulate the time of programs of very many rounds (repeated groups of micro-batches) by simulating fewer rounds exactly.
+    A program is one rank's instructions for a training step.
+
+    rounds: the programs of all ranks, in compact form. walked: simulates programs and returns a `TimeWalk`. Returns (a
+    simulation of fewer rounds, a simulation of still fewer rounds, n): the time of the whole programs is the first simulation's
+    time plus n times the difference of both simulations' times. None if the programs have few rounds or do not repeat, so that
+    the caller has to simulate all rounds. Raises InputError if rounds do not repeat and are too many to be simulated one by
+    one.
+    """
     count, size = rounds[0].count, rounds[0].size
     if max(program.count for program in rounds) <= FOLLOWED:
         return None
@@ -48,8 +54,9 @@ def extrapolated(rounds: Sequence[Rounds], walked: Walked) -> tuple[Any, Any, in
 
 
 def _repeated(rounds: Sequence[Rounds], ends: Sequence[Sequence[int]], window: int) -> int | None:
-    """The smallest period: a number of rounds by which, on all programs, each of the last `window` rounds ends one same time
-    later than the round that many before. None where there is none. ends: end of every instruction in ns, by program."""
+    """The period of the programs' rounds (repeated groups of micro-batches): the smallest number p of rounds such that, for
+    some one time t, every instruction of the last `window` rounds of every program ends exactly t later than in the round p
+    before. None if there is no such p up to LONGEST. ends: end of every instruction in ns, by program, in issue order."""
     tables = []
     for program, moments in zip(rounds, ends, strict=True):
         size, last = program.end - program.begin, program.end + program.count * (program.end - program.begin)

@@ -20,10 +20,11 @@ Span = tuple[int, int]  # when an instruction began and ended, in ns
 
 
 class MeasuredCosts:
-    """Durations of these programs' instructions: for each, the median over several steps of the time that it took, without
-    waiting.
+    """Durations in ns of the instructions of given programs, as measured in a run: for each instruction the median over
+    several steps of the time that it took, without the time that it waited for other ranks. Called with a program and an
+    instruction of it.
 
-    spans: (begin, end) in ns of all instructions, in issue order, by step and program.
+    spans: [step][program][instruction] -> (begin, end) in ns, instructions in issue order.
     """
 
     def __init__(self, programs: Sequence[Program], spans: Sequence[Sequence[Sequence[Span]]]) -> None:
@@ -41,8 +42,8 @@ class MeasuredCosts:
 
 @dataclass(frozen=True)
 class KindTimes:
-    """Time in ns that the instructions of one kind take in a step, summed over all ranks, without waiting. kind: the operation.
-    count: number of instructions. predicted_ns: None where nothing predicts them."""
+    """Time in ns that the instructions of one operation take in a step, summed over all ranks, without waiting. kind: the
+    operation's name. count: number of instructions. predicted_ns: None if there is no prediction."""
 
     kind: str
     count: int
@@ -51,7 +52,8 @@ class KindTimes:
 
 
 def times_by_kind(programs: Sequence[Program], measured: Durations, predicted: Durations | None) -> list[KindTimes]:
-    """Predicted and measured times of the instructions of these programs by their operation, the longest measured first."""
+    """Predicted and measured times of these programs' instructions, summed by operation, the longest measured first. measured,
+    predicted: give the duration in ns of an instruction of a program; predicted is None if there is no prediction."""
     kinds: dict[Op, list[tuple[Program, Instruction]]] = defaultdict(list)
     for program in programs:
         for instruction in program.instructions:
@@ -69,7 +71,9 @@ def times_by_kind(programs: Sequence[Program], measured: Durations, predicted: D
 
 
 def _without_waiting(programs: Sequence[Program], spans: Sequence[Sequence[Span]]) -> list[list[int]]:
-    """Durations in ns of the instructions of each program in one step, without waiting. spans: (begin, end) by program."""
+    """Durations in ns [program][instruction] of one step, without the time in which an instruction waited for other ranks.
+    spans: [program][instruction] -> (begin, end) in ns, as measured. All members of a collective get the shortest time of any
+    of them; a send or receive is counted from the moment at which both its sender and its receiver have reached it."""
     arrivals: dict[tuple[Op, int, int], list[int]] = defaultdict(list)
     for program, of_program in zip(programs, spans, strict=True):
         for instruction, (start, end) in zip(program.instructions, of_program, strict=True):
@@ -97,8 +101,9 @@ def _without_waiting(programs: Sequence[Program], spans: Sequence[Sequence[Span]
 
 
 def _meetings(programs: Sequence[Program]) -> Iterable[list[tuple[int, int]]]:
-    """For each collective, (program's number, instruction's index) of every member. Collectives of a group are in one order on
-    all its members."""
+    """The collectives of one step: for each, a list of (index of the program, index of the instruction in it), one pair per
+    member. Members are matched by count: the n-th collective over a group on one member is the n-th on all. Groups of one rank
+    are left out."""
     meetings: dict[tuple[tuple[int, ...], int], list[tuple[int, int]]] = defaultdict(list)
     for number, program in enumerate(programs):
         counts: dict[tuple[int, ...], int] = defaultdict(int)
@@ -110,7 +115,8 @@ def _meetings(programs: Sequence[Program]) -> Iterable[list[tuple[int, int]]]:
 
 
 def _messages(program: Program, instruction: Instruction) -> list[tuple[Op, int, int]]:
-    """The sends and receives of an instruction, as (operation, sender, receiver)."""
+    """The sends and receives that an instruction of this program consists of, as (operation, sender's rank, receiver's rank);
+    empty for an instruction that is no message."""
     if instruction.op.spec.kind != "message":
         return []
     pairs = [(message.op, *(rank for rank in message.group if rank != program.rank)) for message in instruction.messages]

@@ -31,7 +31,8 @@ LEAST, MOST = 1.0, 1e18  # bounds of a link's bytes per second
 
 
 class _Shape(NamedTuple):
-    """The shape in which a sub-layer was computed: its name, the tensor-parallel degree, and the rows on a device."""
+    """The shape in which a sub-layer was computed: its name, the tensor-parallel degree, and the rows (samples) that one
+    device works on at a time."""
 
     sublayer: str
     tp: int
@@ -39,8 +40,10 @@ class _Shape(NamedTuple):
 
 
 def with_measured_times(profile: Profile, plan: Plan, programs: Sequence[Program], measured: Durations) -> Profile:
-    """The profile with the durations that were measured of a plan's programs. profile: has all shapes of the plan. Raises
-    InputError where the profile is of several kinds of device: what runs here runs on one."""
+    """A copy of a profile in which times that were measured while a plan's programs ran replace the profile's own: of
+    sub-layers, links, and optimizer steps. profile: has all shapes of the plan. plan, programs: the plan that ran, and the
+    programs of all its ranks. measured: gives the duration in ns of an instruction of a program. Raises InputError if the
+    profile is of several kinds of device, since a measured run is of one kind."""
     if len(profile.kinds) > 1:
         problem = f"are of several kinds of device: {', '.join(profile.kinds)}"
         raise InputError("profile", "costs", problem, "give a profile of one kind: what is measured here is")
@@ -77,7 +80,9 @@ def with_measured_times(profile: Profile, plan: Plan, programs: Sequence[Program
 def _computed(
     profile: Profile, samples: int, issued: Sequence[tuple[Program, Instruction]], measured: Durations
 ) -> dict[_Shape, UnitCost]:
-    """The entry of the profile, with the times measured, of each shape that was computed as a whole."""
+    """The profile's entries for all shapes (sub-layer, tensor-parallel degree, rows per device) that were computed as a whole
+    micro-batch in the run, with measured times in place of the profile's. samples: samples per micro-batch. issued: all
+    instructions, with their programs. measured: gives the duration in ns of an instruction of a program."""
     times: dict[_Shape, dict[Op, list[int]]] = defaultdict(lambda: defaultdict(list))
     for program, i in issued:
         if i.unit is not None and i.half is None and (i.op.spec.measured_as or i.op in (Op.LOSS_STATISTICS, Op.LOSS)):
@@ -94,8 +99,9 @@ def _computed(
 
 
 def _entry(entry: UnitCost, times: Mapping[Op, Sequence[int]]) -> UnitCost:
-    """An entry with measured times. A head's forward pass includes the loss's statistics, and its backward pass the loss. A
-    pass that did not run is scaled like the other forward pass."""
+    """A profile entry for one shape of a sub-layer with measured times in place of its own. times: durations in ns of each
+    operation's instructions. A head's forward pass includes the loss's statistics, its backward pass the loss. A pass that was
+    not measured keeps the entry's own time, scaled by (measured time / entry's time) of the first pass that was measured."""
     first = Op.FORWARD_WITHOUT_GRAPH if Op.FORWARD_WITHOUT_GRAPH in times else Op.FORWARD
     included = {first: Op.LOSS_STATISTICS, Op.BACKWARD: Op.LOSS}
     numbers: dict[str, Number] = {}
@@ -111,7 +117,7 @@ def _entry(entry: UnitCost, times: Mapping[Op, Sequence[int]]) -> UnitCost:
 
 
 def _spread(values: Sequence[int]) -> float:
-    """Half the distance between the quartiles, relative to the median."""
+    """The relative spread of durations: half the distance between their quartiles, divided by their median."""
     if len(values) < 2 or not median(values):
         return 0.0
     lower, middle, upper = quantiles(values, n=4)
@@ -119,15 +125,17 @@ def _spread(values: Sequence[int]) -> float:
 
 
 def _rate(op: Op, issued: Sequence[tuple[Program, Instruction]], measured: Durations) -> Rate | None:
-    """Nanoseconds per parameter over all AdamW steps of an operation; None where there were none. Muon's are not by
-    parameter."""
-    steps = [(program, i) for program, i in issued if i.op is op and not (i.unit and program.stepped_by_muon(i.unit))]
+    """Measured time in ns per parameter over all AdamW steps of operation `op` (on the device or on the host), with its spread;
+    None if there were none. Steps by Muon are left out, since their time is not proportional to parameters. issued:
+    instructions with their programs. measured: gives the duration in ns of an instruction of a program."""
+    steps = [(program, i) for program, i in issued if i.op is op and not (i.unit and program.muon_parameter_count(i.unit))]
     parameters = sum(stepped_parameters(program, i) for program, i in steps)
     return Rate(value=sum(measured(*step) for step in steps) / parameters, origin="measured") if parameters else None
 
 
 def _ratio(issued: Sequence[tuple[Program, Instruction]], measured: Durations, predicted: Durations) -> float | None:
-    """How many times longer than predicted some instructions took together; None where either time is 0."""
+    """Measured time divided by predicted time, both summed over the given instructions; None if either sum is 0. issued:
+    instructions with their programs. measured, predicted: give the duration in ns of an instruction of a program."""
     took, expected = (sum(costs(*pair) for pair in issued) for costs in (measured, predicted))
     return took / expected if took and expected else None
 
@@ -139,8 +147,10 @@ def _network(
     measured: Durations,
     predicted: Durations,
 ) -> Network:
-    """The network whose links are scaled, operation by operation, by what was measured on them. A matrix of links, which has
-    one entry for all operations, stays as it is."""
+    """The network with each link's speed scaled for each operation (all-gather, all-reduce, ...), by the ratio of measured to
+    predicted time of the instructions that used it. measured, predicted: give the duration in ns of an instruction of a
+    program. issued: the plan's instructions with their programs. A network given as a matrix of links, which has one entry for
+    all operations, stays as it is. issued: instructions with their programs."""
     if network.matrix is not None:
         return network
     devices = plan.placement or range(plan.world)
@@ -154,8 +164,10 @@ def _network(
 
 
 def _islands(islands: Sequence[Island], ratios: Mapping[tuple[int, Operation], float]) -> Iterator[Island]:
-    """The islands, with a link of its own for every operation that was measured on any of them: on all, since a link for the
-    operation is preferred to a general one, however large the latter's island is."""
+    """The given islands (groups of devices with a fast link among them), with an additional link for every operation that was
+    measured on any of them. Every island gets such a link, since a link for the operation is preferred to a general one,
+    whichever island is larger. ratios: (index of the island, operation) -> how many times slower the link is than the profile
+    states."""
     operations = sorted({operation for _, operation in ratios})
     for index, island in enumerate(islands):
         if island.operation is not None:
@@ -170,7 +182,8 @@ def _islands(islands: Sequence[Island], ratios: Mapping[tuple[int, Operation], f
 
 
 def _scaled(island: Island, ratio: float | None) -> Island:
-    """An island that is `ratio` times slower."""
+    """A copy of an island (a group of devices with a link among them) whose link is `ratio` times slower; the island itself if
+    ratio is None."""
     if ratio is None:
         return island
     rates = {name: getattr(island, name) for name in ("bandwidth_bytes_per_s", "node_bytes_per_s")}

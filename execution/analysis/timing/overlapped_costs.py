@@ -24,7 +24,8 @@ from trainplan.profiling.models.model import Model
 
 
 class StreamsCosts:
-    """Durations of instructions by the model, its layout, and the devices and their links. Raises KeyError where the kind of
+    """Durations in ns of a plan's instructions under the cost model that overlaps communication with computation (`streams`),
+    for plans whose layers all have one layout. Called with a program and an instruction of it. Raises KeyError if the kind of
     device has no rate for a precision."""
 
     def __init__(self, model: Model, layout: RunLayout, kind: DeviceKind, links: Links) -> None:
@@ -52,7 +53,7 @@ class StreamsCosts:
         return 0 if unit is None else self._of_unit(program, unit, instruction)
 
     def _collective(self, instruction: Instruction) -> int:
-        """The duration in ns of a collective among replicas."""
+        """The duration in ns of a collective among data-parallel replicas (parameters, gradients, loss)."""
         group = instruction.group
         stride = group[1] - group[0] if len(group) > 1 else 1
         phases, prices = 2 if instruction.op.spec.transfer == "all-reduce" else 1, self._prices
@@ -67,7 +68,8 @@ class StreamsCosts:
         return prices.bucketed_ns(name, phases, instruction.message_bytes, len(group), stride)
 
     def _of_unit(self, program: Program, unit: int, instruction: Instruction) -> int:
-        """The duration in ns of a computation of a unit, or of a collective of its tensor-parallel ranks."""
+        """The duration in ns of an instruction on the unit (sub-layer) with index `unit`: a computation, or a collective of
+        its tensor-parallel ranks; 0 for other instructions."""
         prices, model, spec = self._prices, self._prices.model, instruction.op.spec
         name, kind = model.key_of(model.units[unit]), model.units[unit].kind
         if spec.pass_time == "forward_ns":
@@ -81,7 +83,8 @@ class StreamsCosts:
         return prices.sum_ns(name, kind, is_backward(instruction))
 
     def _part_shown(self, program: Program) -> float:
-        """The fraction of a rank's gather of updated parameters that the next step's forward passes do not hide."""
+        """The fraction (0 to 1) of the time of a rank's gathers of updated parameters that forward passes of the next step do
+        not overlap. Cached per rank."""
         if program.rank in self._shown:
             return self._shown[program.rank]
         prices = self._prices

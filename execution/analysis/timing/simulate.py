@@ -13,7 +13,7 @@ All programs are simulated together. An instruction begins at the latest of thes
   (nothing, by a profile), and waits for nobody; one grouped with a receive goes off when the two begin.
 
 So every start is a maximum of sums of durations: a step never gets shorter where a duration grows, and parallel lanes never
-take longer than one for all. With one lane these are the rules of `formulations.schedule.timeline`, pass by pass; with several
+take longer than one for all. With one lane these are the rules of `formulations.schedule.simulate`, pass by pass; with several
 those of H3T's simulator (`formulations.memory_switches.simulation`). Both are asserted in tests/execution/test_time_walk.py.
 
 Programs may be those of a few ranks that stand for others (`stands_for`): a member of a collective that is not among them
@@ -43,12 +43,13 @@ Durations = Callable[[Program, Instruction], int]
 
 
 def _stream(instruction: Instruction) -> str:
-    """The instruction's own lane."""
+    """The lane (queue of instructions) on which trainplan's own executor runs an instruction by default."""
     return instruction.stream
 
 
 def _overlapped(instruction: Instruction) -> str:
-    """The lane of an instruction in other frameworks: copies, collectives among replicas, or computations with all the rest."""
+    """The lane (queue of instructions that run in order) of an instruction in other frameworks: 'copy' or 'copy-out' for
+    copies between device and host, 'data' for collectives among data-parallel replicas, 'compute' for everything else."""
     spec = instruction.op.spec
     if spec.is_copy:
         return "copy-out" if spec.kind == "copy-out" else "copy"
@@ -56,12 +57,15 @@ def _overlapped(instruction: Instruction) -> str:
 
 
 def _interleaved(instruction: Instruction) -> str:
-    """As of `_overlapped`, for ranks with several stages: their messages travel in parallel with passes."""
+    """The lane (queue of instructions that run in order) of an instruction in other frameworks if ranks have several stages:
+    'messages' for sends and receives, which travel in parallel with passes; else 'copy', 'copy-out', 'data' (collectives among
+    data-parallel replicas) or 'compute'."""
     return "messages" if instruction.op.spec.kind == "message" else _overlapped(instruction)
 
 
 def lane_of(backend: Lanes, program: Program) -> Callable[[Instruction], str]:
-    """A function that gives the lane of each instruction of a program on a back-end, or on the lanes of other frameworks."""
+    """A function that gives the lane (queue of instructions that run in order) of each instruction of a program. backend: a
+    back-end of trainplan's executor, or 'overlapped' for the lanes of other frameworks."""
     return _interleaved if backend == "overlapped" and len(program.chunks) > 1 else LANE_OF[backend]
 
 
@@ -78,7 +82,8 @@ LANE_OF: dict[Lanes, Callable[[Instruction], str]] = {
 
 
 class Operation(NamedTuple):
-    """An instruction on its lane, from its start to its end in ns."""
+    """An instruction of a rank with its lane (the queue that it ran on), its start and its end in ns from the step's
+    beginning."""
 
     rank: int
     lane: str
@@ -90,11 +95,13 @@ class Operation(NamedTuple):
 @in_one_line
 @dataclass(frozen=True, eq=False)
 class TimeWalk:
-    """When the instructions of each program run, in ns from the step's beginning. start_ns, end_ns: by program, in issue order.
-    Waiting comes before an instruction's start.
+    """The result of simulating a step: when the instructions of each program run, in ns from the step's beginning.
 
-    Programs of very many rounds are here with fewer of them (see `timing.leaps`). shorter: a simulation of a few rounds less
-    still. more: how often the difference between the two is to be added.
+    rounds: the simulated programs, in compact form: a round is a stretch of instructions that repeats, once per micro-batch or
+    group of micro-batches. backend: the lanes that were simulated. start_ns, end_ns: [program][instruction], in issue order;
+    time spent waiting comes before an instruction's start. A step of very many rounds is simulated with fewer (see
+    `timing.leaps`): shorter: in that case a second simulation with still fewer rounds, else None. more: how often the
+    difference between the two simulations is to be added to get the whole step.
     """
 
     rounds: tuple[Rounds, ...]
@@ -106,28 +113,32 @@ class TimeWalk:
 
     @cached_property
     def programs(self) -> tuple[Program, ...]:
-        """The programs with all of their instructions."""
+        """The simulated programs, with the instructions of all their rounds written out."""
         return tuple(program.whole for program in self.rounds)
 
     @cached_property
     def step_ns(self) -> int:
-        """Time of the step: until the last instruction of any rank is done."""
+        """The time of the step in ns: until the last instruction of any rank is done, rounds left out of the simulation
+        included."""
         return self.of_all(lambda walk: max(max(ends, default=0) for ends in walk.end_ns))
 
     def of_all(self, value: Callable[[TimeWalk], int]) -> int:
-        """A quantity in ns for all rounds, where each further round adds the same to it. value: gives it for a simulation."""
+        """A quantity in ns for the whole step, also if rounds were left out of the simulation: each of those adds the same to
+        it. value: computes the quantity from a simulation, such as the end of its last instruction."""
         mine = value(self)
         return mine if self.shorter is None else mine + self.more * (mine - value(self.shorter))
 
     def assure_whole(self) -> None:
-        """Raises InputError where rounds have been left out, for callers that show every one."""
+        """Raises InputError if rounds of micro-batches were left out of this simulation; called by whatever shows every
+        instruction."""
         if self.shorter is not None:
             mine, less = self.rounds[0], self.shorter.rounds[0]
             number = mine.few.micro_batches + (mine.count + self.more * (mine.count - less.count)) * mine.size
             raise InputError("plan", "batch.micro_batches", f"is {number}", f"give at most {FOLLOWED} to show every one")
 
     def operations(self) -> Iterator[Operation]:
-        """All instructions that take time, by program, in issue order. Raises InputError, see `assure_whole`."""
+        """All instructions that take time, program by program, in issue order. Raises InputError if rounds of micro-batches
+        were left out of the simulation."""
         self.assure_whole()
         for program, starts, ends in zip(self.programs, self.start_ns, self.end_ns, strict=True):
             lane = lane_of(self.backend, program)
@@ -136,12 +147,14 @@ class TimeWalk:
                     yield Operation(program.rank, lane(instruction), instruction, start, end)
 
     def passes(self) -> tuple[tuple[Event, ...], ...]:
-        """By program, the forward and backward passes of micro-batches or their halves, in the order in which they begin.
+        """For each program, the forward and backward passes of its micro-batches or their halves, in the order in which they
+        begin.
 
-        `device` and `stage` of an event are the index of the program's stage among those of all programs here; later stages of
-        the same ranks are numbered on from there. A pass runs from the first to the last of its computations and collectives
-        within the stage; `ready_ns` is when its message begins, if it has one. What comes after the last backward pass
-        (optimizer, loss) belongs to no pass. Raises InputError, see `assure_whole`.
+        In an event, `device` is the index of the program's first stage among the first stages of all programs; `stage` is the
+        same index for the rank's first stage, and the later stages of the rank (interleaved schedules) are numbered on from
+        there. A pass runs from the first to the last of its computations and collectives within the stage; `ready_ns` is when
+        its message begins, if it has one. Work after the last backward pass (optimizer, loss) belongs to no pass. Raises
+        InputError if rounds of micro-batches were left out of the simulation.
         """
         self.assure_whole()
         firsts = sorted({program.units[0] for program in self.programs})
@@ -152,9 +165,11 @@ class TimeWalk:
 
 
 def _passes(program: Program, device: int, devices: int, starts: Sequence[int], ends: Sequence[int]) -> tuple[Event, ...]:
-    """The passes of one program, through each of its stages, as events in ns. Those of a micro-batch turn from forward to
-    backward where its loss is computed or its hidden states are sent (where it runs in halves, those of the second half); the
-    backward pass of both halves is one."""
+    """The forward and backward passes of one program through each of its stages, as events in ns, in the order in which they
+    begin. device: the program's index along the pipeline. devices: number of devices along the pipeline, by which the stages
+    of one device are numbered apart. starts, ends: of each instruction in ns. A micro-batch's instructions belong to its
+    backward pass once its loss is computed or its hidden states are sent on (for a micro-batch in halves: those of the second
+    half; both halves have one backward pass)."""
     turned, ready = set[tuple[int, int]](), dict[Pass, int]()
     stage_of = {unit: device + chunk * devices for chunk, units in enumerate(program.chunks) for unit in units}
     spans: dict[Pass, tuple[int, int]] = {}
@@ -183,11 +198,12 @@ def time_walk(
     backend: Lanes = "serial",
     stands_for: Mapping[int, int] | None = None,
 ) -> TimeWalk:
-    """Simulate all programs together, on the lanes of a back-end or of other frameworks.
+    """Simulate the programs of all ranks together, on the lanes of a back-end of trainplan's executor or of other frameworks.
+    A program is one rank's instructions for a training step; a lane is a queue of instructions that run in order.
 
-    duration_ns: the time of an instruction of a program in whole ns, waiting left out. stands_for: for each rank that has no
-    program here, the rank among the programs that does the same (left out: nobody). Raises Stuck where programs wait for each
-    other for ever, and InputError for more micro-batches than can be simulated.
+    duration_ns: gives the time of an instruction of a program in whole ns, waiting not included. stands_for: for each rank
+    that has no program here, the rank whose program is the same (None: every rank has a program). Raises Stuck if programs
+    wait for each other for ever, and InputError for more micro-batches than can be simulated.
     """
 
     def walked(rounds: Sequence[Rounds]) -> TimeWalk:
@@ -205,7 +221,8 @@ def time_walk(
 
 
 def _on_lanes(rounds: Rounds, backend: Lanes) -> Rounds:
-    """The program with waits for these lanes, instead of those for the lanes of its instructions."""
+    """A copy of a program in compact form (`rounds`) whose instructions wait for each other as the lanes of `backend` require,
+    instead of the lanes that the instructions name. A lane is a queue of instructions that run in order."""
     lane = lane_of(backend, rounds.few)
     instructions = with_waits(rounds.few.instructions, lane)
     if lane is _interleaved:
@@ -214,8 +231,8 @@ def _on_lanes(rounds: Rounds, backend: Lanes) -> Rounds:
 
 
 def _whole_passes(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
-    """The instructions, with the first one of each pass waiting for the pass's message: recomputation for a backward pass, too,
-    waits for it, as it does in frameworks."""
+    """The instructions of a program, with the first instruction of each pass waiting for the message (hidden states or their
+    gradient) that the pass needs: so recomputation for a backward pass waits for it, too, as it does in other frameworks."""
     changed = list(instructions)
     for position, instruction in enumerate(instructions):
         messages = tuple(index for index in instruction.waits if instructions[index].op.spec.kind == "message")
@@ -228,7 +245,9 @@ def _whole_passes(instructions: Sequence[Instruction]) -> tuple[Instruction, ...
 
 
 def _same_pass(before: Instruction, after: Instruction) -> bool:
-    """Whether an instruction right before another one belongs to the same unit and micro-batch, on the lane of computations."""
+    """Whether instruction `before`, which comes right before `after` on the lane of computations, belongs to the same unit
+    (sub-layer) and the same micro-batch or half. False if `before` is a message, copy or collective among replicas. A lane is
+    a queue of instructions that run in order."""
     of, spec = (before.unit, before.micro_batch, before.half), before.op.spec
     alone = spec.kind != "message" and not spec.among_replicas and not spec.is_copy
     return alone and of == (after.unit, after.micro_batch, after.half)
@@ -238,8 +257,9 @@ Channel = tuple[int, int]  # sender's and receiver's rank, or first unit of the 
 
 
 class _Step(NamedTuple):
-    """The fields of an instruction that the simulation uses. gathers: whether it is a collective. exchanges: whether it is a
-    message."""
+    """The fields of an instruction that the simulation uses. lane: the queue that it runs on. duration_ns: its time without
+    waiting. waits: indices of instructions that must be done first. gathers: whether it is a collective of several programs.
+    exchanges: whether it is a message."""
 
     lane: str
     duration_ns: int
@@ -250,8 +270,13 @@ class _Step(NamedTuple):
 
 
 class _Walk:
-    """A simulation under way. Every rank is followed in issue order until it needs something that another rank does first; the
-    order in which ranks are taken changes no number. starts, ends: in ns, by program and instruction."""
+    """A simulation under way. Every program (one per rank, or one per class of equal ranks) is followed in issue order until
+    it needs something that another one does first; the order in which programs are taken changes no number. A round is a
+    stretch of instructions that a program repeats, once per micro-batch or group of micro-batches.
+
+    starts, ends: [program][instruction] -> ns, appended to as the simulation goes on; the length of `ends[program]` is the
+    index of the program's next instruction. waiting: a queue of indices of programs that can go on.
+    """
 
     def __init__(self, rounds: Sequence[Rounds], duration_ns: Durations, backend: Lanes, stands_for: Mapping[int, int]) -> None:
         serial = backend == "serial"
@@ -289,7 +314,8 @@ class _Walk:
         )  # members that have come, and when
 
     def run(self) -> None:
-        """Follow all programs to their ends. Raises Stuck."""
+        """Follow all programs to their ends, filling `starts` and `ends`. Raises Stuck if programs wait for each other for
+        ever."""
         self.waiting = deque(range(len(self.rounds)))
         while self.waiting:
             index = self.waiting.popleft()
@@ -299,8 +325,10 @@ class _Walk:
             raise Stuck
 
     def advance(self, program: int, first: int) -> bool:
-        """Follow a program, by index, from its instruction `first` to the end of a round, or to where it has to wait: then
-        False."""
+        """Follow the program with index `program` from its instruction `first` to the end of the current round, appending to
+        `starts` and `ends`. Returns True if it came to the end of the round, and False if it now waits for another program:
+        for members of a collective, or for a message that is not sent yet; that program then puts it back into the queue
+        `waiting`."""
         starts, ends, free = self.starts[program], self.ends[program], self.free[program]
         begin, stop = self.rounds[program].stretch(first)
         steps = self.steps[program]
@@ -331,13 +359,16 @@ class _Walk:
         return True
 
     def present(self, group: tuple[int, ...]) -> tuple[int, ...]:
-        """Indices of the programs of a group's members. A member without a program arrives with the others."""
+        """The indices of the programs of the ranks in `group`, ascending. Members that have no program are left out: they are
+        taken to arrive together with the others."""
         if group not in self.members:
             self.members[group] = tuple(sorted(self.walked[rank] for rank in group if rank in self.walked))
         return self.members[group]
 
     def meet(self, members: tuple[int, ...]) -> None:
-        """All members have come to a collective: it begins with the last of them."""
+        """Run a collective to which all members have come: it begins when the last one arrives, takes the shortest of their
+        times, and is appended to `starts` and `ends` of all. members: the indices of the members' programs. All of them but the
+        last arrived one, which is being followed, are put back into the queue `waiting`."""
         arrived = self.meetings.pop(members)
         start = max(moment for _, moment, _ in arrived)
         end = start + min(step.duration_ns for _, _, step in arrived)
@@ -348,7 +379,9 @@ class _Walk:
         self.waiting.extend(index for index, _, _ in arrived[:-1])
 
     def exchange(self, index: int, number: int, step: _Step, start: int) -> int | None:
-        """When the messages of an instruction begin, in ns; None where one that it receives is not sent yet."""
+        """The time in ns at which an instruction's messages begin, or None if a message that it receives is not sent yet. Its
+        sends go off in either case, and the programs that waited for them go on. index: the program's index; number: the
+        instruction's index in it; start: when the instruction could begin by its lane and waits."""
         rank, messages = self.ranks[index], step.instruction.messages
         ends = [(message, peer) for message in messages for peer in message.group if peer != rank]
         if self.sent[index] < number:
@@ -369,8 +402,9 @@ class _Walk:
         return start
 
     def channel(self, sender: int, receiver: int) -> Channel:
-        """The channel of a program's messages to a rank. Where programs stand for others, messages to all ranks of a stage go
-        through one; the stage is known by its first unit. sender: index of a program; receiver: a rank."""
+        """The key of the channel of messages from the program with index `sender` to the rank `receiver`. It is (sender,
+        receiver); if programs stand for classes of ranks it is (sender, first unit of the receiver's stage), since messages to
+        all ranks of a stage then go through one channel."""
         if not self.stands or receiver not in self.index_of:
             return sender, receiver
         return sender, self.rounds[self.index_of[receiver]].few.units[0]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from trainplan.execution.instructions import Op
 from trainplan.execution.program import HOST_STATES, STATES, Instruction, MicroBatchPart, Program, layout_unit, sender_name
 from trainplan.profiling.base.dtypes import STATISTIC_BYTES
-from trainplan.profiling.models.optimizers import moments_of, states_sharing
+from trainplan.profiling.models.optimizers import moments_of, ranks_sharing_states
 from trainplan.profiling.models.sublayers import HeadPieces, shard_bounds
 
 INDEX_BYTES = 8
@@ -41,8 +41,9 @@ _WITH_UNIT, _WITH_PART = OF_UNIT | OF_UNIT_AND_PART, OF_PART | OF_UNIT_AND_PART
 
 
 class Name(NamedTuple):
-    """A buffer's name in parts: its kind, and the unit and the part of a micro-batch that it is about, where it is about
-    any."""
+    """A buffer's name in parts. kind: what the buffer holds, such as 'hidden' or 'parameter'. unit: index of the unit
+    (sub-layer) that it is about, None if none. part: the micro-batch or half of one that it is about, None if none.
+    'hidden.4.0' is Name('hidden', 4, MicroBatchPart(0))."""
 
     kind: str
     unit: int | None = None
@@ -54,7 +55,8 @@ class Name(NamedTuple):
 
 @lru_cache(maxsize=2**16)
 def parsed(name: str) -> Name | None:
-    """The parts of a buffer's name; None for a text that is no such name."""
+    """The parts of a buffer's name: 'hidden.4.0' -> Name('hidden', 4, MicroBatchPart(0)). None if the text is not a name that
+    a buffer can have."""
     kind, *texts = name.split(".")
     if not all(text.isdecimal() and len(text) < 10 for text in texts):
         return None
@@ -68,18 +70,22 @@ def parsed(name: str) -> Name | None:
 
 
 def partitioned(program: Program, unit: int) -> bool:
-    """Whether a unit's whole parameters exist only while they are gathered."""
+    """Whether this rank keeps only a shard of the parameters of the unit (sub-layer) with index `unit` (ZeRO stage 3), so that
+    the whole parameters exist only while they are gathered."""
     return f"gathered.{unit}" in program.buffers
 
 
 def zero_stage(program: Program, unit: int) -> int:
-    """The ZeRO stage of a unit, by its buffers: of 0 nothing, of 1 the moments, of 2 the gradients, too, of 3 the parameters,
-    too, a rank keeps only its shard."""
+    """The ZeRO stage of the unit (sub-layer) with index `unit`: 0 if the rank shards none of its states, 1 if it keeps only a
+    shard of the optimizer's moments, 2 of gradients too, 3 of parameters too. Stage 3 is found from the program's buffers, the
+    others from the unit's strategy. A program is one rank's instructions for a training step."""
     return 3 if partitioned(program, unit) else program.strategies[unit].zero_stage
 
 
 class Sizes:
-    """Bytes that the buffers and temporaries of one rank's program must have."""
+    """Bytes that the buffers and temporaries of one rank's program must have, computed from its model, strategies (parallel
+    layouts) and samples independently of the compiler, to check the program's own numbers. A unit is a sub-layer of the model;
+    rows are samples."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.model, self.units = program, program.model, program.units
@@ -88,7 +94,8 @@ class Sizes:
         self._workspaces: dict[tuple[Op, int, int], int] = {}
 
     def of(self, name: str, rows: int) -> int | None:
-        """Bytes of a buffer that holds `rows` samples; None where the rank must not have such a buffer."""
+        """Bytes that the buffer called `name` must have if it holds `rows` samples; None if the rank must not have such a
+        buffer."""
         parts = parsed(sender_name(name))
         if parts is None:
             return None
@@ -99,7 +106,8 @@ class Sizes:
         return self._sizes[key]
 
     def shard_elements(self, unit: int) -> int:
-        """Elements in the rank's shard of a unit's parameters, its end padded."""
+        """Elements in the rank's shard of the parameters of the unit with this index, padding included: its tensor-parallel
+        part divided by the degree of sharded data parallelism, rounded up."""
         if unit not in self._shards:
             strategy, sublayer = self.program.strategies[unit], self.model.units[unit].sublayer
             tp, index = strategy.degree("tp"), strategy.index(self.program.index_in_stage, "tp")
@@ -111,12 +119,13 @@ class Sizes:
         return self._shards[unit]
 
     def stepped_elements(self, unit: int) -> int:
-        """Elements of a unit of which the rank has master copy and moments."""
+        """Elements of the parameters of the unit with this index for which the rank has master copies and optimizer moments."""
         sharing = self.program.strategies[unit].degree("sdp")
-        return self.shard_elements(unit) * sharing // states_sharing(self.program.optimizer, self.sublayer(unit), sharing)
+        return self.shard_elements(unit) * sharing // ranks_sharing_states(self.program.optimizer, self.sublayer(unit), sharing)
 
     def workspace(self, op: Op, unit: int, rows: int) -> int:
-        """Bytes of temporaries of a computation on `rows` samples of a unit, in addition to its buffers."""
+        """Bytes of temporaries that a computation `op` on `rows` samples of the unit with this index needs in addition to its
+        buffers."""
         key = (op, unit, rows)
         if key not in self._workspaces:
             sublayer, tp = self.program.selective(unit), self.tp(unit)
@@ -131,12 +140,13 @@ class Sizes:
                 if op.spec.graph == "discarded":
                     size += sublayer.kept_bytes(rows, tp)
                 if op.spec.graph == "rebuilt":
-                    size += sublayer.part.output_bytes(rows, tp)
+                    size += sublayer.sublayer.output_bytes(rows, tp)
             self._workspaces[key] = size
         return self._workspaces[key]
 
     def _shared_workspace(self, op: Op, unit: int, rows: int) -> int:
-        """As of `workspace`, for a unit with sequence parallelism."""
+        """Bytes of temporaries that a computation `op` on `rows` samples needs in addition to its buffers, for a unit with
+        sequence parallelism."""
         share, piece, graph = self.program.token_share(unit), op.spec.piece, op.spec.graph
         if piece == "exit":
             return share.leave_workspace_bytes(rows)
@@ -148,11 +158,12 @@ class Sizes:
             size += (share.entry_graph_bytes if entering else share.graph_bytes)(rows)
         if graph == "rebuilt":
             head = unit == len(self.model.units) - 1
-            size += share.part.output_bytes(rows, share.tp) if head else share.whole_bytes(rows)
+            size += share.sublayer.output_bytes(rows, share.tp) if head else share.whole_bytes(rows)
         return size
 
     def _keys_workspace(self, op: Op, unit: int, rows: int) -> int:
-        """As of `workspace`, for the keys and values, or the core, of an attention under context parallelism."""
+        """Bytes of temporaries that a computation of keys and values, or of attention's core, on `rows` samples needs in
+        addition to its buffers, for an attention under context parallelism; 0 for any other unit."""
         share = self.program.key_share(unit)
         if share is None:
             return 0
@@ -174,7 +185,8 @@ class Sizes:
         return self.model.units[unit].sublayer
 
     def _of_step(self, kind: str, rows: int) -> int | None:
-        """Bytes of a buffer that belongs to no unit, or to the last one; None where the rank must not have it."""
+        """Bytes that a buffer of this kind must have, if the kind belongs to no unit or to the model's last one ('loss',
+        'targets', 'statistics', ...); None if the rank must not have such a buffer. rows: number of samples."""
         model, last = self.model, len(self.model.units) - 1
         if kind == "loss":
             return LOSS_BYTES
@@ -190,7 +202,8 @@ class Sizes:
         return size if copies > 1 or kind == "statistics" else None
 
     def _of_unit(self, kind: str, unit: int, rows: int) -> int | None:
-        """Bytes of a buffer that belongs to a unit; None where the rank must not have it."""
+        """Bytes that a buffer of this kind must have, for a kind that belongs to a unit (such as 'hidden' or 'parameter');
+        None if the rank must not have such a buffer. rows: number of samples."""
         chunk = next(
             (stage_units for stage_units in self.program.chunks if stage_units.start <= unit <= stage_units.stop), range(0)
         )
@@ -235,7 +248,8 @@ class Sizes:
         return self._of_state(kind, unit)
 
     def _of_heads(self, kind: str, unit: int, rows: int) -> int | None:
-        """Bytes of a buffer of an attention whose context-parallel ranks exchange heads; None for other units."""
+        """Bytes that a buffer of this kind must have in an attention whose context-parallel ranks exchange heads; None if the
+        unit is no such attention. rows: number of samples."""
         share = self.program.key_share(unit)
         if not isinstance(share, HeadPieces):
             return None
@@ -244,8 +258,8 @@ class Sizes:
         return sizes[kind.removesuffix("-gradient")](rows)
 
     def _parts(self, kind: str, unit: int) -> int:
-        """Number of parts into which each sample's tokens are split in hidden states, or gradients of such, at the boundary
-        before a unit."""
+        """The number of parts into which the tokens of a sample are split (by sequence parallelism) in a buffer of this kind,
+        which holds hidden states or their gradients at the boundary before the unit with this index. 1: not split."""
         strategies, last = self.program.strategies, len(self.model.units)
         if kind.endswith(("-whole", "-laid")) or unit == last:
             return 1
@@ -257,8 +271,8 @@ class Sizes:
         return strategies[layout].share(self.program.index_in_stage)[1]
 
     def _of_share(self, kind: str, unit: int, rows: int) -> int | None:
-        """Bytes of a buffer of a unit with sequence parallelism; None for other units, and for pieces that the unit does not
-        have."""
+        """Bytes that a buffer of this kind must have in a unit with sequence parallelism; None if the unit is without it, or
+        lacks the piece of computation that has such a buffer. rows: number of samples."""
         if not self.program.shares_tokens(unit):
             return None
         share = self.program.token_share(unit)
@@ -272,7 +286,8 @@ class Sizes:
         return share.whole_bytes(rows) if whole else share.own_bytes(rows)
 
     def _of_state(self, kind: str, unit: int) -> int | None:
-        """Bytes of a buffer of a unit's parameters, gradients or optimizer state; None where the rank must not have it."""
+        """Bytes that a buffer of this kind must have, for a unit's parameters, gradients, moments or master copies; None if
+        the rank must not have such a buffer."""
         program, zero = self.program, zero_stage(self.program, unit)
         if kind in (("moments",) if program.steps_on_host(unit) else HOST_STATES):
             return None
@@ -280,7 +295,8 @@ class Sizes:
         if kind == MASTER:
             return None if program.precision.master is None else stepped
         if kind.endswith("moments"):
-            return moments_of(self.stepped_elements(unit), program.stepped_by_muon(unit)) * program.stepped_bytes
+            kept = moments_of(program.optimizer, self.stepped_elements(unit), program.muon_parameter_count(unit))
+            return kept * program.stepped_bytes
         shard = self.shard_elements(unit) * (program.gradient_bytes if "gradient" in kind else self.model.element_bytes)
         whole = shard * program.strategies[unit].degree("sdp")
         if kind in SHARED_FROM:
@@ -289,8 +305,9 @@ class Sizes:
 
 
 def states(program: Program) -> list[str]:
-    """Faults of a program's persistent buffers, as lines of text: names that should be persistent and are not, or the other way
-    round, and sizes that the model does not give."""
+    """Faults of a program's persistent buffers (those that live from step to step), as lines of text, empty if there are none:
+    names that should be persistent and are not, or the other way round, and sizes other than the model gives. A program is one
+    rank's instructions for a training step."""
     sizes, wanted = Sizes(program), {"loss"} | {"host-tied"} & program.buffers.keys()
     for unit in program.units:
         on_host = program.steps_on_host(unit)
@@ -305,7 +322,9 @@ def states(program: Program) -> list[str]:
 
 
 def sizes(program: Program) -> list[str]:
-    """Faults of a program's sizes, as lines of text: buffers, messages and workspaces of other bytes than its samples give."""
+    """Faults of a program's numbers of bytes, as lines of text, empty if there are none: buffers, messages and workspaces
+    whose bytes are not what their samples require, and buffers that nothing writes. A program is one rank's instructions for a
+    training step."""
     expected, rows, faults = Sizes(program), dict[str, int](), list[str]()
     for instruction in program.instructions:
         for i in instruction.messages:
@@ -322,7 +341,8 @@ def sizes(program: Program) -> list[str]:
 
 
 def _another_size(program: Program, expected: Sizes, name: str, rows: int) -> list[str]:
-    """A fault, as one line of text, if a buffer with `rows` samples has not the bytes expected; else nothing."""
+    """The fault, as a list of one line of text, that the buffer called `name` has not the bytes that `expected` gives for
+    `rows` samples; an empty list if it has."""
     size, wanted = program.buffers.get(name), expected.of(name, rows)
     if size is not None and size == wanted:
         return []
@@ -331,7 +351,8 @@ def _another_size(program: Program, expected: Sizes, name: str, rows: int) -> li
 
 
 def _rows(i: Instruction, rows: Mapping[str, int]) -> int:
-    """Number of samples in the buffers that an instruction writes. rows: the number in each buffer that was written before."""
+    """Number of samples in the buffers that instruction `i` writes. rows: the number of samples in each buffer written so far,
+    by name."""
     if "rows" in i.args:
         return len(i.args["rows"])
     if i.op is Op.JOIN:
@@ -340,7 +361,8 @@ def _rows(i: Instruction, rows: Mapping[str, int]) -> int:
 
 
 def _moved(expected: Sizes, i: Instruction) -> int:
-    """Bytes that an operation gathers, sums, sends, receives or copies."""
+    """Bytes that instruction `i` must gather, sum, send, receive or copy; 0 if it moves nothing. expected: sizes by the
+    model."""
     buffers, moved = expected.program.buffers, i.op.spec.moved
     if moved == "nothing":
         return 0
@@ -363,7 +385,8 @@ def _moved(expected: Sizes, i: Instruction) -> int:
 
 
 def _workspace(expected: Sizes, i: Instruction, rows: Mapping[str, int]) -> int:
-    """Bytes of temporaries that an instruction needs while it runs, in addition to its buffers."""
+    """Bytes of temporaries that instruction `i` must need while it runs, in addition to its buffers. expected: sizes by the
+    model. rows: the number of samples in each buffer, by name."""
     needed = i.op.spec.workspace
     if needed == "piece":
         assert i.unit is not None

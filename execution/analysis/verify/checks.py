@@ -31,18 +31,21 @@ from trainplan.execution.gc_paused import gc_paused
 from trainplan.execution.instruction_spec import Stream
 from trainplan.execution.instructions import Op
 from trainplan.execution.program import Clocks, Instruction, Program, layout_unit
-from trainplan.formulations.plan.strategy import gather_ranks, piece_peers
+from trainplan.formulations.plan.strategy import COPIES, gather_ranks, piece_peers
 
 
 @gc_paused()
 def check(programs: Sequence[Program]) -> list[str]:
-    """All faults of a plan's programs, one per rank, as lines of text that name rank and instruction; empty for sound
-    programs."""
+    """Check a plan's programs, one per rank, without running them: fields, operands, sizes, lifetimes of buffers, races
+    between lanes, groups of ranks, and whether together they compute the model's gradients. Returns the faults as lines of
+    text that name rank and instruction; empty if the programs are sound. A lane is a queue of instructions that run in order.
+    """
     return misplaced(programs) or program_faults(programs) or meanings(programs)
 
 
 def program_faults(programs: Sequence[Program]) -> list[str]:
-    """All faults of the instructions of programs, each program by itself, as lines of text."""
+    """Faults of the programs' instructions, each program checked without the others, as lines of text; empty if there are none.
+    Programs that are equal up to groups and samples are checked only once."""
     wrong_form, wrong_operands, wrong = list[str](), list[str](), list[str]()
     for program in _kinds(programs):  # all of one program together: they parse the same names
         if faults := malformed(program):  # what comes after relies on what comes before
@@ -57,7 +60,8 @@ def program_faults(programs: Sequence[Program]) -> list[str]:
 
 
 def _kinds(programs: Sequence[Program]) -> list[Program]:
-    """One program of each kind: the others are copies of it with other groups and samples."""
+    """One program of each kind: programs are of one kind if they are equal up to groups of ranks and ids of samples. A program
+    is one rank's instructions for a training step."""
     kinds: list[Program] = []
     for program in programs:
         if not any(_alike(program, other) for other in kinds):
@@ -72,7 +76,8 @@ _shape = attrgetter(
 
 
 def _alike(a: Program, b: Program) -> bool:
-    """Whether two programs are equal up to groups and samples."""
+    """Whether two programs are equal up to groups of ranks and ids of samples. A program is one rank's instructions for a
+    training step."""
     names = ("units", "micro_batches", "persistent", "buffers")
     if any(getattr(a, name) != getattr(b, name) for name in names) or len(a.instructions) != len(b.instructions):
         return False
@@ -80,7 +85,7 @@ def _alike(a: Program, b: Program) -> bool:
 
 
 def _alike_instructions(i: Instruction, j: Instruction) -> bool:
-    """Whether two instructions are equal up to groups and samples."""
+    """Whether two instructions are equal up to groups of ranks and ids of samples."""
     if not type(i) is type(j) is Instruction or _shape(i) != _shape(j):
         return False
     if not all(type(value) is tuple for value in (i.group, j.group, i.grouped, j.grouped)):
@@ -93,7 +98,8 @@ def _alike_instructions(i: Instruction, j: Instruction) -> bool:
 
 
 def _kind(value: Any) -> Any:
-    """An instruction's arguments with ids of samples replaced by their number."""
+    """An instruction's argument with ids of samples replaced by their number, so that arguments of different ranks compare
+    equal."""
     if type(value) is dict:
         return {name: _kind(argument) for name, argument in value.items()}
     if type(value) is not tuple:
@@ -103,7 +109,8 @@ def _kind(value: Any) -> Any:
 
 
 def races(program: Program) -> list[str]:
-    """Faults, as lines of text: pairs of conflicting accesses that are not ordered by lane order and waits, and
+    """Races in a program, as lines of text, empty if there are none: pairs of instructions that access one buffer, at least
+    one of which writes or frees it, and that are ordered neither by a lane (a queue of instructions) nor by waits; and
     synchronisations that do not order all lanes."""
     faults = []
     clocks, writer = Clocks(), dict[str, int]()
@@ -141,8 +148,9 @@ def races(program: Program) -> list[str]:
 
 
 def lifetimes(program: Program) -> list[str]:
-    """Faults, as lines of text: reads of buffers that are not there, marks that nothing has set, and buffers that outlive the
-    step."""
+    """Faults in the lifetimes of a program's buffers, as lines of text, empty if there are none: reads of buffers that are not
+    allocated, marks (names used for order alone) that nothing has set, and buffers that outlive the step. A program is one
+    rank's instructions for a training step."""
     faults, live, marked = [], set(program.persistent), set[str]()
     for instruction in program.instructions:
         for name in instruction.after:
@@ -164,8 +172,9 @@ def lifetimes(program: Program) -> list[str]:
 
 
 def posts(program: Program) -> list[str]:
-    """Faults, as lines of text: posted receives that are never made, and receives from one sender that do not come in the order
-    in which they were posted (a message goes to whichever was posted first)."""
+    """Faults of a program's posted receives (buffers announced before their message is received), as lines of text, empty if
+    there are none: posts without a receive, and receives from one sender in another order than their posts, since a message
+    goes to whichever was posted first. A program is one rank's instructions for a training step."""
     senders = {m.writes[0]: m.group for i in program.instructions for m in i.messages if m.op is Op.RECEIVE}
     waiting, faults = dict[tuple[int, ...], list[str]](), list[str]()
     for instruction in program.instructions:
@@ -185,7 +194,8 @@ def posts(program: Program) -> list[str]:
 
 
 def groups(program: Program) -> list[str]:
-    """Faults of a program, as lines of text: instructions over other ranks than their operation needs."""
+    """Faults of a program's groups, as lines of text, empty if there are none: instructions over other ranks than their
+    operation requires."""
     faults, by_role = [], dict[tuple[Op, int | None, bool], tuple[int, ...]]()
     for instruction in program.instructions:
         ends = {rank for message in instruction.grouped for rank in message.group}
@@ -210,18 +220,19 @@ def groups(program: Program) -> list[str]:
 
 
 def _is_forward(i: Instruction) -> bool:
-    """Whether an instruction moves hidden states, not their gradients."""
+    """Whether an instruction that moves rows between ranks or stages moves hidden states (True) or their gradients (False);
+    False for any other instruction."""
     return bool(i.op.spec.group_axis in ("rows", "stage") and (*i.reads, *i.writes)[0].startswith("hidden"))
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:
-    """Ranks as words, for faults."""
+    """Ranks as words for a line of text: (0, 1) -> 'ranks 0, 1', () -> 'no ranks'."""
     return f"ranks {', '.join(map(str, ranks))}" if ranks else "no ranks"
 
 
 def _elsewhere(program: Program, i: Instruction) -> tuple[int, ...]:
-    """The ranks of the other stage of a message, where that has another size, so that the message may be with any of them; else
-    empty."""
+    """The ranks with which a message `i` may be exchanged if the other stage has another number of ranks than this one: all
+    ranks of that stage. Empty if both stages have equally many: the peer is then given."""
     assert i.unit is not None
     if program.strategies[i.unit - 1].group == program.strategies[i.unit].group:
         return ()
@@ -229,7 +240,9 @@ def _elsewhere(program: Program, i: Instruction) -> tuple[int, ...]:
 
 
 def _members(program: Program, op: Op, unit: int | None, forward: bool) -> tuple[int, ...]:
-    """The ranks that an operation on a unit must be over. forward: whether it moves hidden states, not gradients."""
+    """The ranks that an operation must be over, ascending; empty if it is of this rank alone. unit: index of the unit
+    (sub-layer) that it is about; None for operations of the whole step. forward: whether it moves hidden states, not their
+    gradients."""
     rank, index, strategies, axis = program.rank, program.index_in_stage, program.strategies, op.spec.group_axis
     if axis == "world":
         return tuple(range(program.world))
@@ -246,4 +259,4 @@ def _members(program: Program, op: Op, unit: int | None, forward: bool) -> tuple
     if axis == "rows":
         before = unit - 1 if forward else unit + 1
         return tuple(ranks[other] for other in gather_ranks(strategies[before], strategies[unit], index))
-    return tuple(ranks[other] for other in strategies[unit].peers(index, axis))
+    return tuple(ranks[other] for other in strategies[unit].peers(index, *(COPIES if axis == "copies" else (axis,))))

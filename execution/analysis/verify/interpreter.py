@@ -13,21 +13,23 @@ from trainplan.execution.program import Instruction, Program
 
 
 class Fault(Exception):
-    """Values whose meaning does not fit an operation; its text becomes a line of the report."""
+    """An exception: the meaning of a buffer (which samples, which partial sums, whole or shard) does not fit the operation
+    that uses it. Its text becomes a line of the report."""
 
 
 def fault_at(rank: int, instruction: Instruction, text: str) -> Fault:
-    """A fault of an instruction of a rank; its text begins with both."""
+    """A Fault about an instruction of a rank; its text is "rank R: INSTRUCTION" followed by `text`."""
     return Fault(f"rank {rank}: {instruction} {text}")
 
 
 class Hidden(NamedTuple):
-    """The meaning of hidden states, logits or their gradients: at which boundary, of which samples, summed over which
-    tensor-parallel ranks.
+    """The meaning of a buffer of hidden states, logits or their gradients. The unit is a sub-layer of the model; the boundary
+    is the point between two units.
 
     boundary: index of the unit that reads the hidden states. rows: ids of samples, in order. parts: tensor-parallel indices
-    whose partial results are in the sum. of: how many of them there are in all. stage: distinguishes hidden states, logits,
-    their forms, and values between the pieces of a unit. tokens: (first, end) of the tokens of each sample; None for all.
+    whose partial results are in the sum. of: the number of partial results of a whole sum. stage: distinguishes hidden states,
+    logits, gradients, and values between the pieces of a unit. tokens: (first, end) of the tokens of each sample; None for
+    all.
     """
 
     boundary: int
@@ -38,17 +40,18 @@ class Hidden(NamedTuple):
     tokens: tuple[int, int] | None = None
 
     def whole(self) -> bool:
-        """Whether all partial results are in the sum."""
+        """Whether the partial results of all tensor-parallel ranks are in the sum."""
         return len(self.parts) == self.of
 
     def complete(self) -> bool:
-        """Whether all partial results are in the sum, of all tokens."""
+        """Whether the partial results of all tensor-parallel ranks are in the sum, and all tokens of each sample are there."""
         return self.whole() and self.tokens is None
 
 
 class Weights(NamedTuple):
-    """The meaning of a buffer of parameters: of which unit; whole or a rank's shard; before the optimizer's step or after it.
-    Parameters that no group of ranks shares count as the rank's shard."""
+    """The meaning of a buffer of parameters. unit: index of the unit (sub-layer) whose parameters they are. whole: True for
+    all of them, False for the rank's shard (also if the shard is everything since no ranks share them). stepped: whether the
+    optimizer's step of this training step has been done on them."""
 
     unit: int
     whole: bool = False
@@ -56,8 +59,9 @@ class Weights(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """How a rank holds a unit: its index and degree along tp, the degree of sdp, and whether the ranks of a group each step a
-    slice of parameters of which they all have the whole."""
+    """How a rank holds the parameters of a unit (sub-layer). tp_index, tp: the rank's index among the tensor-parallel ranks,
+    and their number. sdp: number of ranks of sharded data parallelism. gathers_updates: whether those ranks each step a slice
+    of parameters that all of them keep whole (ZeRO stages 1 and 2)."""
 
     tp_index: int
     tp: int
@@ -66,11 +70,13 @@ class Shard(NamedTuple):
 
 
 class Interpreter:
-    """Runs all ranks in step: each runs its instructions in issue order; a collective runs when all its members have come to
-    it.
+    """Symbolic execution of the programs of all ranks together: it follows what buffers mean (which samples, which partial
+    sums), not their numbers. Each rank runs its instructions in issue order; a collective runs when all its members have come
+    to it. A unit is a sub-layer of the model.
 
-    programs: of all ranks, in order. rules: what operations of one rank do to the values. together: what operations of a group,
-    and messages, do. values: what each rank's buffers mean, by rank and name.
+    programs: of all ranks, in order. rules: by operation, a function that runs an instruction of one rank. together: by
+    operation, a function that runs a collective or message of several ranks. values: [rank][buffer's name] -> the buffer's
+    meaning. at: index of each rank's next instruction.
     """
 
     def __init__(self, programs: Sequence[Program], rules: Mapping[Op, Rule], together: Mapping[Op, JointRule]) -> None:
@@ -91,7 +97,8 @@ class Interpreter:
                     values[name] = None
 
     def run(self) -> None:
-        """Run all programs to their ends. Raises Fault."""
+        """Run all programs to their ends. Raises Fault if an operation reads a buffer that does not mean what it must, if
+        ranks wait for each other for ever, or if parameters end without the optimizer's step."""
         while self._ready:
             self._advance(self._ready.pop())
         for rank, program in enumerate(self.programs):
@@ -107,19 +114,20 @@ class Interpreter:
                     raise Fault(f"rank {rank}: {name} ends without what other ranks have stepped")
 
     def _head(self, rank: int) -> Instruction | None:
-        """The next instruction of a rank; None at its end."""
+        """The next instruction of a rank; None if its program has ended."""
         instructions = self.programs[rank].instructions
         return instructions[self.at[rank]] if self.at[rank] < len(instructions) else None
 
     def _done(self, rank: int, instruction: Instruction) -> None:
-        """Free what an instruction frees, and go on to the next one."""
+        """End an instruction of a rank: remove the buffers that it frees from `values`, and move on to the rank's next
+        instruction."""
         for name in instruction.frees:
             self.values[rank].pop(name, None)
         self.at[rank] += 1
 
     def _advance(self, rank: int) -> None:
-        """Run the instructions of a rank that it can run alone, then the next one with others, if all of them have come to
-        theirs."""
+        """Run a rank's instructions up to the next one that involves other ranks. A message is delivered if its other side is
+        there, too; a collective runs if this rank is the last member to come to it."""
         instructions, values, rules = self.programs[rank].instructions, self.values[rank], self.rules
         position, end = self.at[rank], len(instructions)
         while position < end and len((head := instructions[position]).group) <= 1:
@@ -145,8 +153,8 @@ class Interpreter:
             self._together(group, [self.programs[member].instructions[self.at[member]] for member in group])
 
     def _pass_on(self, rank: int) -> None:
-        """Deliver the pending sends of a rank whose receives are pending on the other side; neither side waits in between for
-        anything else."""
+        """Deliver every pending send of `rank` whose receiver has also come to the matching receive, and put ranks whose
+        messages are all delivered back into the queue."""
         for send in [message for message in self.open[rank] if message.op is Op.SEND]:
             (peer,) = set(send.group) - {rank}
             receive = next((m for m in self.open[peer] if m.op is Op.RECEIVE and m.group == send.group), None)
@@ -160,7 +168,8 @@ class Interpreter:
                         self._ready.append(end)
 
     def _together(self, group: tuple[int, ...], heads: list[Instruction]) -> None:
-        """Run a collective whose members have all come to it. Raises Fault where these do not agree on it."""
+        """Run a collective to which all members of `group` have come. heads: the instruction of each member. Raises Fault if
+        the members disagree on operation, unit, micro-batch or bytes."""
         first = heads[0]
         agreed = _what(first)
         for rank, head in zip(group, heads, strict=True):
@@ -174,14 +183,15 @@ class Interpreter:
         self._ready.extend(reversed(group))
 
     def value(self, rank: int, name: str) -> Any:
-        """The meaning of the buffer of this name on a rank. Raises Fault where there is none."""
+        """The meaning of the buffer called `name` on a rank: Hidden, Weights, Gradient or None (from the step before). Raises
+        Fault if the rank has no such buffer."""
         try:
             return self.values[rank][name]
         except KeyError:
             raise Fault(f"rank {rank}: {name} is not there") from None
 
     def shard(self, rank: int, instruction: Instruction) -> Shard:
-        """How a rank holds the unit of an instruction."""
+        """How a rank holds the parameters of the unit (sub-layer) that an instruction is about. Cached."""
         shards, unit = self._shards[rank], instruction.unit
         if unit not in shards:
             assert unit is not None
@@ -193,7 +203,8 @@ class Interpreter:
 
 
 def _what(instruction: Instruction) -> tuple[Op, int | None, int | None, int | None]:
-    """The fields on which all members of a collective must agree."""
+    """The fields of an instruction on which all members of a collective must agree: (operation, sub-layer, micro-batch, half).
+    A field is None if the instruction has none."""
     return instruction.op, instruction.unit, instruction.micro_batch, instruction.half
 
 
@@ -202,7 +213,8 @@ JointRule = Callable[[Interpreter, Sequence[int], list[Instruction]], None]
 
 
 def _check_done_once(program: Program) -> None:
-    """Raises Fault unless a program issues every operation that belongs once in a step exactly once."""
+    """Raises Fault unless a program issues every operation that belongs exactly once in a step exactly once: the sum of the
+    loss, each sub-layer's optimizer step, and so on. A program is one rank's instructions for a training step."""
     wanted: list[tuple[Op, int | None]] = [(Op.REDUCE_LOSS, None)]
     wanted += [(Op.HOST_OPTIMIZER_STEP if program.steps_on_host(unit) else Op.OPTIMIZER_STEP, unit) for unit in program.units]
     wanted += [(Op.GATHER_UPDATED, unit) for unit in program.units if program.strategies[unit].gathers_updates]
@@ -215,19 +227,19 @@ def _check_done_once(program: Program) -> None:
 
 
 def some(rows: Sequence[int]) -> str:
-    """Ids of samples as text, the first few of them."""
+    """Ids of samples as text, at most the first six: "0, 1, 2, 3, 4, 5, ..."."""
     return ", ".join(map(str, rows[:6])) + (", ..." if len(rows) > 6 else "")
 
 
 @cache
 def only(index: int) -> frozenset[int]:
-    """The set of this one tensor-parallel index."""
+    """The set of one tensor-parallel index: the partial results of that rank alone."""
     return frozenset([index])
 
 
 def need_parameters(run: Interpreter, rank: int, head: Instruction, name: str, unit: int | None = None) -> None:
-    """Raises Fault unless a buffer holds whole parameters. unit: whose parameters, if not those of the instruction's own
-    unit."""
+    """Raises Fault unless the buffer called `name` holds whole parameters that have not been stepped. head: the instruction of
+    `rank` that reads it. unit: index of the unit (sub-layer) whose parameters are needed; None for the instruction's own."""
     unit = head.unit if unit is None else unit
     weights = run.value(rank, name)
     whole = weights == (unit, True, False) or (weights == (unit, False, False) and run.shard(rank, head).sdp == 1)
@@ -236,8 +248,9 @@ def need_parameters(run: Interpreter, rank: int, head: Instruction, name: str, u
 
 
 def of_half(rank: int, head: Instruction, incoming: Hidden, name: str) -> Hidden:
-    """The gradient of the instruction's half, where the gradient is of both halves of a micro-batch; any other gradient as it
-    is."""
+    """The part of a gradient's meaning that the instruction `head` works on: if the gradient holds both halves of a
+    micro-batch and the instruction is about one half, the gradient of that half; else `incoming` as it is. name: the
+    gradient's buffer, for the message. Raises Fault if it holds other samples than the instruction states."""
     blocks = head.args.get("blocks")
     if not blocks:
         return incoming

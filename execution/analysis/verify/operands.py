@@ -101,8 +101,9 @@ LAYOUTS |= {
 
 
 def operands(program: Program) -> list[str]:
-    """Faults of a program, as lines of text: instructions that do not take their operation's buffers in order, that free
-    others, or that are on a lane of others."""
+    """Faults of the operands of a program's instructions, as lines of text, empty if there are none: buffers other than those
+    that the operation takes, or in another order; buffers that it frees but must keep; and a lane (queue of instructions) on
+    which the operation may not run."""
     faults = []
     for kind, which in (("copy-out", "copies to the host"), ("copy-in", "copies to the device")):
         copying = {i.stream for i in program.instructions if i.op.spec.kind == kind}
@@ -116,7 +117,8 @@ def operands(program: Program) -> list[str]:
 
 
 def layout_of(program: Program, unit: int) -> str:
-    """The layout of a unit's buffers: a key of LAYOUTS."""
+    """The name of the way in which the buffers of the unit (sub-layer) with index `unit` are laid out: a key of LAYOUTS, such
+    as 'ZeRO stage 3' or 'ZeRO stage 0, tokens of a block shared'."""
     with_table = program.shares_table and unit == len(program.strategies) - 1
     layout = f"ZeRO stage {zero_stage(program, unit)}" + ", with the table" * with_table
     keys = program.key_share(unit)
@@ -125,12 +127,13 @@ def layout_of(program: Program, unit: int) -> str:
     if not program.shares_tokens(unit):
         return layout + suffix
     share = program.token_share(unit)
-    kind = share.part.kind if not share.adds_residual else "post-norm block" if share.post_norm else "block"
+    kind = share.sublayer.kind if not share.adds_residual else "post-norm block" if share.post_norm else "block"
     return f"{layout}, tokens of a {kind} shared{suffix}"
 
 
 def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None:
-    """The fault of an instruction's operands or lane, as text; None if there is none. layouts: the layout of every unit."""
+    """The fault of instruction `i`'s operands or lane (queue), as text; None if there is none. layouts: the key of LAYOUTS of
+    every unit (sub-layer)."""
     spec = i.op.spec
     if i.lane is not None and i.lane not in LANES_OF_COPIES.get(spec.kind, ()):
         return f"is on the stream {i.lane}, not on {spec.lane}, as all of its kind are"
@@ -164,8 +167,8 @@ def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None
 
 
 def _of_recomputed(op: Op) -> bool | None:
-    """Whether an instruction is only for units that are recomputed (True), or only for units that are not (False); None where
-    it is for either."""
+    """Whether an operation is only for units (sub-layers) that are recomputed in the backward pass (True), only for units that
+    are not (False), or for either (None)."""
     graph = op.spec.graph
     if graph in ("discarded", "rebuilt"):
         return True
@@ -173,19 +176,19 @@ def _of_recomputed(op: Op) -> bool | None:
 
 
 def _is_recomputed(program: Program, op: Op, unit: int) -> bool:
-    """Whether what an instruction computes is computed again in the backward pass."""
+    """Whether the backward pass computes again what operation `op` computes for the unit (sub-layer) with index `unit`."""
     piece = op.spec.piece
-    if piece == "keys" and (keys := program.key_share(unit)) is not None and keys.again:
+    if piece == "keys" and (keys := program.key_share(unit)) is not None and keys.recomputes_projections:
         return True
-    if piece == "core" and isinstance(keys := program.key_share(unit), HeadPieces) and keys.core_again:
+    if piece == "core" and isinstance(keys := program.key_share(unit), HeadPieces) and keys.recomputes_core:
         return True
-    entering = piece == "entry" and program.shares_tokens(unit) and program.token_share(unit).enters_again
+    entering = piece == "entry" and program.shares_tokens(unit) and program.token_share(unit).recomputes_entry
     return program.strategies[unit].ckpt or entering
 
 
 def _unshared(program: Program, i: Instruction, unit: int) -> str | None:
-    """The fault, as text, of an instruction about a piece that its unit does not have, for lack of shared tokens or cut
-    samples; None if there is none."""
+    """The fault, as text, that instruction `i` is about a piece of computation that its unit (sub-layer) does not have,
+    because the unit is without sequence parallelism or context parallelism; None if there is none."""
     spec = i.op.spec
     if spec.piece in ("keys", "core"):
         if (keys := program.key_share(unit)) is None:
@@ -207,14 +210,16 @@ def _unshared(program: Program, i: Instruction, unit: int) -> str | None:
 
 
 def _layout_of_source(i: Instruction, program: Program) -> int:
-    """The unit in whose layout the buffer lies that an instruction gathers."""
+    """The index of the unit (sub-layer) in whose layout over ranks the buffer lies that a gather, instruction `i`, reads
+    first."""
     name = parsed(i.reads[0])
     unit = layout_unit(i.reads[0]) if name is not None and name.unit is not None else 0
     return min(max(unit, 0), len(program.strategies) - 1)
 
 
 def _ungrouped(program: Program, i: Instruction, layouts: list[str]) -> str | None:
-    """The fault of a point-to-point operation of several messages, as text; None if there is none."""
+    """The fault of a point-to-point operation of several messages, as text; None if there is none. layouts: the key of LAYOUTS
+    of every unit (sub-layer)."""
     if len(i.grouped) < 2 or not {message.op for message in i.grouped} <= {Op.SEND, Op.RECEIVE}:
         return "is not several sends and receives"
     if all(map(program.has_own_channel, i.grouped)):
@@ -229,7 +234,9 @@ def _ungrouped(program: Program, i: Instruction, layouts: list[str]) -> str | No
 
 
 def _unjoined(i: Instruction) -> str | None:
-    """The fault of the join of what several ranks have sent, as text; None if it joins all parts of one boundary."""
+    """The fault, as text, of instruction `i`, a join: an instruction that concatenates rows (samples) received from several
+    ranks, or both halves of a micro-batch, into one buffer. None if what it reads are all parts of the hidden states at one
+    boundary between sub-layers."""
     part = MicroBatchPart(i.micro_batch or 0, i.half)
     names = {f"{kind}.{i.unit}.{part}" for kind in ("hidden", "input-gradient")}
     parts = {sender_name(name) for name in i.reads if FROM in name}
@@ -239,8 +246,9 @@ def _unjoined(i: Instruction) -> str | None:
 
 
 def tied_buffers(program: Program) -> tuple[tuple[str, ...], ...]:
-    """The buffers that the reduction of a tied matrix reads, writes and frees: the gradients of its copies and, on the host, a
-    table."""
+    """The buffers that the reduction of a tied matrix (embedding and head) reads, writes and frees, as three tuples of names:
+    the gradients of the matrix's copies on this rank and, if they are on the host, also a table there. All empty if the rank
+    has only one copy for both."""
     if program.shares_table:
         return (), (), ()
     on = "host-" if "host-tied" in program.buffers else ""
@@ -249,7 +257,7 @@ def tied_buffers(program: Program) -> tuple[tuple[str, ...], ...]:
 
 
 def _names(names: tuple[str, ...]) -> str:
-    """Names as words, for faults."""
+    """Names of buffers as words for a line of text."""
     return ", ".join(names) or "nothing"
 
 
@@ -264,8 +272,9 @@ def matches_form(
     frees: tuple[str, ...],
     layout: str,
 ) -> bool:
-    """Whether an instruction on a unit and a part of a micro-batch may read, write and free these buffers, in this order, in a
-    layout of LAYOUTS."""
+    """Whether an instruction with operation `op` may read, write and free these buffers, in this order. unit, micro_batch,
+    half: indices of the unit (sub-layer), micro-batch and half of it that the instruction is about; None if it is about none.
+    layout: how the buffers of its unit (sub-layer) are laid out, a key of LAYOUTS."""
     part = None if micro_batch is None else MicroBatchPart(micro_batch, half)
     if (number := op.spec.own_reads) is not None:
         if not set(frees) <= set(reads[:number]):
@@ -285,7 +294,9 @@ def matches_form(
 
 
 def _relative(name: str, unit: int | None, part: MicroBatchPart | None) -> str:
-    """A buffer's name relative to a unit and a part, as operands in `instructions` have it, such as `hidden.u.p`."""
+    """A buffer's name relative to a unit (sub-layer) and a part of a micro-batch (None if the instruction is about none), as
+    the table of instructions writes operands: for unit 4 and micro-batch 0, 'hidden.4.0' -> 'hidden.u.p' and 'hidden.5.0' ->
+    'hidden.v.p'."""
     name_parts = parsed(name)
     if name_parts is None:
         return name
@@ -301,7 +312,8 @@ _UNITS = {0: ".u", 1: ".v"}  # by how many units after that of the operation
 
 
 def _other_part(other: MicroBatchPart, part: MicroBatchPart) -> str:
-    """The suffix for another part of a micro-batch than the operation's: its whole, or one of its halves."""
+    """The suffix of an operand about another part of a micro-batch than the operation's own `part`: '.w' for the whole of
+    which `part` is a half, '.a' or '.b' for a half of it, '.?' for any other."""
     whole = MicroBatchPart(part.micro_batch)
     letters = {whole: ".w"} if part.half is not None else dict(zip(whole.halves, (".a", ".b"), strict=True))
     return letters.get(other, ".?")
@@ -309,12 +321,14 @@ def _other_part(other: MicroBatchPart, part: MicroBatchPart) -> str:
 
 @cache
 def _forms(op: Op, layout: str) -> frozenset[tuple[str, ...]]:
-    """All sequences of names, with `->` between reads and writes, that an operation may have in a layout."""
+    """All sequences of operand names that an operation may have, such as ('hidden.u.p', '->', 'input.u.p'), with '->' between
+    reads and writes. layout: a key of LAYOUTS, which gives the values of placeholders."""
     return frozenset(form for text in op.spec.operands for form in _expanded(text.format_map(LAYOUTS[layout])))
 
 
 def _expanded(text: str) -> Iterator[tuple[str, ...]]:
-    """All sequences of names that a text with alternatives stands for."""
+    """All sequences of names that a text of operands stands for; '|' separates alternatives, '?' marks a name that may be
+    absent: 'a|b c? -> d' -> ('a', 'c', '->', 'd'), ('a', '->', 'd'), ('b', 'c', '->', 'd'), ('b', '->', 'd')."""
     choices = []
     for word in text.split():
         names = word.removesuffix("?").split("|")

@@ -25,7 +25,9 @@ from trainplan.formulations.plan.rank_grid import Digits
 
 @gc_paused()
 def check_classes(classes: Sequence[RankClass]) -> list[str]:
-    """All faults of the programs of all classes of a plan, as lines of text, as of `check`; empty for sound programs."""
+    """Check the programs of all ranks of a plan by one rank of each class (ranks of one stage whose programs are equal up to
+    samples and groups) and by a smaller plan that computes the same. Returns the faults as lines of text that name rank and
+    instruction; empty if the programs are sound."""
     few = [rank_class.few for rank_class in classes]
     faults = misplaced(few, every_rank=False) or program_faults(few)
     if faults:
@@ -42,8 +44,10 @@ def check_classes(classes: Sequence[RankClass]) -> list[str]:
 
 
 def unlike(program: Program, digits: Digits, folded: Program, folded_digits: Digits) -> str | None:
-    """The first difference between a rank's program and that of a rank of the folded plan, other than sizes and samples, as
-    text; None if there is none. digits, folded_digits: the digits of the ranks of both plans."""
+    """Compare a rank's program with the program of the corresponding rank of the folded plan, a smaller plan that computes the
+    same. The folded plan has smaller degrees of parallelism. Returns the first difference, other than sizes and samples, as
+    text; None if there is none. digits, folded_digits: how ranks of a stage are numbered in each plan, one digit per level of
+    parallelism. A program is one rank's instructions for a training step."""
     if len(program.instructions) != len(folded.instructions):
         return f"rank {program.rank}: has {len(program.instructions)} instructions, folded {len(folded.instructions)}"
     reach, folded_reach = reaches(program, digits), reaches(folded, folded_digits)
@@ -57,8 +61,11 @@ Reach = tuple[tuple[int, ...], tuple[int, ...] | None]
 
 
 def reaches(program: Program, digits: Digits) -> Callable[[tuple[int, ...]], Reach]:
-    """A function of a group of ranks that gives the stages that it spans, and the digits in which its members and the rank
-    differ in each of them."""
+    """A function that describes a group of ranks such that corresponding groups of a plan and of its folded (smaller) plan
+    compare equal: it maps a tuple of ranks to (the stages that they belong to; the digits in which the members' indices in
+    their stage vary, None if the members are not all ranks that vary in these digits or this program's rank is not among them).
+    digits: how ranks of a stage are numbered, one digit per level of parallelism. program: one rank's instructions for a
+    training step."""
     size, by_group = digits.size, dict[tuple[int, ...], Reach]()
 
     def reach(group: tuple[int, ...]) -> Reach:
@@ -73,7 +80,8 @@ def reaches(program: Program, digits: Digits) -> Callable[[tuple[int, ...]], Rea
 
 
 def _what(i: Instruction, reach: Callable[[tuple[int, ...]], Reach]) -> tuple[Any, ...]:
-    """The fields of an instruction in which the folded program must agree."""
+    """The fields of an instruction that must be equal in a rank's program and in that of the folded (smaller) plan. reach:
+    gives the stages and digits that a group of ranks spans (see `reaches`)."""
     grouped = tuple(_what(message, reach) for message in i.grouped)
     names = (i.reads, i.writes, i.frees, i.after, i.marks)
     return i.op, i.unit, i.micro_batch, i.half, i.lane, i.waits, names, reach(i.group), grouped

@@ -39,7 +39,9 @@ from trainplan.execution.program import Instruction, Program, sender_name
 
 @gc_paused()
 def meanings(programs: Sequence[Program]) -> list[str]:
-    """Faults, as lines of text, of what the programs of all ranks compute together."""
+    """Execute the programs of all ranks together symbolically, and check that they compute every sample's gradient exactly
+    once. Returns the first fault as a list of one line of text; empty if there is none. A program is one rank's instructions
+    for a training step."""
     try:
         interpreter = Interpreter(programs, _RULES, _TOGETHER)
         for values in interpreter.values:
@@ -51,23 +53,28 @@ def meanings(programs: Sequence[Program]) -> list[str]:
 
 
 def _input(run: Interpreter, rank: int, head: Instruction) -> None:
-    """Token ids of the named samples."""
+    """Symbolic execution of `head`, an instruction of `rank` that copies token ids into the first sub-layer's input: the
+    buffer's meaning, in `Interpreter.values`, becomes the samples that the instruction names."""
     run.values[rank][head.writes[0]] = Hidden(0, head.args["rows"], only(0), 1)
 
 
 def _post_receive(run: Interpreter, rank: int, head: Instruction) -> None:
-    """A posted buffer means nothing that can be used, until its receive is done."""
+    """Symbolic execution of `head`, an instruction of `rank` that posts a receive: the buffer's meaning, in
+    `Interpreter.values`, becomes "posted", which nothing can use until the receive is done."""
     assert head.unit is not None
     run.values[rank][head.writes[0]] = Hidden(head.unit, (), only(0), 1, "posted")
 
 
 def _targets(run: Interpreter, rank: int, head: Instruction) -> None:
-    """The targets of the named samples."""
+    """Symbolic execution of `head`, an instruction of `rank` that copies the loss's targets: the buffer's meaning, in
+    `Interpreter.values`, becomes the ids of the samples that the instruction names."""
     run.values[rank][head.writes[0]] = head.args["rows"]
 
 
 def _unit_input(run: Interpreter, rank: int, head: Instruction) -> Hidden:
-    """The input of a forward computation, after checks that it is whole and that the parameters are."""
+    """The meaning of the input of `head`, a forward computation of `rank`. Raises Fault unless it is the whole input of the
+    instruction's unit (sub-layer), the instruction draws dropout for the same samples, and the parameters are complete, not
+    shards."""
     source, weights = head.reads[0], head.reads[1]
     x = run.value(rank, source)
     assert head.unit is not None
@@ -83,13 +90,16 @@ def _unit_input(run: Interpreter, rank: int, head: Instruction) -> Hidden:
 
 
 def _uses_table(run: Interpreter, rank: int, head: Instruction) -> bool:
-    """Whether an instruction is of a head that works with the embedding's own matrix."""
+    """Whether `head`, an instruction of `rank`, belongs to the model's head and works with the embedding's own matrix."""
     program = run.programs[rank]
     return head.unit == len(program.strategies) - 1 and program.shares_table
 
 
 def _forward(run: Interpreter, rank: int, head: Instruction) -> None:
-    """Rule of a unit's forward computation: it writes the partial output of one tensor-parallel rank, and the graph."""
+    """Symbolic execution of `head`, a sub-layer's forward computation on `rank`: it writes the partial output of one
+    tensor-parallel rank and, if kept, autograd's graph. Raises Fault unless input, keys and values, and parameters are
+    complete: neither shards nor partial sums. run: the interpreter, whose table `values` of what each buffer means is read and
+    updated."""
     x, shard = _unit_input(run, rank, head), run.shard(rank, head)
     assert head.unit is not None
     whole_keys(run, rank, head, x.rows, -1)
@@ -100,13 +110,17 @@ def _forward(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _recompute(run: Interpreter, rank: int, head: Instruction) -> None:
-    """The graph of a unit, from its kept input."""
+    """Symbolic execution of `head`, a recomputation on `rank`: it writes a sub-layer's autograd graph, from the sub-layer's
+    kept input. Raises Fault unless input, keys and values, and parameters are complete: neither shards nor partial sums. run:
+    the interpreter, whose table `values` of what each buffer means is read and updated."""
     run.values[rank][head.writes[0]] = x = _unit_input(run, rank, head)
     whole_keys(run, rank, head, x.rows, -1)
 
 
 def _statistics(run: Interpreter, rank: int, head: Instruction) -> None:
-    """Statistics of logits on one vocabulary shard."""
+    """Symbolic execution of `head`, which computes the loss's statistics on `rank`: it writes the statistics of the logits of
+    one vocabulary shard. Raises Fault if logits and targets are of different samples. run: the interpreter, whose table
+    `values` of what each buffer means is read and updated."""
     logits, targets = run.value(rank, head.reads[0]), run.value(rank, head.reads[1])
     if logits.stage != "logits" or logits.rows != targets:
         raise fault_at(rank, head, f"has logits of samples {some(logits.rows)} and targets of {some(targets)}")
@@ -115,8 +129,9 @@ def _statistics(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _disjoint(ranks: Sequence[int], heads: list[Instruction], hidden: list[Hidden]) -> frozenset[int]:
-    """The union of the partial results of a group. Raises Fault unless each comes exactly once, and all are of the same
-    samples."""
+    """The union of the partial results (as tensor-parallel indices) that the ranks of a group hold. heads, hidden: the
+    instruction, and the meaning of its input, on each of `ranks`. Raises Fault unless each partial result comes exactly once,
+    and all are of the same samples."""
     parts: set[int] = set()
     for rank, head, value in zip(ranks, heads, hidden, strict=True):
         if value._replace(parts=hidden[0].parts) != hidden[0]:
@@ -128,7 +143,10 @@ def _disjoint(ranks: Sequence[int], heads: list[Instruction], hidden: list[Hidde
 
 
 def _loss(run: Interpreter, rank: int, head: Instruction) -> None:
-    """Rule of the loss of a rank's samples, and of the gradient of its logits."""
+    """Symbolic execution of `head`, the loss of the samples of `rank`: it adds them to the meaning of `loss` (on one
+    tensor-parallel rank) and writes the gradient of their logits. Raises Fault if statistics of vocabulary shards are missing,
+    or the loss is not divided by the tokens of the whole step. run: the interpreter, whose table `values` of what each buffer
+    means is read and updated."""
     logits = run.value(rank, head.reads[0])
     statistics = [run.value(rank, name) for name in head.reads[2:-1]]
     if logits.stage != "exponentials" or not statistics[-1].whole():
@@ -143,8 +161,10 @@ def _loss(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _backward(run: Interpreter, rank: int, head: Instruction) -> None:
-    """Rule of a unit's backward computation: it writes the gradient of the input, and adds its samples to the gradients of
-    parameters."""
+    """Symbolic execution of `head`, a sub-layer's backward computation on `rank`: it writes the gradient of the sub-layer's
+    input, and adds its samples to the gradients of the sub-layer's parameters. Raises Fault unless graph, incoming gradient and
+    parameters are whole and of the same samples. run: the interpreter, whose table `values` of what each buffer means is read
+    and updated."""
     assert head.unit is not None
     program = run.programs[rank]
     graph, incoming, first_parameter = run.value(rank, head.reads[0]), run.value(rank, head.reads[2]), 3
@@ -176,8 +196,9 @@ def _backward(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _recomputed_loss(run: Interpreter, rank: int, head: Instruction) -> tuple[Hidden, int]:
-    """The gradient of the logits that a head's backward pass recomputes, from targets and the statistics of all shards; and the
-    index, among the buffers that it reads, of its parameters."""
+    """For `head`, the backward pass of the model's head on `rank`, which recomputes the gradient of its logits from the
+    targets and the statistics of all vocabulary shards. Returns (the meaning of that gradient; the index of the parameters
+    among the buffers that the instruction reads). Raises Fault if statistics are missing."""
     assert head.unit is not None
     first_parameter = 4 + head.reads[4].startswith("all-statistics")
     targets, statistics = run.value(rank, head.reads[2]), [run.value(rank, name) for name in head.reads[3:first_parameter]]
@@ -190,8 +211,10 @@ def _recomputed_loss(run: Interpreter, rank: int, head: Instruction) -> tuple[Hi
 
 
 def _enter_backward(run: Interpreter, rank: int, head: Instruction) -> None:
-    """The gradient of a unit's input on the rank's tokens, the residual's included; the gradient of replicated parameters is
-    complete then."""
+    """Symbolic execution of `head` on `rank`: under sequence parallelism, the backward pass of what a sub-layer computes before
+    its matrices (such as its norm). It writes the gradient of the sub-layer's input on the rank's tokens, residual included,
+    and completes the gradient of replicated parameters. Raises Fault if what it reads does not fit. run: the interpreter, whose
+    table `values` of what each buffer means is read and updated."""
     assert head.unit is not None
     graph, source, entered = (run.value(rank, name) for name in head.reads[:3])
     share, tokens = run.programs[rank].token_share(head.unit), own_tokens(run, rank, head.unit)
@@ -213,7 +236,9 @@ def _enter_backward(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _relayout(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    """A change of layout: every rank gets the samples that it wants of those that the group has."""
+    """Symbolic execution of a change of layout of hidden states between data-parallel ranks: every rank gets the samples that
+    it needs of those that the group has. heads: the instruction of each of `ranks`. Raises Fault if samples are missing or are
+    partial sums. run: the interpreter, whose table `values` of what each buffer means is read and updated."""
     sources = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
     for rank, head in zip(ranks, heads, strict=True):
         blocks, wanted = head.args["blocks"], head.args["rows"]
@@ -230,7 +255,9 @@ def _relayout(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) 
 
 
 def _join(run: Interpreter, rank: int, head: Instruction) -> None:
-    """Rule of joining the rows of several buffers of one boundary in one buffer."""
+    """Symbolic execution of `head`, which puts the samples of several buffers (both halves of a micro-batch, or what several
+    ranks have sent) in one buffer of `rank`. Raises Fault unless they are the stated samples, whole, of one boundary between
+    sub-layers. run: the interpreter, whose table `values` of what each buffer means is read and updated."""
     halves = [run.value(rank, name) for name in head.reads]
     if tuple(half.rows for half in halves) != head.args["blocks"]:
         raise fault_at(rank, head, "joins other samples than it was compiled for")
@@ -245,7 +272,9 @@ def _join(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _all_reduce(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    """All ranks of a group then have all partial results, summed or next to each other."""
+    """Symbolic execution of an all-reduce or all-gather of partial results over tensor-parallel ranks: all of them then have
+    all results, summed or concatenated. heads: the instruction of each of `ranks`. Raises Fault if a result comes twice. run:
+    the interpreter, whose table `values` of what each buffer means is read and updated."""
     hidden = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
     whole = hidden[0]._replace(parts=_disjoint(ranks, heads, hidden))
     for rank, head in zip(ranks, heads, strict=True):
@@ -253,11 +282,14 @@ def _all_reduce(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]
 
 
 def _nothing(run: Interpreter, rank: int, head: Instruction) -> None:
-    """Rule of instructions for order alone, and of those that only free."""
+    """Symbolic execution of an instruction that changes no meaning: one for order alone, or one that only frees. Its parameters
+    are unused. run: the interpreter, whose table `values` of what each buffer means is read and updated."""
 
 
 def _pass_on(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    """A message: the receiver gets the rows that the sender names."""
+    """Symbolic execution of a message: the receiver's buffer gets the meaning of the sender's, for the rows that the sender
+    names. ranks: (sender, receiver). heads: (send, receive). Raises Fault if names, bytes, samples or tokens of the two differ.
+    run: the interpreter, whose table `values` of what each buffer means is read and updated."""
     (sender, receiver), (send, receive) = ranks, heads
     (name,), (target,) = send.reads, receive.writes
     if name.replace("-whole.", ".") != sender_name(target):
@@ -280,7 +312,9 @@ def _pass_on(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -
 
 
 def _copy(run: Interpreter, rank: int, head: Instruction) -> None:
-    """A copy between device and host."""
+    """Symbolic execution of `head`, a copy between device and host on `rank`: the target's meaning becomes the source's. Raises
+    Fault if an offloaded input is not the whole input of its sub-layer. run: the interpreter, whose table `values` of what each
+    buffer means is read and updated."""
     value = run.value(rank, head.reads[0])
     if head.op is Op.OFFLOAD_HIDDEN:
         hidden = isinstance(value, Hidden) and (value.stage, value.boundary) == ("hidden", head.unit)
@@ -290,7 +324,8 @@ def _copy(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _drop_hidden(run: Interpreter, rank: int, head: Instruction) -> None:
-    """Freeing a unit's input, of which there must be a copy on the host."""
+    """Symbolic execution of `head`, which frees a sub-layer's input on the device of `rank`. Raises Fault unless the host has a
+    copy. run: the interpreter, whose table `values` of what each buffer means is read and updated."""
     (copy,), (name,) = head.reads, head.frees
     if run.value(rank, copy) != run.value(rank, name):
         raise fault_at(rank, head, f"drops {name}, of which {copy} is no copy")

@@ -27,8 +27,9 @@ TO_TOKENS = {"mixed": "results", "heads-gradient": "keys-gradient"}
 
 
 def whole_keys(run: Interpreter, rank: int, head: Instruction, rows: tuple[int, ...], position: int) -> None:
-    """Raises Fault unless a computation on `rows` reads the keys and values of all pieces of their samples; nothing for units
-    without context parallelism. position: index of that buffer among those that it reads."""
+    """Raises Fault unless `head`, a computation of `rank` on the samples `rows`, reads the keys and values of all
+    context-parallel pieces of these samples (or the results of attention's core on them). Does nothing for sub-layers without
+    context parallelism. position: index of that buffer among those that the instruction reads."""
     assert head.unit is not None
     if run.programs[rank].key_share(head.unit) is None:
         return
@@ -39,13 +40,15 @@ def whole_keys(run: Interpreter, rank: int, head: Instruction, rows: tuple[int, 
 
 
 def _by_heads(run: Interpreter, rank: int, head: Instruction) -> bool:
-    """Whether the ranks of an attention whose samples are cut exchange heads."""
+    """Whether `head`, an instruction of `rank`, is of an attention under context parallelism whose ranks exchange heads
+    (all-to-all) instead of gathering keys and values."""
     return isinstance(run.programs[rank].key_share(head.unit or 0), HeadPieces)
 
 
 def gradient_of_keys(run: Interpreter, rank: int, head: Instruction, rows: tuple[int, ...]) -> bool:
-    """Whether a backward computation is of an attention whose samples are cut. If so, it leaves the gradient of keys and values
-    of all tokens, this rank's part of the sum, or that of the core's results."""
+    """Whether `head`, a backward computation of `rank` on the samples `rows`, is of an attention under context parallelism. If
+    so, also sets the meaning of the second buffer that it writes: this rank's part of the gradient of all keys and values or,
+    if ranks exchange heads, the gradient of the core's results."""
     assert head.unit is not None
     if run.programs[rank].key_share(head.unit) is None:
         return False
@@ -58,7 +61,9 @@ def gradient_of_keys(run: Interpreter, rank: int, head: Instruction, rows: tuple
 
 
 def _keys(run: Interpreter, rank: int, head: Instruction) -> None:
-    """Keys and values of a rank's own piece of each sample."""
+    """Symbolic execution of `head`, which computes keys and values (and queries, if ranks exchange heads) on `rank`, for the
+    rank's own piece of each sample. Raises Fault unless input and parameters are complete: neither shards nor partial sums.
+    run: the interpreter, whose table `values` of what each buffer means is read and updated."""
     assert head.unit is not None
     x, stage = run.value(rank, head.reads[0]), "entry" if enters(run.programs[rank], head.unit) else "hidden"
     if not isinstance(x, Hidden) or (x.stage, x.boundary) != (stage, head.unit) or not x.complete():
@@ -70,7 +75,8 @@ def _keys(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _check_pieces(run: Interpreter, ranks: Sequence[int], heads: list[Instruction], values: Sequence[Hidden]) -> None:
-    """Raises Fault unless the ranks of a group have all pieces of the same samples, in order of pieces."""
+    """Raises Fault unless the ranks of a context-parallel group have all pieces of the same samples, one piece per rank, in
+    order. heads, values: the instruction, and the meaning of its input, on each of `ranks`."""
     pieces = run.programs[ranks[0]].model.pieces
     for number, (rank, head, value) in enumerate(zip(ranks, heads, values, strict=True)):
         wanted = tuple(row // pieces * pieces + number for row in values[0].rows)
@@ -79,7 +85,9 @@ def _check_pieces(run: Interpreter, ranks: Sequence[int], heads: list[Instructio
 
 
 def _gather_keys(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    """The gather of keys and values of all pieces."""
+    """Symbolic execution of the all-gather of keys and values under context parallelism: every rank then has those of all
+    pieces of its samples. heads: the instruction of each of `ranks`. run: the interpreter, whose table `values` of what each
+    buffer means is read and updated."""
     values = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
     if any(value.stage != "keys" for value in values):
         raise fault_at(ranks[0], heads[0], "gathers what is no keys and values")
@@ -89,7 +97,9 @@ def _gather_keys(run: Interpreter, ranks: Sequence[int], heads: list[Instruction
 
 
 def _scatter_keys(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    """The sum of gradients of keys and values, of which each rank gets its piece's."""
+    """Symbolic execution of the reduce-scatter of gradients of keys and values under context parallelism: each rank gets the
+    sum for its own piece of each sample. heads: the instruction of each of `ranks`. run: the interpreter, whose table `values`
+    of what each buffer means is read and updated."""
     values = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
     _check_pieces(run, ranks, heads, values)
     parts = frozenset[int]().union(*(value.parts for value in values))
@@ -98,7 +108,9 @@ def _scatter_keys(run: Interpreter, ranks: Sequence[int], heads: list[Instructio
 
 
 def _exchange(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    """The exchange of heads: every rank gets its heads of all pieces, or its piece of all heads."""
+    """Symbolic execution of the all-to-all of heads under context parallelism: every rank gets all pieces of its heads, or all
+    heads of its piece. heads: the instruction of each of `ranks`. run: the interpreter, whose table `values` of what each
+    buffer means is read and updated."""
     values = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
     stages = TO_HEADS if heads[0].op is Op.EXCHANGE_HEADS else TO_TOKENS
     if any(value.stage not in stages for value in values):
@@ -109,7 +121,9 @@ def _exchange(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) 
 
 
 def _core(run: Interpreter, rank: int, head: Instruction) -> None:
-    """Attention's core on all tokens of the rank's heads."""
+    """Symbolic execution of `head`, attention's core (softmax of queries and keys, times values) on all tokens of the heads of
+    `rank`: it writes the core's results. Raises Fault unless it reads all tokens. run: the interpreter, whose table `values` of
+    what each buffer means is read and updated."""
     heads = run.value(rank, head.reads[0])
     if (heads.stage, heads.boundary) != ("heads", head.unit):
         raise fault_at(rank, head, f"reads {head.reads[0]}, which is not all tokens of its heads")
@@ -120,7 +134,9 @@ def _core(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _core_backward(run: Interpreter, rank: int, head: Instruction) -> None:
-    """The gradient of the core's queries, keys and values."""
+    """Symbolic execution of `head`, the backward pass of attention's core on `rank`: it writes the gradient of the core's
+    queries, keys and values. Raises Fault unless all that it reads is of the samples of its graph. run: the interpreter, whose
+    table `values` of what each buffer means is read and updated."""
     graph, *values = (run.value(rank, name) for name in head.reads)
     for name, value, stage in zip(head.reads[1:], values, ("heads", "mixed", "mixed-gradient"), strict=True):
         if value != graph._replace(stage=stage) or graph.boundary != head.unit:
@@ -129,7 +145,10 @@ def _core_backward(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _keys_backward(run: Interpreter, rank: int, head: Instruction) -> None:
-    """With what comes by keys and values, the gradients of a unit's input and parameters are complete."""
+    """Symbolic execution of `head`, the backward pass of the projections to keys and values on `rank`. It completes the
+    gradients of the sub-layer's input and parameters, which the sub-layer's backward pass has left without this part. Raises
+    Fault if what it reads does not fit. run: the interpreter, whose table `values` of what each buffer means is read and
+    updated."""
     assert head.unit is not None
     graph, source, gradient, into = (run.value(rank, head.reads[index]) for index in (0, 1, 2, 4))
     if source != graph:

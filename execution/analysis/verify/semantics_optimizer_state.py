@@ -15,10 +15,8 @@ from trainplan.execution.program import Instruction, Program
 
 
 class Sum:
-    """A sum over samples, stored as it was added up: terms of its own, and other sums.
-
-    Terms are only counted where the sum is used: until then one more micro-batch costs the same, however many came before.
-    """
+    """A sum over samples, as a multiset of terms; stored as it was added up: terms of its own, and other sums. Terms are only
+    counted when the sum is used, so that adding a micro-batch costs the same however many came before."""
 
     __slots__ = ("_counts", "_parts", "_terms")
 
@@ -31,7 +29,7 @@ class Sum:
         return Sum((), (self, other))
 
     def counts(self) -> Mapping[Any, int]:
-        """How often each term is in the sum."""
+        """How often each term (a sample's id, or a pair of id and tensor-parallel index) is in the sum; cached."""
         if self._counts is None:
             terms, sums, pending = list[Iterable[Any]](), list[Mapping[Any, int]](), [self]
             while pending:
@@ -50,9 +48,10 @@ class Sum:
 
 
 class Gradient(NamedTuple):
-    """The samples that the gradient of a unit holds. split: those in the gradient of its split parameters. replicated: pairs
-    (sample, tensor-parallel index) in that of its replicated parameters. head: samples in the head's part of the gradient of an
-    embedding's table that the head uses too. tied: whether it has been summed with that of the other copy of a tied matrix."""
+    """The samples that the gradient of a unit (sub-layer) holds. split: those in the gradient of its split parameters.
+    replicated: pairs (sample, tensor-parallel index) in the gradient of its replicated parameters. head: samples in the head's
+    part of the gradient of an embedding's table that the head uses too. tied: whether it has been summed with the gradient of
+    the other copy of a tied matrix."""
 
     split: Sum
     replicated: Sum
@@ -60,7 +59,7 @@ class Gradient(NamedTuple):
     tied: bool = False
 
     def plus(self, other: Gradient) -> Gradient:
-        """Both gradients added."""
+        """The gradient that holds the samples of both."""
         return Gradient(self.split + other.split, self.replicated + other.replicated, self.head + other.head, self.tied)
 
 
@@ -69,12 +68,14 @@ EMPTY = Gradient(Sum(), Sum(), Sum())
 
 @lru_cache(maxsize=2**14)
 def contribution_of(rows: tuple[int, ...], tp_index: int) -> Gradient:
-    """The gradient that a backward pass of some samples adds to that of its unit, on one of the tensor-parallel ranks."""
+    """The gradient that a backward pass of the samples `rows` adds to its sub-layer's gradient on one tensor-parallel rank,
+    the one with index `tp_index`."""
     return Gradient(Sum(rows), Sum([(row, tp_index) for row in rows]), Sum())
 
 
 def _gradient(run: Interpreter, rank: int, head: Instruction, name: str) -> Gradient:
-    """The meaning of a gradient buffer. Raises Fault where nothing has been added to it in this step."""
+    """The meaning of the gradient buffer called `name`, which `head`, an instruction of `rank`, adds to or sums. Raises Fault
+    if the buffer still is of the step before, since nothing has been written to it in this step."""
     gradient = run.value(rank, name)
     if not isinstance(gradient, Gradient):
         raise fault_at(rank, head, f"adds to {name}, which is of the step before")
@@ -82,18 +83,22 @@ def _gradient(run: Interpreter, rank: int, head: Instruction, name: str) -> Grad
 
 
 def _has_replicated(program: Program, unit: int) -> bool:
-    """Whether a unit has parameters that all tensor-parallel ranks hold."""
+    """Whether the unit (sub-layer) with index `unit` has parameters of which every tensor-parallel rank holds all, not a shard,
+    such as a norm's."""
     return bool(program.model.units[unit].sublayer.replicated_count)
 
 
 def contribute(run: Interpreter, rank: int, head: Instruction, name: str, contribution: Gradient) -> None:
-    """Add a contribution to the gradient buffer `name`; it begins with it, unless the instruction also reads the buffer."""
+    """Add `contribution` to the meaning of the gradient buffer called `name` on `rank`. If `head`, the instruction, does not
+    also read the buffer, the contribution replaces what it held."""
     before = _gradient(run, rank, head, name) if name in head.reads else EMPTY
     run.values[rank][name] = before.plus(contribution)
 
 
 def _gather_parameters(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    """The gather of a unit's sharded parameters."""
+    """Symbolic execution of the all-gather of a sub-layer's sharded parameters (ZeRO stage 3): every rank then has all of them.
+    heads: the instruction of each of `ranks`. Raises Fault unless each reads its shard, not yet stepped. run: the interpreter,
+    whose table `values` of what each buffer means is read and updated."""
     for rank, head in zip(ranks, heads, strict=True):
         assert head.unit is not None
         if run.value(rank, head.reads[0]) != Weights(head.unit):
@@ -102,7 +107,9 @@ def _gather_parameters(run: Interpreter, ranks: Sequence[int], heads: list[Instr
 
 
 def _gather_updated(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    """The gather of stepped parameters that every rank keeps whole."""
+    """Symbolic execution of the all-gather of parameters after the optimizer's step (ZeRO stages 1 and 2): every rank then has
+    them whole again. heads: the instruction of each of `ranks`. Raises Fault unless each has stepped its shard. run: the
+    interpreter, whose table `values` of what each buffer means is read and updated."""
     for rank, head in zip(ranks, heads, strict=True):
         assert head.unit is not None
         if run.value(rank, head.reads[0]) != Weights(head.unit, stepped=True):
@@ -111,7 +118,9 @@ def _gather_updated(run: Interpreter, ranks: Sequence[int], heads: list[Instruct
 
 
 def _reduce_replicated(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    """The sum of gradients of replicated parameters over tensor-parallel ranks."""
+    """Symbolic execution of the all-reduce, over tensor-parallel ranks, of the gradients of parameters that all of them hold
+    whole. heads: the instruction of each of `ranks`. run: the interpreter, whose table `values` of what each buffer means is
+    read and updated."""
     gradients = [_gradient(run, rank, head, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
     total = Sum((), tuple(value.replicated for value in gradients))
     for rank, head, value in zip(ranks, heads, gradients, strict=True):
@@ -119,8 +128,9 @@ def _reduce_replicated(run: Interpreter, ranks: Sequence[int], heads: list[Instr
 
 
 def _reduce_gradients(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    """All-reduce and reduce-scatter alike: each rank's shard is the sum over the group, added to what the shard held where it
-    is read."""
+    """Symbolic execution of an all-reduce or reduce-scatter of gradients: each rank's gradient, or shard of it, becomes the sum
+    over the group, added to what its shard held before if the instruction reads that. heads: the instruction of each of
+    `ranks`. run: the interpreter, whose table `values` of what each buffer means is read and updated."""
     gradients = [_gradient(run, rank, head, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
     split, replicated, of_head = (Sum((), parts) for parts in list(zip(*gradients, strict=True))[:3])
     total = Gradient(split, replicated, of_head, gradients[0].tied)
@@ -131,18 +141,21 @@ def _reduce_gradients(run: Interpreter, ranks: Sequence[int], heads: list[Instru
 
 @cache
 def every_sample(samples: int) -> dict[int, int]:
-    """The counts of a sum that holds every sample exactly once."""
+    """The counts of a sum in which every sample is exactly once: 2 -> {0: 1, 1: 1}."""
     return dict.fromkeys(range(samples), 1)
 
 
 @cache
 def every_pair(samples: int, tp: int) -> dict[tuple[int, int], int]:
-    """The counts of a sum that holds every pair (sample, tensor-parallel index) exactly once."""
+    """The counts of a sum in which every pair (sample, tensor-parallel index) is exactly once. samples, tp: how many of each
+    there are."""
     return {(row, index): 1 for row in range(samples) for index in range(tp)}
 
 
 def _reduce_tied(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    """The sum of the gradients of both copies of a tied matrix."""
+    """Symbolic execution of the all-reduce of the gradients of both copies of a tied matrix (embedding and head): marks them as
+    summed. heads: the instruction of each of `ranks`. Raises Fault unless each already holds every sample exactly once. run:
+    the interpreter, whose table `values` of what each buffer means is read and updated."""
     for rank, head in zip(ranks, heads, strict=True):
         for name in head.reads:
             value = run.value(rank, name)
@@ -152,7 +165,9 @@ def _reduce_tied(run: Interpreter, ranks: Sequence[int], heads: list[Instruction
 
 
 def _optimizer_step(run: Interpreter, rank: int, head: Instruction) -> None:
-    """A step of the optimizer. Raises Fault unless the gradient holds every sample exactly once."""
+    """Symbolic execution of `head`, the optimizer's step on a sub-layer's parameters on `rank`. Raises Fault unless the
+    gradient holds every sample exactly once, the parameters are not yet stepped, and a tied matrix has been reduced. run: the
+    interpreter, whose table `values` of what each buffer means is read and updated."""
     assert head.unit is not None
     program, value, weights = run.programs[rank], run.value(rank, head.reads[0]), head.writes[0]
     if value is None:
@@ -171,7 +186,9 @@ def _optimizer_step(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _reduce_loss(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    """The sum of the loss over all ranks. Raises Fault unless it counts every sample exactly once."""
+    """Symbolic execution of the sum of the loss over all ranks. heads: the instruction of each of `ranks`. Raises Fault unless
+    the sum counts every sample exactly once. run: the interpreter, whose table `values` of what each buffer means is read and
+    updated."""
     total = Sum((), tuple(run.value(rank, "loss") for rank in ranks))
     if total.counts() != every_sample(run.programs[0].samples):
         raise fault_at(ranks[0], heads[0], "does not count each sample once")

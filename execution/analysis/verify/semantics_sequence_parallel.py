@@ -23,25 +23,30 @@ from trainplan.profiling.models.sublayers import shard_bounds
 
 
 def enters(program: Program, unit: int) -> bool:
-    """Whether a unit computes something before its matrices on the rank's own tokens."""
+    """Whether the unit (sub-layer) with index `unit` has sequence parallelism and computes something on the rank's own tokens
+    before its matrix multiplications, such as a norm."""
     return program.shares_tokens(unit) and program.token_share(unit).enters
 
 
 def own_tokens(run: Interpreter, rank: int, unit: int) -> tuple[int, int] | None:
-    """(first, end) of the tokens of each sample that a rank has in a unit's layout; None where it has all."""
+    """(first, end) of the tokens of each sample that a rank holds in the layout of the unit (sub-layer) with index `unit`;
+    None if it holds all tokens."""
     program = run.programs[rank]
     part, parts = program.strategies[unit].share(program.index_in_stage)
     return shard_bounds(program.model.units[unit].sublayer.tokens, parts, part) if parts > 1 else None
 
 
 def drops_alike(rank: int, head: Instruction, x: Hidden) -> None:
-    """Raises Fault unless an instruction draws dropout for the samples that it works on."""
+    """Raises Fault if `head`, an instruction of `rank`, draws dropout masks for other samples than those that it works on,
+    whose meaning is `x`."""
     if (rows := head.args.get("rows", x.rows)) != x.rows:
         raise fault_at(rank, head, f"drops numbers as of samples {some(rows)} and gets {some(x.rows)}")
 
 
 def _enter(run: Interpreter, rank: int, head: Instruction) -> None:
-    """Rule of the computation before a unit's matrices, on the rank's tokens."""
+    """Symbolic execution of `head`, the computation of a sub-layer before its matrices (such as its norm) on the tokens of
+    `rank`, under sequence parallelism. Raises Fault unless its input is on these tokens and its parameters are whole. run: the
+    interpreter, whose table `values` of what each buffer means is read and updated."""
     x = run.value(rank, head.reads[0])
     assert head.unit is not None
     tokens = own_tokens(run, rank, head.unit)
@@ -55,7 +60,9 @@ def _enter(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _leave(run: Interpreter, rank: int, head: Instruction) -> None:
-    """Rule of the computation after the sum of the outputs of a unit's matrices, on the rank's tokens."""
+    """Symbolic execution of `head`, the computation of a sub-layer after the sum of its matrices' outputs (dropout, residual)
+    on the tokens of `rank`, under sequence parallelism. Raises Fault unless sum and residual are whole and of the same samples
+    and tokens. run: the interpreter, whose table `values` of what each buffer means is read and updated."""
     assert head.unit is not None
     y, share = run.value(rank, head.reads[0]), run.programs[rank].token_share(head.unit)
     if (y.stage, y.boundary) != ("sum", head.unit + 1) or not y.whole():
@@ -69,7 +76,9 @@ def _leave(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _leave_backward(run: Interpreter, rank: int, head: Instruction) -> None:
-    """The gradient of the dropout after a unit's matrices."""
+    """Symbolic execution of `head`, the backward pass of a sub-layer's dropout after its matrices on the tokens of `rank`,
+    under sequence parallelism: it writes the gradient of the dropout's input. Raises Fault unless it reads the whole gradient
+    of the output. run: the interpreter, whose table `values` of what each buffer means is read and updated."""
     assert head.unit is not None
     gradient = run.value(rank, head.reads[0])
     of_output = (gradient.stage, gradient.boundary, gradient.tokens)
@@ -80,7 +89,9 @@ def _leave_backward(run: Interpreter, rank: int, head: Instruction) -> None:
 
 
 def _gather_tokens(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    """The gather of all tokens."""
+    """Symbolic execution of the all-gather of tokens under sequence parallelism: every rank of the group then has all tokens of
+    its samples. heads: the instruction of each of `ranks`. Raises Fault if samples differ or tokens are missing. run: the
+    interpreter, whose table `values` of what each buffer means is read and updated."""
     values = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
     first = values[0]
     for rank, head, value in zip(ranks, heads, values, strict=True):
@@ -94,7 +105,9 @@ def _gather_tokens(run: Interpreter, ranks: Sequence[int], heads: list[Instructi
 
 
 def _scatter_tokens(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    """The sum of partial results on all tokens, of which each rank gets its own tokens."""
+    """Symbolic execution of the reduce-scatter of tokens under sequence parallelism: partial results on all tokens are summed,
+    and each rank gets its own tokens of the sum. heads: the instruction of each of `ranks`. Raises Fault if samples differ or a
+    partial result comes twice. run: the interpreter, whose table `values` of what each buffer means is read and updated."""
     values = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
     first, parts = values[0], set[int]()
     for rank, head, value in zip(ranks, heads, values, strict=True):
@@ -114,7 +127,8 @@ def _scatter_tokens(run: Interpreter, ranks: Sequence[int], heads: list[Instruct
 def _check_all_tokens(
     run: Interpreter, ranks: Sequence[int], heads: list[Instruction], shares: Sequence[tuple[int, int] | None]
 ) -> None:
-    """Raises Fault unless the ranks of a group have all tokens of a sample, in order, without overlap."""
+    """Raises Fault unless the ranks of a group have all tokens of a sample together, in order, without overlap. heads, shares:
+    the instruction, and (first, end) of the tokens, of each of `ranks`."""
     unit = heads[0].unit
     assert unit is not None
     ends = [0, *(end for share in shares for end in share or ())]
@@ -124,7 +138,9 @@ def _check_all_tokens(
 
 
 def _slice_tokens(run: Interpreter, rank: int, head: Instruction) -> None:
-    """The rank's own tokens, out of all."""
+    """Symbolic execution of `head`, which takes the own tokens of `rank` out of a buffer of all tokens. Raises Fault if the
+    buffer is not complete, or the tokens are not the rank's. run: the interpreter, whose table `values` of what each buffer
+    means is read and updated."""
     assert head.unit is not None
     value, tokens = run.value(rank, head.reads[0]), head.args["tokens"]
     if not value.complete():

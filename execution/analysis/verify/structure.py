@@ -45,7 +45,7 @@ def _blocks(value: Any) -> bool:
 
 
 def _units(value: Any) -> bool:
-    """Whether a value is a range of one unit or more."""
+    """Whether a value is a range of one sub-layer or more."""
     return type(value) is range and value.step == 1 and len(value) > 0
 
 
@@ -103,9 +103,10 @@ _ARGUMENTS: dict[str, tuple[Test, str]] = {
 
 
 def misplaced(programs: Sequence[Program], every_rank: bool = True) -> list[str]:
-    """Faults of programs' own fields, and of how their ranks relate to each other, as lines of text.
+    """Faults of the programs' own fields (types, ranges, stages), and of how their ranks relate to each other, as lines of
+    text; empty if there are none. A program is one rank's instructions for a training step.
 
-    every_rank: whether the programs are those of all ranks, in order; else they are of at least one rank of each stage.
+    every_rank: whether the programs are those of all ranks, in order; if not, they are of at least one rank of each stage.
     """
     if not programs:
         return ["there is no program"]
@@ -123,7 +124,8 @@ def misplaced(programs: Sequence[Program], every_rank: bool = True) -> list[str]
 
 
 def malformed(program: Program) -> list[str]:
-    """The first malformed instruction of a program, as a line of text; empty where all are well-formed."""
+    """The first malformed instruction of a program, as a list of one line of text; empty if all instructions are
+    well-formed."""
     micro_batches, gathered = set[int | None](), set[str]()
     for index, instruction in enumerate(program.instructions):
         fault = _wrong_field(instruction, _INSTRUCTION)
@@ -140,8 +142,8 @@ def malformed(program: Program) -> list[str]:
 
 
 def _wrong_field(record: Program | Instruction, tests: Mapping[str, tuple[Test, str]]) -> str | None:
-    """The first field of a program or instruction that fails its test, as text; None if all pass. tests: by field, the test and
-    words for what it wants."""
+    """The first field of a program or instruction that fails its test, as text; None if all pass. tests: by the field's name,
+    (the test of its value, words for what it should be)."""
     fields = record.__dict__
     for name, (test, wanted) in tests.items():
         if not test(fields[name]):
@@ -150,19 +152,19 @@ def _wrong_field(record: Program | Instruction, tests: Mapping[str, tuple[Test, 
 
 
 def _shown(value: Any) -> str:
-    """A value as a short text."""
+    """A value's `repr` on one line, of at most 40 characters, for a message."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 40 else text[:37] + "..."
 
 
 def _misplaced(program: Program, first: Program) -> str | None:
-    """The fault of a program's own fields, or of its rank's index among the ranks of `first`, another program of the plan, as
-    text; None if there is none."""
+    """The fault of a program's own fields, of their agreement with `first`, another program of the plan, or of its rank's
+    index in the stage, as text; None if there is none. A program is one rank's instructions for a training step."""
     for name in ("world", "model", "strategies", "samples", "stages", "groups", "precision", "optimizer"):
         value, other = getattr(program, name), getattr(first, name)
         if value is not other and value != other:
             return f"{name} is {_shown(value)}, of rank {first.rank} {_shown(other)}"
-    if program.precision.of(program.model) != program.precision:
+    if program.precision.for_model(program.model) != program.precision:
         return f"precision is {_shown(program.precision)}, with a model in {program.model.dtype}"
     if len(program.strategies) != len(program.model.units):
         return f"has {len(program.strategies)} strategies for {len(program.model.units)} units"
@@ -178,8 +180,9 @@ def _misplaced(program: Program, first: Program) -> str | None:
 
 
 def _wrong_stages(program: Program) -> str | None:
-    """The fault of a program's stages, as text: that they do not cover the units in order, that their ranks do not fit the
-    strategies, or that a rank is in no group or in several; None if there is none."""
+    """The fault of a program's stages, as text: they do not cover the units (sub-layers) in order, their numbers of ranks do
+    not fit the strategies, or a rank is in no group or in several; None if there is none. A program is one rank's instructions
+    for a training step."""
     if len(program.stages) != len(program.groups) or len(program.stages) > len(program.strategies):
         return f"has {len(program.stages)} stages on {len(program.groups)} groups of ranks"
     begin = 0
@@ -199,13 +202,15 @@ def _wrong_stages(program: Program) -> str | None:
 
 
 def _wrong_message(message: Instruction) -> str | None:
-    """The fault of one message of a point-to-point operation, as text; None if there is none."""
+    """The fault of one message of a point-to-point operation, as text: it has messages of its own, or a wrong field; None if
+    there is none."""
     return "a message is grouped itself" if message.grouped else _wrong_field(message, _INSTRUCTION)
 
 
 def _wrong_arguments(i: Instruction, program: Program, gathered: set[str]) -> str | None:
-    """The fault of the arguments of an instruction, as text; None if there is none. gathered: names of the inputs of matrices
-    that have been gathered so far, to which this one is added."""
+    """The fault of the arguments of instruction `i`, as text; None if there is none. gathered: names of those inputs of
+    matrices that have been gathered so far (a second gather needs another argument); the function adds this instruction's to
+    it."""
     spec = i.op.spec
     names = spec.args
     if (
@@ -240,8 +245,8 @@ def _wrong_arguments(i: Instruction, program: Program, gathered: set[str]) -> st
 
 
 def _wrong_label(i: Instruction, program: Program) -> str | None:
-    """The fault of the unit, micro-batch or half that an instruction names, as text; None if its operation can be about
-    these."""
+    """The fault of the unit (sub-layer), micro-batch or half that instruction `i` names, as text; None if its operation can be
+    about these."""
     spec = i.op.spec
     if spec.of_unit == "none":
         units: Sequence[int | None] = (None,)

@@ -26,25 +26,29 @@ PREFIX = re.compile(
 
 
 def first(mark: Mark, lines: Sequence[str], begin: int = 0) -> tuple[int, re.Match[str]] | None:
-    """The index of the first line that has a mark, with its match; None if there is none. begin: the index to start from."""
+    """Find the first line of a log that matches a pattern. mark: the pattern, together with a text that every matching line
+    contains. begin: the index of the line to start from. Returns the line's index and its match; None if no line matches."""
     found = ((n, mark.pattern.search(lines[n])) for n in range(begin, len(lines)) if mark.part in lines[n])
     return next(((number, match) for number, match in found if match is not None), None)
 
 
 def last(mark: Mark, lines: Sequence[str]) -> tuple[int, re.Match[str]] | None:
-    """The index of the last line that has a mark, with its match; None if there is none. The last one counts because a job may
-    start several times before it makes a step."""
+    """Find the last line of a log that matches a pattern; the last one counts because a job may start several times before
+    it makes a step. mark: the pattern, together with a text that every matching line contains. Returns the line's index and
+    its match; None if no line matches."""
     found = ((n, mark.pattern.search(lines[n])) for n in range(len(lines) - 1, -1, -1) if mark.part in lines[n])
     return next(((number, match) for number, match in found if match is not None), None)
 
 
 def bare(line: str) -> str:
-    """A line without the prefixes of launchers and loggers."""
+    """A line of a log without the prefixes of launchers and loggers: "[rank0]:2025-01-01 10:00:00,1 INFO loss 2" -> "loss
+    2"."""
     return PREFIX.sub("", line, count=1)
 
 
 def value_of(text: str) -> Any:
-    """The value whose printed form is this text; the text itself if it is no Python literal."""
+    """The value that Python printed as this text: "[1, 2]" -> [1, 2]. Text that is not a Python literal is returned as it
+    is, without surrounding blanks."""
     text = text.strip()
     try:
         return ast.literal_eval(text)
@@ -53,7 +57,8 @@ def value_of(text: str) -> Any:
 
 
 def front_of(line: str, after: str) -> re.Pattern[str]:
-    """A pattern of the prefix that two consecutive lines share, such as a rank, a host or a time; any numbers match."""
+    """A pattern of the prefix that two consecutive lines of a log share, such as a rank, a host or a time. line: the earlier
+    line. after: the line after it. Numbers may differ: the pattern accepts any number where a line has one."""
     front = ""
     for one, other in zip(TOKEN.findall(line), TOKEN.findall(after), strict=False):
         if one != other and not (one.isdecimal() and other.isdecimal()):
@@ -63,16 +68,17 @@ def front_of(line: str, after: str) -> re.Pattern[str]:
 
 
 def block_at(lines: Sequence[str], number: int) -> Iterator[tuple[int, str]]:
-    """The lines after one line with their indices, without the prefix that launchers put in front of all of them. number: the
-    index of that line."""
+    """The lines of a log that follow the line with index `number`, as pairs of index and text, at most a fixed number of
+    them. The prefix that a launcher puts in front of every line is removed."""
     front = front_of(lines[number], lines[number + 1]) if number + 1 < len(lines) else re.compile("")
     for line_number in range(number + 1, min(len(lines), number + MOST_LINES)):
         yield line_number, front.sub("", lines[line_number], count=1) if front.match(lines[line_number]) else lines[line_number]
 
 
 def mapping_at(lines: Sequence[str], number: int, text: str) -> dict[str, Any] | None:
-    """The mapping that begins with a text at the end of a line and may continue on the following lines; None if it never ends.
-    number: the index of the line."""
+    """The printed mapping (dict or JSON object) that begins at the end of a line of a log and may continue on the following
+    lines. number: the index of that line. text: the end of that line, from the opening brace. Returns the mapping; None if
+    it never ends or cannot be parsed."""
     gathered, open_, after = text, _depth(text), block_at(lines, number)
     while open_ > 0 and (line := next(after, None)) is not None:
         gathered += "\n" + line[1]
@@ -89,18 +95,21 @@ def mapping_at(lines: Sequence[str], number: int, text: str) -> dict[str, Any] |
 
 
 def _depth(line: str) -> int:
-    """By how many brackets a line opens more than it closes, not counting those in quoted texts."""
+    """The number of brackets that a line opens minus the number that it closes, without brackets in quoted texts."""
     outside = TEXT.sub("", line)
     return sum(outside.count(sign) for sign in "{[(") - sum(outside.count(sign) for sign in "}])")
 
 
 def _plain(words: Mapping[str, str], match: re.Match[str]) -> str:
-    """A token in the form that a parser accepts: names of numbers (inf, nan) as `words` says, other names as quoted texts."""
+    """Replace a bare name in printed data by a form that a parser accepts. words: the parser's spelling of names of numbers,
+    such as inf and nan. match: a match whose group 1 is the name (None for quoted text, which is returned unchanged). Names
+    that are not in `words` become quoted texts: torch.float32 -> 'torch.float32'."""
     return match[0] if match[1] is None else words.get(match[1], repr(match[1]))
 
 
 def _whole(value: Any) -> Any:
-    """A value with whole numbers restored that DeepSpeed prints with exponents (those above 1000)."""
+    """A printed value in which floats above 1000 that are whole become integers, because DeepSpeed prints whole numbers with
+    exponents: 5e8 -> 500000000. In mappings this applies to the values."""
     if isinstance(value, dict):
         return {key: _whole(item) for key, item in value.items()}
     whole = isinstance(value, float) and abs(value) > 1e3 and value.is_integer()

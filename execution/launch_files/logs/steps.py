@@ -61,8 +61,9 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True)
 class RanOut:
-    """The end of a run by lack of memory. tried_bytes: the allocation that failed. allocated_bytes: memory of the run's tensors
-    at that time. capacity_bytes: that of the device. The last two are None if the message does not say them."""
+    """The end of a run because a device ran out of memory. tried_bytes: size of the allocation that failed. allocated_bytes:
+    memory of the run's tensors at that time. capacity_bytes: memory of the device. The last two are None if the message does
+    not say them."""
 
     tried_bytes: int
     allocated_bytes: int | None
@@ -73,10 +74,11 @@ class RanOut:
 class Log:
     """The measurements in the log of a run.
 
-    runtime: the one that wrote it. steps: their numbers. step_s: seconds of each step, or per sample or per token, as `per`
-    says. peak_bytes: peak memory by rank; under None if ranks are not named. reserved: whether peaks are memory that an
-    allocator has reserved. batch: samples of a step, if stated. mean: whether there is one time, the mean of the whole run.
-    bar: whether there is one time, the rate that a progress bar shows.
+    runtime: the name of the runtime that wrote the log. steps: the step numbers of the lines with a time. step_s: the seconds
+    of these lines, per step, per sample or per token of a device, as `per` says. per: "step", "sample" or "token of a device".
+    peak_bytes: peak memory by rank; the key is None if ranks are not named. reserved: whether peaks are memory that an
+    allocator has reserved. batch: samples per step, if stated. mean: whether there is only one time, the mean of the whole run.
+    bar: whether there is only one time, the rate that a progress bar shows.
     """
 
     runtime: str
@@ -91,12 +93,14 @@ class Log:
 
     @property
     def warmup(self) -> int:
-        """Number of measured lines at the beginning that are left out of the median."""
+        """Number of lines with a time at the beginning of the log that are left out of the median, because they measure the
+        warm-up."""
         return min(WARMUP, len(self.step_s) // 2)
 
     def of(self, noun: str, form: str = "{}") -> str:
-        """A text on the lines that the measured step is taken from, such as ``2 lines``. noun: that of a line. form: a format
-        for this text, used unless there is one time of the whole run."""
+        """A text that says which lines of the log the measured step is taken from, such as ``2 lines after the first 2``. noun:
+        what such a line is called, in the singular, such as "line". form: a template in which {} stands for the number and the
+        noun; it has no effect if the log has only one time for the whole run."""
         if self.mean or self.bar:
             return OF_BAR if self.bar else OF_ALL
         if len(self.steps) == 1 and self.steps[0] in FIRST:
@@ -105,7 +109,8 @@ class Log:
         return text + f" after the first {self.warmup if self.warmup > 1 else ''}".rstrip() * bool(self.warmup)
 
     def seconds(self, plan: Plan) -> float:
-        """The median time of a step after the warm-up in seconds, for a plan's batch."""
+        """The median time of one whole step in seconds, without the warm-up. plan: its batch size, sequence length and
+        number of devices convert times per sample or per token to times per step."""
         kept = self.step_s[self.warmup :]
         tokens = plan.batch.global_samples * plan.planned_model().tokens
         return (
@@ -115,7 +120,9 @@ class Log:
 
 
 def read_log(path: Path) -> Log:
-    """The measurements in the log of any of these runtimes. Raises InputError if it has no line of a step."""
+    """The measurements in a log file of a training run, whichever of the known tools wrote it (Megatron-LM, torchtitan,
+    DeepSpeed, NeMo, transformers); of several runs in the file, the last one. Raises InputError if it has no line of a
+    training step."""
     text = text_of_log(path)
     begin = last_run(text).begin
     if (log := log_of(text[begin:])) is not None:
@@ -128,7 +135,8 @@ def read_log(path: Path) -> Log:
 
 
 def log_of(text: str) -> Log | None:
-    """The measurements in the text of one run; None if it has no line of a step."""
+    """The measurements (step times, peak memory) in the log of one run, whichever of the known tools wrote it; None if it
+    has no line of a training step. text: the log."""
     readers = {"Megatron-LM": _megatron, "torchtitan": _torchtitan, "DeepSpeed": _deepspeed}
     readers |= {"DeepSpeed's pipelines": _pipeline, "NeMo": _nemo}
     for tool, reader in readers.items():
@@ -138,7 +146,8 @@ def log_of(text: str) -> Log | None:
 
 
 def ran_out(text: str) -> RanOut | None:
-    """How a run ended by lack of memory; None if it did not, or if it continued."""
+    """How a run ended because a device ran out of memory. text: the log of one run. None if no such message is in it, or if
+    training steps follow the message."""
     message_start = next(OUT_OF_MEMORY.finditer(text), None)
     if message_start is None or any(next(step.all(text[message_start.end() :]), None) for step in STEPS.values()):
         return None
@@ -148,7 +157,8 @@ def ran_out(text: str) -> RanOut | None:
 
 
 def _bytes(size: re.Match[str] | None) -> int | None:
-    """A size in bytes, from a match with a number and a unit; None without a match."""
+    """A size in bytes from the match of a pattern that has a number and a unit as its groups, such as 2.50 and GiB; None if
+    there is no match."""
     if size is None:
         return None
     number, unit = (text for text in size.groups() if text is not None)
@@ -156,12 +166,13 @@ def _bytes(size: re.Match[str] | None) -> int | None:
 
 
 def _number(text: str) -> float:
-    """The number that a text with commas between thousands stands for."""
+    """The number in a text with commas between thousands: "1,234.5" -> 1234.5."""
     return float(text.replace(",", ""))
 
 
 def _megatron(text: str) -> Log | None:
-    """The measurements in a log of Megatron-LM, of the steps with the last batch size; None if it has no steps."""
+    """The measurements in a log of Megatron-LM, only from steps with the final batch size, since smaller batches come before
+    it while the batch size is ramped up. None if the log has no steps."""
     lines = [(match, MEGATRON_BATCH.search(text, match.end(), match.endpos)) for match in MEGATRON.all(text)]
     last = next((int(batch[1]) for _, batch in reversed(lines) if batch), None)  # steps of smaller batches come before
     rows = [(int(match[1]), _number(match[2]) / 1e3) for match, batch in lines if not batch or int(batch[1]) == last]
@@ -173,7 +184,8 @@ def _megatron(text: str) -> Log | None:
 
 
 def _torchtitan(text: str) -> Log | None:
-    """The measurements in a log of torchtitan; None if it has no steps."""
+    """The measurements in a log of torchtitan: seconds per token of a device, from its tokens per second, and reserved
+    memory. None if the log has no steps. text: the log."""
     matches = list(TITAN.all(text))
     rows = [(int(match[2]), 1 / max(_number(match[4]), 1e-9)) for match in matches]
     peaks: dict[int | None, int] = {}
@@ -184,20 +196,22 @@ def _torchtitan(text: str) -> Log | None:
 
 
 def _deepspeed(text: str) -> Log | None:
-    """The measurements in a log of DeepSpeed; None if it has no steps."""
+    """The measurements in a log of DeepSpeed's engine: seconds per sample, from its samples per second, and peak memory of
+    rank 0. None if the log has no steps. text: the log."""
     rows = [(int(match[1]), 1 / max(_number(match[2]), 1e-9)) for match in DEEPSPEED.all(text)]
     peaks = [_number(match[1]) for match in DEEPSPEED_MEMORY.all(text)]
     return _log("deepspeed", rows, "sample", {0: round(max(peaks) * 2**30)} if peaks else {}, False, None)
 
 
 def _pipeline(text: str) -> Log | None:
-    """The measurements in a log of DeepSpeed's pipelines; None if it has no steps."""
+    """The measurements in a log of DeepSpeed's pipeline engine: seconds per step, without memory. None if the log has no
+    steps. text: the log."""
     rows = [(int(match[1]), _number(match[2])) for match in PIPELINE.all(text)]
     return _log("deepspeed", rows, "step", {}, False, None)
 
 
 def _nemo(text: str) -> Log | None:
-    """The measurements in a log of NeMo; None if it has no steps."""
+    """The measurements in a log of NeMo: seconds per step, without memory. None if the log has no steps. text: the log."""
     rows = [(number, _number(match[1])) for number, match in enumerate(NEMO.all(text))]
     batch = None
     for batch in NEMO_BATCH.finditer(text, text.find("train_step_timing")):  # noqa: B007
@@ -206,9 +220,9 @@ def _nemo(text: str) -> Log | None:
 
 
 def _trainer(text: str) -> Log | None:
-    """The measurement of a run of transformers' Trainer: the time of the whole run over its steps, which is more precise than
-    the printed steps per second; if the run has not ended, what its progress bar shows after the warm-up. None if there is
-    neither."""
+    """The measurement in a log of transformers' Trainer. For a run that ended, it is the time of the whole run divided by
+    its steps, which is more precise than the printed steps per second; otherwise the rate that its progress bar shows after
+    the warm-up. None if the log has neither."""
     total, resumed, ended = TRAINER_STEPS.search(text), TRAINER_FROM.search(text), TRAINER.search(text)
     count = 0 if total is None else int(total[1].replace(",", ""))
     steps = count - (0 if resumed is None else int(resumed[1]))
@@ -229,9 +243,9 @@ def _trainer(text: str) -> Log | None:
 
 
 def _bar(text: str, count: int | None) -> Log | None:
-    """The last rate that the progress bar of training shows after the warm-up; None if there is none. count: number of its
-    steps if known; otherwise all bars without a name must have the same number of steps, since those of evaluation have no name
-    either."""
+    """The last rate that the progress bar of training shows after the warm-up; None if there is none. count: the number of
+    steps of the run, if known; None if not: then all progress bars must have the same number of steps, since those of an
+    evaluation could not be distinguished."""
     bars = [match for match in TRAINER_BAR.finditer(text) if count is None or int(match[2]) == count]
     shown = [match for match in bars if int(match[1]) > WARMUP and float(match[3]) > 0]
     if not shown or len({match[2] for match in bars}) > 1:
@@ -244,7 +258,10 @@ def _bar(text: str, count: int | None) -> Log | None:
 def _log(
     runtime: str, rows: list[tuple[int, float]], per: str, peaks: dict[int | None, int], reserved: bool, batch: int | None
 ) -> Log | None:
-    """The measurements in rows of step number and seconds; None without rows."""
+    """Build a Log from the lines of a log file that have a time. rows: step number and seconds of each line. runtime: the name
+    of the runtime that wrote the log. per: unit of the seconds: "step", "sample" or "token of a device". peaks: peak memory in
+    bytes by rank; the key is None if the log names no rank. reserved: whether an allocator reserved this memory. batch: samples
+    per step, if stated. None if `rows` is empty."""
     if not rows:
         return None
     steps, seconds = zip(*rows, strict=True)
@@ -254,9 +271,10 @@ def _log(
 @in_one_line
 @dataclass(frozen=True)
 class LoggedRun:
-    """The measurements of a log compared with a plan's prediction. step_s: the median measured step in seconds. predicted_s:
-    the predicted one. tokens_per_s: measured tokens per second of all devices. lines: number of steps in the log. peaks:
-    measured and predicted bytes by rank, or of the fullest device (rank None)."""
+    """The measurements of a log compared with a plan's prediction. log: the measurements. step_s: the median measured step
+    time in seconds. predicted_s: the predicted step time in seconds. tokens_per_s: measured tokens per second of all devices
+    together. lines: number of steps in the log. peaks: rank, measured bytes and predicted bytes of each rank in the log; a
+    rank of None stands for the fullest device."""
 
     log: Log
     step_s: float
@@ -266,7 +284,10 @@ class LoggedRun:
     peaks: tuple[tuple[int | None, int, int], ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The comparison as plain values that can be written as JSON."""
+        """The comparison as JSON-ready values: `runtime`, `steps` (number of lines with a time), `step_s` and `predicted_s`
+        (measured and predicted step), `step_error` (predicted / measured - 1), `mean` (whether the time is a mean over the
+        run), `of` (which lines were used), `tokens_per_s`, `reserved` (whether peaks are reserved memory) and `peaks` (a list
+        of `rank`, `measured_bytes`, `predicted_bytes`)."""
         return {
             "runtime": self.log.runtime,
             "steps": self.lines,
@@ -282,8 +303,8 @@ class LoggedRun:
 
 
 def compared_with_log(plan: Plan, log: Log, where: str) -> LoggedRun:
-    """The measurements of a log compared with a plan's prediction. where: the plan's file, for errors. Raises InputError if the
-    plan has no prediction, or if the log is of another batch or of ranks that the plan lacks."""
+    """Compare the measurements of a log with a plan's prediction. where: the plan's file, for errors. Raises InputError if
+    the plan has no prediction, or if the log has another batch size or ranks that the plan lacks."""
     predicted = plan.predicted
     if predicted is None:
         raise InputError(

@@ -29,14 +29,15 @@ WHOLE = "give the log that the run prints, as text"
 
 
 class Mark(NamedTuple):
-    """A pattern of a line of a log. part: a text that every such line contains, by which it is found quickly. pattern: a
-    regular expression for the line."""
+    """A pattern that recognises one kind of line in a log. part: a text that every such line contains, by which lines are
+    found quickly. pattern: a regular expression for the line."""
 
     part: str
     pattern: re.Pattern[str]
 
     def all(self, text: str, begin: int = 0) -> Iterator[re.Match[str]]:
-        """The match of every line with this mark, in order. begin: the position in the text to start from."""
+        """The match of every line of a text that this pattern recognises, in order. begin: the position in the text to start
+        from."""
         at = text.find(self.part, begin)
         while at >= 0:
             begin, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
@@ -47,7 +48,8 @@ class Mark(NamedTuple):
 
 
 def mark(part: str, pattern: str) -> Mark:
-    """A Mark whose pattern is given as text. part: a text that every matching line contains."""
+    """Build a Mark, which recognises one kind of line in a log. part: a text that every such line contains. pattern: a
+    regular expression for the line, as text."""
     return Mark(part, re.compile(pattern))
 
 
@@ -77,7 +79,8 @@ STEPS = {
 
 
 def text_of_log(path: Path) -> str:
-    """The text of a log file without terminal colours, with lines ended by \\n. Raises InputError if it is no readable text."""
+    """The text of a log file without terminal colours, with lines that end with a single line feed. Raises InputError for a
+    folder, and for files that are unreadable, too large, compressed or in a format of TensorBoard or Weights & Biases."""
     where = str(path)
     try:
         status = path.stat()
@@ -100,7 +103,8 @@ def text_of_log(path: Path) -> str:
 
 
 def text_of_bytes(data: bytes) -> str:
-    """The text of bytes in UTF-8 or, as Windows writes it, UTF-16."""
+    """Decode the bytes of a log, which are UTF-8 or, as Windows writes it, UTF-16. Terminal colours and null characters are
+    removed, and every line ends with a single line feed."""
     coding = WIDE.get(data[:2])
     if coding is None and len(data) > 3 and data[1::2][:200].count(0) > 0.9 * len(data[1::2][:200]):
         coding = "utf-16-le"
@@ -111,8 +115,9 @@ def text_of_bytes(data: bytes) -> str:
 
 
 class Run(NamedTuple):
-    """The last run of a log, as positions in its text. after: the end of the steps of the run before it. begin: where its
-    configuration begins. steps: the end of the line of its first step."""
+    """Where the last run of a log stands, as positions (character offsets) in its text. after: the end of the last training
+    step of the run before it; 0 if there is none. begin: where the configuration that the run prints begins. steps: the end
+    of the line of its first training step."""
 
     after: int
     begin: int
@@ -120,7 +125,8 @@ class Run(NamedTuple):
 
 
 def last_run(text: str) -> Run:
-    """The last run of a log; the whole text if no tool prints its configuration."""
+    """Locate the last run in the text of a log that may hold several. The whole text counts as one run if no tool prints its
+    configuration in it."""
     marks = sorted(match.start() for line_mark in CONFIGURATIONS for match in line_mark.all(text))
     if not marks:
         return Run(0, 0, len(text))
@@ -132,7 +138,8 @@ def last_run(text: str) -> Run:
 
 
 def _last(step: Mark, text: str, end: int) -> int:
-    """The position of the last line before `end` that has a mark; -1 if there is none."""
+    """The position of the last line before the position `end` that a pattern recognises; -1 if there is none. step: the
+    pattern."""
     at = text.rfind(step.part, 0, end)
     while at >= 0:
         begin = text.rfind("\n", 0, at) + 1
@@ -144,5 +151,5 @@ def _last(step: Mark, text: str, end: int) -> int:
 
 
 def has_steps(text: str) -> str | None:
-    """The tool whose steps a text contains; None if it contains none."""
+    """The name of the tool whose training steps a log contains; None if it contains no steps of a known tool. text: the log."""
     return next((tool for tool, step in STEPS.items() if next(step.all(text), None) is not None), None)

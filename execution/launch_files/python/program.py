@@ -18,15 +18,20 @@ MOST_BYTES, MOST_STEPS, DEEPEST, MOST_ITEMS = 2**20, 20_000, 20, 100
 
 
 class _Returned(Exception):
-    """Raised where a followed function returns, with the value."""
+    """Raised when a function of the followed file returns, to leave its statements; it carries the returned value."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 class Program(Expressions):
-    """A Python file, evaluated from its first statement to the last. variables: values by name, which replace the file's
-    own."""
+    """A Python file that configures a run, evaluated from its first statement to the last without running or importing it:
+    known values are computed, and everything else is an UnreadExpression ("unread").
+
+    variables: values by name that the user gives; they replace the values that the file assigns. In methods, node, body and
+    target are parts of the file's syntax tree, and scope holds the values of names in one function call or, at the top, in the
+    file.
+    """
 
     def __init__(self, path: Path, variables: Mapping[str, str]) -> None:
         """Evaluates the file. Raises InputError if it is no Python."""
@@ -43,12 +48,14 @@ class Program(Expressions):
         self._guarded(lambda: self._block(self.tree.body, self.values))
 
     def call(self, name: str) -> Any:
-        """The value that a function of the file returns when called without arguments."""
+        """Follow a function of the file as if called without arguments, and give the value that it returns. name: the
+        function's name. Raises InputError if the file cannot be followed."""
         return self._guarded(lambda: self.enter(self.functions[name], ConstructedObject(name, 0), self.functions[name]))
 
     def _guarded(self, what: Any) -> Any:
-        """The result of a function that evaluates statements; it may end in `_Returned`. Raises InputError if the file is
-        nested too deeply."""
+        """Call a function that evaluates statements of the followed file, and give its result, or the returned value if the
+        statements end with `return`. what: the function, without arguments. Raises InputError if the file is nested too
+        deeply."""
         try:
             return what()
         except _Returned as returned:
@@ -57,12 +64,14 @@ class Program(Expressions):
             raise InputError(self.where, "", "is nested too deeply", "give a plainer file") from None
 
     def _block(self, body: Sequence[ast.stmt], scope: Scope) -> None:
-        """Evaluates statements in order."""
+        """Evaluate statements of the followed Python file in order. scope: the values of names so far, which assignments
+        change."""
         for statement in body:
             self._statement(statement, scope)
 
     def _statement(self, node: ast.stmt, scope: Scope) -> None:
-        """Evaluates one statement. Raises InputError after too many, and `_Returned` at a `return`."""
+        """Evaluate one statement of the followed Python file. scope: the values of names so far, which assignments change.
+        Raises InputError after too many statements, and an internal exception that carries the returned value at a `return`."""
         self._steps += 1
         if self._steps > MOST_STEPS:
             raise InputError(self.where, "", f"takes more than {MOST_STEPS} steps", "give a plainer file")
@@ -87,15 +96,7 @@ class Program(Expressions):
                 else:
                     self._block(node.body if truth else node.orelse, scope)
             case ast.For():
-                items = self.value(node.iter, scope)
-                items = list(items) if isinstance(items, dict) else items
-                breaks = any(isinstance(inner, ast.Break | ast.Continue) for inner in ast.walk(node))
-                if isinstance(items, list | tuple | range) and len(items) <= MOST_ITEMS and not breaks and not node.orelse:
-                    for item in items:
-                        self.assign(node.target, item, scope)
-                        self._block(node.body, scope)
-                else:
-                    self._blur([node], scope, node.iter)
+                self._for(node, scope)
             case ast.With():
                 for item in node.items:
                     result = self.value(item.context_expr, scope)
@@ -103,14 +104,7 @@ class Program(Expressions):
                         self.assign(item.optional_vars, result, scope)
                 self._block(node.body, scope)
             case ast.Try():
-                plain = all(isinstance(statement, ast.Import | ast.ImportFrom | ast.Pass) for statement in node.body)
-                if plain or not node.handlers:
-                    self._block([*node.body, *node.orelse], scope)
-                else:
-                    self._blur([*node.body, *node.orelse], scope, node)
-                for handler in node.handlers:
-                    self._blur(handler.body, scope, node)
-                self._block(node.finalbody, scope)
+                self._try(node, scope)
             case ast.FunctionDef():
                 self.functions[node.name] = node
                 scope.pop(node.name, None)
@@ -140,9 +134,38 @@ class Program(Expressions):
             case _:
                 self._blur([node], scope, node)
 
+    def _for(self, node: ast.For, scope: Scope) -> None:
+        """Evaluate a `for` loop: its body once per item if the items are known and few and the loop has no `break`,
+        `continue` or `else`; otherwise everything that the loop assigns becomes unread. scope: the values of names, which
+        are changed."""
+        items = self.value(node.iter, scope)
+        items = list(items) if isinstance(items, dict) else items
+        breaks = any(isinstance(inner, ast.Break | ast.Continue) for inner in ast.walk(node))
+        if isinstance(items, list | tuple | range) and len(items) <= MOST_ITEMS and not breaks and not node.orelse:
+            for item in items:
+                self.assign(node.target, item, scope)
+                self._block(node.body, scope)
+        else:
+            self._blur([node], scope, node.iter)
+
+    def _try(self, node: ast.Try, scope: Scope) -> None:
+        """Evaluate a `try` statement. The body is evaluated if it only imports or there are no handlers; otherwise, and in
+        handlers, whatever is assigned becomes unread, since it may or may not run. scope: the values of names, which are
+        changed."""
+        plain = all(isinstance(statement, ast.Import | ast.ImportFrom | ast.Pass) for statement in node.body)
+        if plain or not node.handlers:
+            self._block([*node.body, *node.orelse], scope)
+        else:
+            self._blur([*node.body, *node.orelse], scope, node)
+        for handler in node.handlers:
+            self._blur(handler.body, scope, node)
+        self._block(node.finalbody, scope)
+
     def _blur(self, body: Sequence[ast.stmt], scope: Scope, why: ast.AST) -> None:
-        """Handles statements that may run, may not run or may run several times: all that they assign becomes unread, and all
-        objects that they call with may be changed."""
+        """Handle statements that may run, may not run or may run several times: everything that they assign becomes unread, and
+        objects that they use in calls count as possibly changed. scope: the values of names, which are changed. why: the
+        condition or statement that is not decided, whose text stands for the unread values. Raises an internal exception that
+        carries an unread value if one of the statements is a `return`."""
         held = {id(held_object): held_object for statement in body for held_object in self.held(statement, scope)}
         open_, returns = replace(unread(why), held=tuple(held.values())), False
         for statement in body:
@@ -165,7 +188,8 @@ class Program(Expressions):
             raise _Returned(open_)
 
     def assign(self, target: ast.AST, value: Any, scope: Scope) -> None:
-        """Assigns a value to a target: a name, an attribute, an item, or a tuple of these."""
+        """Assign a value to the target of an assignment in the followed file: a name, an attribute, an item, or a tuple of
+        these. scope: the values of names, which are changed."""
         match target:
             case ast.Name():
                 scope[target.id] = self.variables.get(target.id, value)
@@ -195,7 +219,9 @@ class Program(Expressions):
                     self.assign(elt, part, scope)
 
     def enter(self, function: ast.FunctionDef, given: ConstructedObject, node: ast.AST) -> Any:
-        """The value that a function of the file returns for arguments. given: the arguments. node: the call."""
+        """Follow a call of a function that the file defines, and give the value that it returns; unread if the call is too
+        deep or the function is a generator or has an unknown decorator. given: the call's arguments, as the fields of an
+        object. node: the call, for its line."""
         spec, scope = function.args, Scope({OUTER: self._outer.get(function.name)})
         names = [argument.arg for argument in (*spec.posonlyargs, *spec.args)]
         defaults = dict(zip(reversed(names), reversed(spec.defaults), strict=False))

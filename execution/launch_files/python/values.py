@@ -56,9 +56,16 @@ Scope = dict[str, Any]
 
 
 class Expressions:
-    """The values of a file's expressions. where: the file. variables: values by name, which replace the file's own. functions:
-    those that the file defines. classes: names of the classes that it defines. values: those of the file's names. made: all
-    objects, in the order of their calls."""
+    """The values of the expressions of a Python file, found in its syntax tree without running it. A value is a plain value, a
+    Symbol (a name that the file does not define, such as `torch.bfloat16`), a ConstructedObject (the result of a call of
+    unknown code), or an UnreadExpression ("unread": not known without running the file).
+
+    where: the file. variables: values by name that the user gives; they replace the file's own. functions: definitions of the
+    file's functions by name. classes: names of the classes that the file defines. values: the values of the file's global
+    names. objects: all objects that calls have made, in the order of the calls. In methods, node and target are parts of the
+    file's syntax tree, and scope holds the values of names in one function call or, at the top, in the file; it refers to the
+    scope around it.
+    """
 
     def __init__(self, where: str, variables: Mapping[str, str]) -> None:
         self.where, self.variables = where, {name: literal(text) for name, text in variables.items()}
@@ -68,20 +75,23 @@ class Expressions:
         self.objects: list[ConstructedObject] = []
 
     def usual(self, name: str) -> Mapping[str, Any]:
-        """Default values of an object that a call without arguments makes, by section and field. name: that of the function or
-        class."""
+        """Default values of the object that a call without arguments makes, by section and field; empty here, since
+        subclasses know them. name: the name of the function or class that is called."""
         return {}
 
     def assign(self, target: ast.AST, value: Any, scope: Scope) -> None:
-        """Assigns a value to a target of an assignment."""
+        """Assign a value to the target of an assignment in the followed file: a name, an attribute, an item, or a tuple of
+        these. scope: the values of names, which are changed. Subclasses implement it."""
         raise NotImplementedError
 
     def enter(self, function: ast.FunctionDef, given: ConstructedObject, node: ast.AST) -> Any:
-        """The value that a function of the file returns for arguments."""
+        """Follow a call of a function that the file defines, and give the value that it returns; nothing is run. given: the
+        call's arguments, as the fields of an object. node: the call, for its line. Subclasses implement it."""
         raise NotImplementedError
 
     def value(self, node: ast.AST, scope: Scope) -> Any:
-        """The value of an expression: a literal, a Symbol, an object, or an UnreadExpression."""
+        """The value of an expression of the followed file: a plain value, a Symbol, a ConstructedObject or, if it is not
+        known, an UnreadExpression that lists the objects it may contain."""
         value = self._value(node, scope)
         if isinstance(value, UnreadExpression) and not isinstance(node, FOLLOWED):
             self.maybe_called(node, scope)
@@ -90,12 +100,14 @@ class Expressions:
         return replace(value, held=self.held(node, scope))
 
     def held(self, node: ast.AST, scope: Scope) -> tuple[ConstructedObject, ...]:
-        """The objects that names of an expression or a statement are, or may be."""
+        """The objects that the names in an expression or a statement refer to or may refer to, each of them once. node: the
+        expression or statement."""
         names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
         return self.held_in([self.look(name, scope) for name in names])
 
     def held_in(self, value: Any) -> tuple[ConstructedObject, ...]:
-        """The objects that a value is, may be, or contains."""
+        """The objects that a value is, may be, or contains, each of them once: the value itself, elements of lists and
+        dicts, and objects that an unread expression may contain."""
         values = [value]
         for value in values:
             if isinstance(value, list | tuple | dict) and len(values) < LONGEST:
@@ -106,8 +118,8 @@ class Expressions:
         return tuple({id(held_value): held_value for held_value in held if isinstance(held_value, ConstructedObject)}.values())
 
     def look(self, name: str, scope: Scope, otherwise: Any = None) -> Any:
-        """The value of a name: in a function, in the functions around it, or in the file. otherwise: the result if there is
-        none."""
+        """The value of a name in the followed file: in the function of this scope, in the functions around it, or in the
+        file. otherwise: the result if the name has no value."""
         level: Scope | None = scope
         while level is not None:
             if name in level:
@@ -116,14 +128,15 @@ class Expressions:
         return self.values.get(name, otherwise)
 
     def maybe_called(self, node: ast.AST, scope: Scope) -> None:
-        """Marks the objects of all calls in a part of the file as possibly changed, because these calls may or may not be
-        made."""
+        """Mark the objects that are used in calls within a part of the file as possibly changed, because these calls may or
+        may not be made. node: the part of the file."""
         for call in ast.walk(node):
             if isinstance(call, ast.Call):
                 self.change(list(self.held(call, scope)), call)
 
     def _value(self, node: ast.AST, scope: Scope) -> Any:
-        """The value of an expression by the kind of its node, as `value` before held objects are added."""
+        """The value of an expression by the kind of its syntax node. If it is not known, the result is an UnreadExpression
+        without the objects that it may contain, which the caller adds."""
         match node:
             case ast.Constant():
                 return node.value if isinstance(node.value, PLAIN) else unread(node)
@@ -177,8 +190,8 @@ class Expressions:
                 return unread(node)
 
     def _name(self, node: ast.Name, scope: Scope) -> Any:
-        """The value of a name in the followed Python file; a Symbol for functions, classes and builtins, unread if it is
-        unknown."""
+        """The value of a name in the followed Python file: a Symbol for functions, classes and builtins, an UnreadExpression
+        if the name has no known value."""
         found = self.look(node.id, scope, self)
         if found is not self:
             return found
@@ -187,7 +200,7 @@ class Expressions:
         return self.variables.get(node.id, unread(node))
 
     def _attribute(self, node: ast.Attribute, scope: Scope) -> Any:
-        """The value of `object.attribute` in the followed Python file; unread if the object is unknown."""
+        """The value of `object.attribute` in the followed Python file; an UnreadExpression if the object is unknown."""
         base = self.value(node.value, scope)
         if isinstance(base, Symbol):
             return Symbol(f"{base}.{node.attr}")
@@ -196,8 +209,9 @@ class Expressions:
         return self.part(base, node.attr, node.lineno)
 
     def part(self, of: ConstructedObject, name: str, line: int) -> Any:
-        """The value of a field of an object (`of`); a field that nothing has set becomes an object of its own. line: where it
-        is read."""
+        """The value of a field of an object. of: the object. name: the field's name. line: where the file reads it. A field
+        that nothing has set has its default value if that is known; otherwise it becomes an implied object of its own, which
+        is added to the fields."""
         if name.startswith("__"):
             of.changed.append(UnreadExpression(name, line))
         if name not in of.fields:
@@ -208,8 +222,8 @@ class Expressions:
         return of.fields[name]
 
     def _computed(self, node: ast.BinOp, scope: Scope) -> Any:
-        """The result of a binary operation in the followed Python file: arithmetic on known numbers, or joining known lists or
-        texts; unread otherwise."""
+        """The result of a binary operation such as `8 * nodes` in the followed Python file: arithmetic on known numbers, or
+        concatenation of known lists or texts; otherwise an UnreadExpression."""
         left, right = self.value(node.left, scope), self.value(node.right, scope)
         numbers = all(isinstance(operand, int | float) and abs(operand) < 2**63 for operand in (left, right))
         lists = all(isinstance(operand, list) for operand in (left, right)) or all(
@@ -225,8 +239,8 @@ class Expressions:
         return result if numbers or len(result) <= LONGEST else unread(node)
 
     def _either(self, node: ast.BoolOp, scope: Scope) -> Any:
-        """The value of an `and` or `or` expression in the followed Python file; unread if the truth of an operand is not
-        known."""
+        """The value of an `and` or `or` expression in the followed Python file; an UnreadExpression if it is not known
+        whether an operand counts as true."""
         for operand in node.values:
             value = self.value(operand, scope)
             truth = self.truth(value)
@@ -235,8 +249,8 @@ class Expressions:
         return value
 
     def _compared(self, node: ast.Compare, scope: Scope) -> Any:
-        """The truth of a comparison in the followed Python file: of known values, or of an object with None; unread
-        otherwise."""
+        """The result of a comparison in the followed Python file: a bool for known values and for an object compared with
+        None; otherwise an UnreadExpression."""
         left, right, kind = self.value(node.left, scope), self.value(node.comparators[0], scope), type(node.ops[0])
         if not all(isinstance(operand, PLAIN) for operand in (left, right)):
             result = [isinstance(operand, ConstructedObject) and not operand.implied for operand in (left, right)]
@@ -251,14 +265,14 @@ class Expressions:
             return unread(node)
 
     def truth(self, value: Any) -> bool | None:
-        """Whether a value counts as true; None if that is not known."""
+        """Whether a value of the followed file counts as true, as in an `if`; None if that is not known."""
         if isinstance(value, Symbol) or not isinstance(value, PLAIN):
             return True if isinstance(value, ConstructedObject) and not value.implied and not value.fields else None
         return bool(value)
 
     def _called(self, node: ast.Call, scope: Scope) -> Any:
-        """The result of a call in the followed Python file: a value for functions of the file and for some builtins, otherwise
-        a ConstructedObject. Raises InputError for functions such as `exec`, which hide values."""
+        """The result of a call in the followed Python file: a value for functions of the file and some builtins, otherwise a
+        ConstructedObject with the arguments as fields. Raises InputError for functions such as `exec`, which hide values."""
         function = self._method(node, scope) if isinstance(node.func, ast.Attribute) else self.value(node.func, scope)
         if isinstance(node.func, ast.Name) and isinstance(function, UnreadExpression) and node.func.id not in scope:
             function = Symbol(node.func.id)  # of an import of everything
@@ -311,7 +325,8 @@ class Expressions:
         return given
 
     def _method(self, node: ast.Call, scope: Scope) -> Any:
-        """The function that a method call names, as a Symbol; for a method of a known value or object, the call's result."""
+        """Evaluate `object.method(..)` in the followed file. If the object is a Symbol, the result is the Symbol of the
+        method, and the caller makes the call; if it is a known value or object, the result is that of the call."""
         assert isinstance(node.func, ast.Attribute)
         base, name = self.value(node.func.value, scope), node.func.attr
         if isinstance(base, Symbol):
@@ -350,7 +365,8 @@ class Expressions:
         return unread(node)
 
     def _arguments(self, node: ast.Call, scope: Scope) -> ConstructedObject:
-        """The evaluated arguments of a call, as the fields of an object without a name."""
+        """The evaluated arguments of a call, as the fields of an object without a name: by keyword, or "0", "1" and so on
+        for positional arguments; "**" for arguments whose names are not known."""
         given = ConstructedObject("", node.lineno)
 
         def take(name: str, value: Any, line: int) -> None:
@@ -371,8 +387,9 @@ class Expressions:
         return given
 
     def change(self, values: Sequence[Any], node: ast.AST, name: str = "") -> None:
-        """Records that objects are given to a call that may change them, so that their fields are no longer certain. node: the
-        call. name: that of the function."""
+        """Record that values are given to a call that may change them, so that the fields of objects among them are no
+        longer certain. values: the values. node: the call. name: the called function's name; empty if it is to be taken from
+        the call. Functions that are known to change nothing have no effect."""
         called = name or (ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else "")
         own = called in self.classes or any(
             isinstance(value, ConstructedObject) and value.name in self.classes for value in values
@@ -393,19 +410,21 @@ class Expressions:
 
 
 def unread(node: ast.AST) -> UnreadExpression:
-    """A part of a file as a value that is not known."""
+    """An UnreadExpression for a part of the file whose value is not known; it keeps the part's text and line. node: the part
+    of the file."""
     text = ast.unparse(node) if not isinstance(node, ast.Try) else "an exception"
     return UnreadExpression(shown(text.split("\n")[0]).strip("'\""), getattr(node, "lineno", 0))
 
 
 def loaded(target: ast.AST) -> ast.expr:
-    """The target of an assignment as an expression that reads it."""
+    """The target of an assignment as an expression that reads it, as `x += 1` reads `x` before it assigns it."""
     result = ast.parse(ast.unparse(target), mode="eval").body
     return ast.copy_location(result, target)
 
 
 def literal(text: str) -> Any:
-    """The value of a text of `--set`: a Python literal if it is one, else the text."""
+    """The value that the text VALUE of an option `--set NAME=VALUE` stands for: the value of a Python literal ("8" -> 8, "[1,
+    2]" -> [1, 2]), or the text itself if it is none."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):

@@ -41,8 +41,9 @@ WORD = r"[\"']?([A-Za-z0-9][\w.+-]*)"
 
 
 def command_of(path: Path, variables: Mapping[str, str]) -> Command:
-    """The command by which a script starts training; a plain list of arguments counts as one. variables: values of environment
-    variables and, by number, of positional parameters. Raises InputError."""
+    """The command by which a script starts training; the script is followed and not run. A file that is a plain list of
+    arguments counts as a command, too. variables: values of environment variables and, under their numbers, of positional
+    parameters. Raises InputError, also if it depends on a value that nobody has given."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise InputError(str(path), "", "is larger than 1 MiB", "give the script that starts training")
@@ -53,13 +54,16 @@ def command_of(path: Path, variables: Mapping[str, str]) -> Command:
 
 
 def words_of_command(text: str, variables: Mapping[str, str] | None = None) -> Command:
-    """The command in a line of text, as `import-run --command` takes it. Raises InputError."""
+    """The training command in a line of bash, as `import-run --command` takes it. variables: values of environment variables;
+    None for none. Raises InputError if the line starts no training, or depends on a value that nobody has given."""
     return command_of_text(text, variables or {}, COMMAND_LINE, Path("."))
 
 
 def command_of_text(text: str, variables: Mapping[str, str], where: str, folder: Path) -> Command:
-    """The command by which the text of a script starts training. variables: as of `command_of`. where: the script's name, for
-    errors. folder: the folder from which it reads files. Raises InputError."""
+    """The command by which the text of a script starts training; the script is followed and not run. variables: values of
+    environment variables and, under their numbers, of positional parameters. where: the script's name, for errors. folder:
+    the folder from which the script reads files. Raises InputError, also if the command depends on a value that nobody has
+    given."""
     if MARK.search(text) or "\0" in text:
         raise InputError(where, "", "holds characters that no script has", "give the script that starts training")
     text = text.replace("\r\n", "\n")
@@ -93,8 +97,9 @@ def command_of_text(text: str, variables: Mapping[str, str], where: str, folder:
 
 
 def _refuse_unused(shell: Evaluator, command: Command, texts: Sequence[str], where: str) -> None:
-    """Raises InputError for a variable that the user sets although no text of the script uses it, except as the name of an
-    option. texts: the script and the texts that it evaluates."""
+    """Check that every variable that the user sets by --set is used by the script. shell: the script's evaluator, after it.
+    command: the training command that was found. texts: the script and the texts that it evaluates. where: the script, for
+    errors. Raises InputError for a variable that no text uses, except as the name of an option."""
     recipes = RECIPES.search(command.program) is not None
     choices = {"recipe"} if recipes else {ACCELERATE} if command.tool not in ("megatron", "torchtitan") else set()
     fields = command.tool == "torchtitan" or recipes  # which --set may be of, too
@@ -117,8 +122,8 @@ def _refuse_unused(shell: Evaluator, command: Command, texts: Sequence[str], whe
 
 
 def _with_blanks(shell: Evaluator, command: Command) -> Command:
-    """The command with a note for every argument that gets no value because its variable is empty: one that the script sets,
-    but not on the path to the command."""
+    """A copy of the training command that notes (in `blank`) every argument without a value because its variable is empty:
+    the script sets the variable, but not on the path to the command. shell: the script's evaluator, after it."""
     blank, text = dict[str, UndecidedValue](), "\n".join(shell.texts)
     given = " with " + " and ".join(f"{name}={value}" for name, value in shell.given.items()) if shell.given else ""
     for name, where in shell.blank.items():
@@ -130,8 +135,9 @@ def _with_blanks(shell: Evaluator, command: Command) -> Command:
 
 
 def _missing_positions_error(shell: Evaluator, name: str, text: str, where: str) -> InputError | None:
-    """The error that lists all positional parameters the script needs, if it depends on one of several that nobody has given;
-    else None. name: the variable that it depends on."""
+    """The error that lists all positional parameters (such as $1) that the script needs, if the run depends on one of them
+    and nobody has given at least two; otherwise None. shell: the script's evaluator, after it. name: the variable that the
+    run depends on. text: the script. where: its name."""
     if not name.isdecimal() or len(shell.missing_positions) < 2:
         return None
     problem, values = missing_values(text, shell.missing_positions)
@@ -139,13 +145,14 @@ def _missing_positions_error(shell: Evaluator, name: str, text: str, where: str)
 
 
 def _is_list(text: str) -> bool:
-    """Whether a text is a list of arguments and not a script."""
+    """Whether a text is a plain list of arguments for a training command, such as `--num-layers 24`, and not a script."""
     first = re.search(r"^\s*([^#\s].*)$", text, re.MULTILINE)
     return first is not None and first[1].startswith("--")
 
 
 def _listed(shell: Evaluator, text: str, where: str) -> Command:
-    """A list of arguments as a command without a program."""
+    """The command of a text that is a plain list of arguments for Megatron-LM; the command has no program. shell: an
+    evaluator, which expands variables in the text. where: the text's name."""
     words: list[str] = []
     sources: dict[str, str] = {}
     state = shell.start(where)
@@ -168,8 +175,9 @@ def _listed(shell: Evaluator, text: str, where: str) -> Command:
 
 
 def missing_values(text: str, positions: Collection[int]) -> tuple[str, str]:
-    """The problem and the advice for a script that needs positional parameters. text: the script. positions: the numbers of the
-    parameters that nobody has given."""
+    """The problem and the advice for the error about a script that needs positional parameters, such as $1. text: the
+    script. positions: the numbers of the parameters that nobody has given. Example of advice: "--set 1=8 (GPUS) --set
+    2=..."."""
     names: dict[int, str] = {}
     for match in COPIED.finditer(text):
         names.setdefault(int(match[2] or match[3]), match[1])
@@ -181,8 +189,9 @@ def missing_values(text: str, positions: Collection[int]) -> tuple[str, str]:
 
 
 def _value(text: str, position: int, name: str) -> str:
-    """An example value for a positional parameter: one that the script compares it with, or else a typical one for the name.
-    name: the variable that it is copied to; empty if there is none."""
+    """An example value for a positional parameter, such as $1: one that the script compares it with, or else a typical value
+    for a variable of that name. text: the script. position: the parameter's number. name: the variable that the script
+    copies the parameter to; empty if there is none."""
     spelt = "|".join([rf"\$\{{?{position}\b", *([rf"\$\{{?{name}\b"] if name else [])])
     compared = re.search(rf"(?:{spelt})\}}?[\"']?[ \t]*(?:==?|!=|-eq|-ne)[ \t]*{WORD}", text)
     training_command = re.search(rf"\bcase[ \t]+[\"']?(?:{spelt})\}}?[\"']?[ \t]+in\s+\(?{WORD}", text)

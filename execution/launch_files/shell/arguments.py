@@ -37,8 +37,9 @@ HOLDS = re.compile(r"(?:ARG|OPT|FLAG|EXTRA|PARAM|CMD|COMMAND|CONFIG|SETTINGS|@)"
 
 
 def values_of(words: Sequence[str]) -> dict[str, Any]:
-    """The values of arguments by name: a text, several joined by blanks, or True for an argument without a value; and fields
-    set before all arguments, as in ``model.seq_length=4096``."""
+    """The values of a command's arguments by name, and of fields set as in Hydra: `model.seq_length=4096 --bf16 --lr 1e-4
+    --layers 2 3` -> {"model.seq_length": "4096", "--bf16": True, "--lr": "1e-4", "--layers": "2 3"}. words: the words after
+    the program. Underscores in names of arguments become hyphens."""
     values: dict[str, Any] = {}
     index = 0
     while index < len(words):
@@ -60,8 +61,9 @@ def values_of(words: Sequence[str]) -> dict[str, Any]:
 
 
 def undecided_argument(words: Sequence[str], marks: Marks) -> Unknown | None:
-    """The first undecided word that may be an argument or several arguments, and not just the value of one; None if there is
-    none."""
+    """The cause of the first word of a command that is not known and may be an argument or several arguments, and not just
+    the value of one; None if there is no such word. words: the words after the program. marks: the table of values that
+    nobody has given, which the words refer to."""
     key, taken = "", 0
     for word in words:
         mark = MARK.match(word)

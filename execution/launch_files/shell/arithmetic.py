@@ -26,11 +26,14 @@ NAME = re.compile(r"[A-Za-z_]\w*(\[[^\]]*\])?$")
 
 
 class Faulty(Exception):
-    """Raised for a text that is no arithmetic expression."""
+    """Raised for a text that is not an arithmetic expression of bash, or whose value cannot be computed."""
 
 
 def computed(text: str, get: Callable[[str], str], put: Callable[[str, str], None], depth: int = 0) -> int:
-    """The value of an arithmetic expression. get: returns the value of a variable. put: assigns one. Raises Faulty."""
+    """The value of an arithmetic expression of bash, such as `a + 2 * b`, as a signed 64-bit number. get: function from a
+    variable's name to its value as text. put: function that assigns a variable, given name and value. depth: how deeply the
+    expression is nested in values of variables that are expressions themselves (`a=b+1; b=c+1`); too deep ones are refused.
+    Raises Faulty for a text that is not arithmetic, or is nested too deeply."""
     if depth > 10 or len(text) > 4096:
         raise Faulty
     tokens, position = [], 0
@@ -51,25 +54,27 @@ def computed(text: str, get: Callable[[str], str], put: Callable[[str, str], Non
 
 
 class _Parser:
-    """A recursive-descent parser that evaluates the tokens of an expression; there is one method per level of precedence.
-    position: the index of the next token. runs: whether what is parsed takes effect."""
+    """A recursive-descent parser that evaluates the tokens of an arithmetic expression of bash; there is one method per
+    level of operator precedence. get, put: functions that read and assign a variable. position: the index of the next token.
+    runs: whether what is parsed takes effect; it is off in the branch of `a ? b : c`, `&&` or `||` that is not selected.
+    Methods raise Faulty for a text that is not arithmetic."""
 
     def __init__(self, tokens: list[str], get: Callable[[str], str], put: Callable[[str, str], None], depth: int) -> None:
         self.tokens, self.get, self.put, self.depth, self.position = tokens, get, put, depth, 0
         self.runs = True  # whether what is parsed takes effect
 
     def peek(self, offset: int = 0) -> str:
-        """A token ahead, without taking it; empty at the end."""
+        """The token that is `offset` tokens ahead in the expression, without taking it; empty at the end."""
         index = self.position + offset
         return self.tokens[index] if index < len(self.tokens) else ""
 
     def take(self) -> str:
-        """Takes the next token; empty at the end."""
+        """Return the next token and move past it; an empty text at the end."""
         self.position += 1
         return self.tokens[self.position - 1] if self.position <= len(self.tokens) else ""
 
     def comma(self) -> int:
-        """Parses and evaluates expressions separated by commas; returns the value of the last."""
+        """Parses and evaluates arithmetic expressions separated by commas; returns the value of the last."""
         value = self.assigned()
         while self.peek() == ",":
             self.take()
@@ -103,7 +108,8 @@ class _Parser:
         return yes if condition else no
 
     def binary(self, level: int) -> int:
-        """Parses and evaluates binary operators: those of LEVELS[level] and all that bind more tightly; returns the value."""
+        """Parse and evaluate binary operators, and return the value. level: an index into LEVELS, the groups of operators
+        from loosest to tightest binding; the operators of this level and of all later ones are parsed."""
         if level == len(LEVELS):
             return self.power()
         left = self.binary(level + 1)
@@ -149,7 +155,8 @@ class _Parser:
         return value
 
     def variable(self, name: str) -> int:
-        """The value of a variable, which may itself be an expression."""
+        """The value of a variable, whose text may itself be an expression; 0 in a branch that takes no effect. Raises Faulty
+        if the name is no variable's."""
         if not NAME.match(name):
             raise Faulty
         if not self.runs:
@@ -157,7 +164,8 @@ class _Parser:
         return computed(self.get(name), self.get, self.put, self.depth + 1)
 
     def set(self, name: str, value: int) -> int:
-        """Assigns a variable, if what is parsed takes effect, and returns the value."""
+        """Assign a variable, unless the expression is in a branch that takes no effect, and return the value, wrapped to 64
+        bits."""
         if not NAME.match(name):
             raise Faulty
         value = wrapped(value)
@@ -166,7 +174,8 @@ class _Parser:
         return value
 
     def of(self, operator: str, a: int, b: int) -> int:
-        """The result of a binary operator. Raises Faulty for a division by zero."""
+        """The result of a binary operator, such as "+", for the numbers a (left) and b (right). Raises Faulty for a division
+        by zero."""
         if operator in ("/", "%"):
             if b == 0:
                 if self.runs:
@@ -184,12 +193,13 @@ class _Parser:
 
 
 def wrapped(value: int) -> int:
-    """A number wrapped to signed 64 bits."""
+    """A number wrapped around to the range of signed 64-bit integers, as bash computes: 2**63 -> -2**63."""
     return (value + 2**63) % 2**64 - 2**63
 
 
 def number(token: str) -> int:
-    """The value of a written number. Raises Faulty."""
+    """The value of a number as bash writes it: decimal, octal (010), hexadecimal (0x10) or with a base (2#101). Raises
+    Faulty for other texts."""
     try:
         if "#" in token:
             base, digits = token.split("#", 1)

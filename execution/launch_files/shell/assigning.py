@@ -17,7 +17,9 @@ DECLARES = ("export", "declare", "typeset", "local", "readonly")
 
 
 def assign(shell: Evaluator, raw: str, state: State, where: str, named: bool = False) -> str:
-    """Evaluates one assignment as it is written, and returns the variable's name. named: whether an array is one with names."""
+    """Evaluate one assignment, such as `a=1`, `a[2]+=x` or `a=(x y)`, in the simulated shell, and return the variable's
+    name. raw: the assignment as it is written. state: the simulated shell, whose variable is changed. where: file and line,
+    for messages. named: whether an array's elements have names, as with `declare -A`. shell: the script's evaluator."""
     match = ASSIGNED.match(raw)
     assert match is not None
     name, index, more, value = shell.target(state, match[1]), match[2], match[3], raw[match.end() :]
@@ -53,8 +55,9 @@ def assign(shell: Evaluator, raw: str, state: State, where: str, named: bool = F
 
 
 def declare(shell: Evaluator, name: str, raws: Sequence[Raw], state: State, where: str) -> Outcomes:
-    """Evaluates `export`, `local`, `declare` and similar commands. name: the command. raws: its words as written. Returns the
-    possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluate `export`, `local`, `declare`, `typeset` or `readonly`. name: which of these commands. raws: its words as
+    written. shell: the script's evaluator. where: file and line. Nothing is run: state, the simulated shell, is changed; the
+    result has each possible state with how it goes on: "" (next statement), exit, return, break N or continue N."""
     words, flags = shell.words(state, where), ""
     targets: list[str] = []
     for raw in raws:
@@ -107,5 +110,5 @@ def declare(shell: Evaluator, name: str, raws: Sequence[Raw], state: State, wher
 
 
 def _quoted(text: str) -> str:
-    """A text in single quotes, as bash writes it."""
+    r"""A text in single quotes, as bash writes it: it's -> 'it'\''s'."""
     return "'" + text.replace("'", "'\\''") + "'"

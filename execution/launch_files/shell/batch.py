@@ -34,7 +34,9 @@ NODEFILE, HOSTFILE = "/var/spool/pbs/nodefile", "/var/spool/lsf/hostfile"
 
 
 def counts(words: Sequence[str], launcher: str = "") -> dict[str, str]:
-    """Nodes, tasks and devices from the options (words) of Slurm, MPI or another launcher, by Slurm's names."""
+    """Numbers of nodes, tasks and devices that the options of a launcher request, under Slurm's names: ["-N", "2",
+    "--gpus-per-node=8"] -> {"nodes": "2", "gpus-per-node": "8"}. words: the options. launcher: its name, such as mpirun or
+    srun; empty for `#SBATCH` lines. Counts that are not stated are left out."""
     if launcher == "jsrun":
         return _resource_sets(words)
     if launcher not in ("", "srun", "sbatch", "salloc", "prun", "horovodrun", "ibrun", "flux", *OF_TASKS):
@@ -59,7 +61,8 @@ def counts(words: Sequence[str], launcher: str = "") -> dict[str, str]:
 
 
 def _resource_sets(words: Sequence[str]) -> dict[str, str]:
-    """Number of tasks of jsrun: resource sets times tasks per set; "?" if they are not numbers."""
+    """The number of tasks that options of jsrun request, as {"ntasks": N}: resource sets times tasks per set; "?" if they
+    are not numbers. words: the options."""
     given: dict[str, str] = {}
     names = {"-n": "sets", "--nrs": "sets", "-a": "tasks", "--tasks-per-rs": "tasks", "-p": "ntasks", "--np": "ntasks"}
     for index, word in enumerate(words):
@@ -75,8 +78,9 @@ def _resource_sets(words: Sequence[str]) -> dict[str, str]:
 
 
 def batch_of(text: str) -> dict[str, str]:
-    """The counts in the header of a script for Slurm, PBS or LSF, and the variables and files by which these pass them to the
-    script."""
+    """Values that the batch system knows about a job, from the header of its script (#SBATCH, #PBS or #BSUB lines): counts
+    under Slurm's names ("nodes"), variables that the script sees ("SLURM_NNODES"), and contents of files ("file PATH").
+    text: the script. Empty if it has no header."""
     result: dict[str, str] = {}
     for pattern, of in ((SLURM, _slurm), (PBS, pbs), (LSF, _lsf)):
         if lines := pattern.findall(text):
@@ -85,12 +89,16 @@ def batch_of(text: str) -> dict[str, str]:
 
 
 def _slurm(words: Sequence[str]) -> dict[str, str]:
-    """The counts and variables of options of `#SBATCH`."""
+    """Counts of nodes, tasks and devices that options of `#SBATCH` request, under Slurm's names, and the variables by which
+    Slurm passes them to the script. words: the options."""
     return changed({}, {"nodes": "1", **counts(words)})
 
 
 def changed(batch: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:
-    """Slurm's counts after options of `sbatch` or `srun` override the header, and the variables that hold them."""
+    """Counts of nodes, tasks and devices of a job, and the variables that hold them, after options of `sbatch` or `srun`
+    override the script's header. batch: the job's values so far: counts under Slurm's names such as `nodes` and `ntasks`, and
+    variables such as SLURM_NNODES, all as texts. options: counts by Slurm's names, as `counts` gives them. Returns a new dict.
+    """
     result = {**batch, **options}
     nodes, per_node, tasks = result.get("nodes", ""), result.get("ntasks-per-node", ""), result.get("ntasks", "")
     if not tasks and per_node.isdecimal() and nodes.isdecimal():
@@ -104,7 +112,9 @@ def changed(batch: Mapping[str, str], options: Mapping[str, str]) -> dict[str, s
 
 
 def pbs(words: Sequence[str]) -> dict[str, str]:
-    """The counts and variables of PBS options such as `-l select=2:ngpus=8:mpiprocs=8` or `-l nodes=2:ppn=8:gpus=8`."""
+    """Counts of nodes, tasks and devices that options of PBS request, such as `-l select=2:ngpus=8:mpiprocs=8` or `-l
+    nodes=2:ppn=8:gpus=8`, under Slurm's names, and the variables and files by which PBS passes them to the script. words:
+    the options."""
     nodes, tasks, lines = 0, 0, list[str]()
     gpus, per_node = set[str](), set[str]()
     given = re.search(r"(?:^|[\s,])(select|nodes)=([^\s,]+)", " ".join(words))
@@ -132,7 +142,8 @@ def pbs(words: Sequence[str]) -> dict[str, str]:
 
 
 def _lsf(words: Sequence[str]) -> dict[str, str]:
-    """The counts and variables of LSF options such as `-nnodes 4` or `-n 32 -R "span[ptile=8]" -gpu "num=8"`."""
+    """Counts of nodes, tasks and devices that options of LSF request, such as `-nnodes 4` or `-n 32 -R "span[ptile=8]" -gpu
+    "num=8"`, under Slurm's names, and the variables and files by which LSF passes them to the script. words: the options."""
     text = " ".join(words)
     patterns = r"(?:^|\s)-nnodes\s+", r"(?:^|\s)-n\s+", r"\bptile=", r"-gpu\s+\S*num="
     nodes, tasks, per_host, gpus = ("".join(re.findall(rf"{pattern}(\d{{1,6}})\b", text)[:1]) for pattern in patterns)
@@ -149,6 +160,8 @@ def _lsf(words: Sequence[str]) -> dict[str, str]:
 
 
 def hostnames(batch: dict[str, str]) -> str | None:
-    """The output of `scontrol show hostnames` for the nodes of a job; None if their number is unknown."""
+    """The output of `scontrol show hostnames`: one made-up name per node of the job, such as node000, a line each. batch: a
+    job's values by name, of which SLURM_NNODES or else `nodes` (the number of nodes, as text) is read. None if neither is a
+    number."""
     nodes = batch.get("SLURM_NNODES", batch.get("nodes", ""))
     return "".join(f"node{n:03d}\n" for n in range(int(nodes))) if re.fullmatch(r"\d{1,5}", nodes) else None

@@ -34,8 +34,10 @@ ENVIRONMENTS = re.compile(
 
 
 def run(shell: Evaluator, raws: Sequence[Raw], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates the words of a simple command. raws: the words as written. Returns the possible states of the simulated shell
-    afterwards; nothing is run."""
+    """Evaluate a simple command of a script, which may consist of assignments, a program and its words: expand the words and
+    carry out what is known of the command. raws: the words as written. shell: the script's evaluator. where: file and line.
+    source: the script text. Nothing is run: state, the simulated shell, is changed; the result has each possible state with
+    how it goes on: "" (next statement), exit, return, break N or continue N."""
     words = shell.words(state, where)
     index = 0
     assigned: dict[str, Value] = {}
@@ -68,8 +70,12 @@ def command(
     environment: dict[str, Value] | None = None,
     plain: bool = False,
 ) -> Outcomes:
-    """Evaluates a command by its words. environment: variables set in front of it. plain: whether functions of the script with
-    its name are ignored. Returns the possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluate a command whose words are expanded: a function of the script, a command of the shell, a program whose effect is
+    known, or the start of another script or a training program, which is recorded. argv: the words. environment: values of
+    variables set in front of the command, as in `A=1 run`; None for none. plain: whether functions of the script with the
+    command's name are ignored. shell: the script's evaluator. where: file and line. source: the script text. Nothing is run:
+    state, the simulated shell, is changed; the result has each possible state with how it goes on: "" (next statement), exit,
+    return, break N or continue N."""
     environment = environment or {}
     argv = shell.marks.picked_words(argv, state.known())
     if not argv:
@@ -126,8 +132,10 @@ def command(
 def _one_after_another(
     shell: Evaluator, lines: list[list[str]], state: State, where: str, source: Source, environment: dict[str, Value]
 ) -> Outcomes:
-    """Evaluates commands one after another, every one in a process of its own. lines: the words of the commands. Returns the
-    possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluate several commands one after another, each in a process of its own, as xargs starts them. lines: the words of
+    each command. environment: values of variables set in front of xargs. shell: the script's evaluator. where: file and
+    line. source: the script text. Nothing is run: state, the simulated shell, is changed; the result has each possible state
+    with how it goes on: "" (next statement), exit, return, break N or continue N."""
     for argv in lines:
 
         def run(inner: State, argv: list[str] = argv) -> Outcomes:
@@ -138,8 +146,10 @@ def _one_after_another(
 
 
 def _called(shell: Evaluator, name: str, rest: list[str], state: State, where: str, environment: dict[str, Value]) -> Outcomes:
-    """Calls a function of the script with variables set in front of the call. Returns the possible states of the simulated
-    shell afterwards; nothing is run."""
+    """Call a function of the script. name: the function. rest: its arguments. environment: values of variables that are set
+    for the call alone. shell: the script's evaluator. where: file and line. Nothing is run: state, the simulated shell, is
+    changed; the result has each possible state with how it goes on: "" (next statement), exit, return, break N or continue
+    N."""
     held = {variable: state.variables.get(variable, ABSENT) for variable in environment}
     state.origins = {name: at for name, at in state.origins.items() if name not in environment}
     state.variables.update(environment)
@@ -151,14 +161,19 @@ def _called(shell: Evaluator, name: str, rest: list[str], state: State, where: s
 
 
 def _exit(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `exit`. Returns the possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluate bash's `exit`, with or without a status. shell: the script's evaluator. rest: the words after the command's
+    name. where: file and line. source: the script text. Nothing is run: state, the simulated shell, is changed; the result
+    has each possible state with how it goes on: "" (next statement), exit, return, break N or continue N."""
     if not state.commands:
         shell.left.append(where)
     return [(state, "exit")] if not rest else [(reached, "exit") for reached, _ in _return(shell, rest, state, where, source)]
 
 
 def _return(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `return`. Returns the possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluate bash's `return`, with or without a status. shell: the script's evaluator. rest: the words after the command's
+    name. where: file and line. source: unused, for a common signature. Nothing is run: state, the simulated shell, is
+    changed; the result has each possible state with how it goes on: "" (next statement), exit, return, break N or continue
+    N."""
     if rest:
         code = rest[0]
         conditions = Conditions(shell, state, where)
@@ -167,7 +182,8 @@ def _return(shell: Evaluator, rest: list[str], state: State, where: str, source:
 
 
 def _leaves(kind: str) -> Own:
-    """The function that evaluates `break` or `continue` (kind)."""
+    """The function that evaluates `break` or `continue` of a loop. kind: which of the two. The result has the signature of
+    all commands: evaluator, words, state of the simulated shell, file and line, and script text."""
 
     def run(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
         return [(state, f"{kind} {rest[0] if rest and rest[0].isdecimal() and rest[0] != '0' else 1}")]
@@ -176,7 +192,9 @@ def _leaves(kind: str) -> Own:
 
 
 def _shift(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `shift`. Returns the possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluate bash's `shift`, which drops positional parameters. shell: the script's evaluator. rest: the words after the
+    command's name. where, source: unused, for a common signature. Nothing is run: state, the simulated shell, is changed;
+    the result has each possible state with how it goes on: "" (next statement), exit, return, break N or continue N."""
     count = int(rest[0]) if rest and rest[0].isdecimal() and len(rest[0]) < 6 else 1
     state.status = True
     if state.arguments is None:
@@ -190,8 +208,10 @@ def _shift(shell: Evaluator, rest: list[str], state: State, where: str, source: 
 
 
 def _set(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `set`: options and positional parameters. Returns the possible states of the simulated shell afterwards;
-    nothing is run."""
+    """Evaluate bash's `set`, which changes options of the shell (`set -e`) and positional parameters (`set -- a b`). shell:
+    the script's evaluator. rest: the words after the command's name. where, source: unused, for a common signature. Nothing
+    is run: state, the simulated shell, is changed; the result has each possible state with how it goes on: "" (next
+    statement), exit, return, break N or continue N."""
     index = 0
     state.status = True
     while index < len(rest) and re.fullmatch(r"[-+][a-zA-Z]+", rest[index]):
@@ -206,7 +226,10 @@ def _set(shell: Evaluator, rest: list[str], state: State, where: str, source: So
 
 
 def _shopt(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `shopt`. Returns the possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluate bash's `shopt`, which turns options of the shell on (-s) or off (-u). shell: the script's evaluator. rest:
+    the words after the command's name. where, source: unused, for a common signature. Nothing is run: state, the simulated
+    shell, is changed; the result has each possible state with how it goes on: "" (next statement), exit, return, break N or
+    continue N."""
     state.status = True
     options = {word for word in rest if not word.startswith("-")}
     state.options = state.options | options if "-s" in rest else state.options - options if "-u" in rest else state.options
@@ -214,15 +237,20 @@ def _shopt(shell: Evaluator, rest: list[str], state: State, where: str, source: 
 
 
 def _alias(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `alias`. Returns the possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluate bash's `alias`, which defines abbreviations of commands. shell: the script's evaluator. rest: the words after
+    the command's name. where, source: unused, for a common signature. Nothing is run: state, the simulated shell, is
+    changed; the result has each possible state with how it goes on: "" (next statement), exit, return, break N or continue
+    N."""
     state.status = True
     state.aliases |= {word.partition("=")[0]: word.partition("=")[2] for word in rest if "=" in word}
     return [(state, "")]
 
 
 def _source(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates a sourced file, if it is there. Returns the possible states of the simulated shell afterwards; nothing is
-    run."""
+    """Evaluate `source FILE` or `. FILE`: the file's text, if the script wrote the file or it exists; otherwise it is noted
+    as missing. shell: the script's evaluator. rest: the words after the command's name. where: file and line. source:
+    unused, for a common signature. Nothing is run: state, the simulated shell, is changed; the result has each possible
+    state with how it goes on: "" (next statement), exit, return, break N or continue N."""
     state.status = True
     if not rest:
         return [(state, "")]
@@ -247,12 +275,18 @@ def _source(shell: Evaluator, rest: list[str], state: State, where: str, source:
 
 
 def _eval(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `eval`. Returns the possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluate bash's `eval`: its words, joined, as a text of the script. shell: the script's evaluator. rest: the words
+    after the command's name. where: file and line. source: unused, for a common signature. Nothing is run: state, the
+    simulated shell, is changed; the result has each possible state with how it goes on: "" (next statement), exit, return,
+    break N or continue N."""
     return shell.worded(" ".join(rest), state, where)
 
 
 def _cd(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `cd`. Returns the possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluate `cd` or `pushd`: the working directory changes; it is not known whether that succeeds if there is no such
+    folder. shell: the script's evaluator. rest: the words after the command's name. where: file and line. source: unused,
+    for a common signature. Nothing is run: state, the simulated shell, is changed; the result has each possible state with
+    how it goes on: "" (next statement), exit, return, break N or continue N."""
     state.status = True
     words = [word for word in rest if word not in ("-P", "-L", "--")]
     if not words or words[0] == "-":
@@ -268,7 +302,10 @@ def _cd(shell: Evaluator, rest: list[str], state: State, where: str, source: Sou
 
 
 def _unset(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `unset`. Returns the possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluate bash's `unset` for variables, elements of arrays and functions. shell: the script's evaluator. rest: the
+    words after the command's name. where, source: unused, for a common signature. Nothing is run: state, the simulated
+    shell, is changed; the result has each possible state with how it goes on: "" (next statement), exit, return, break N or
+    continue N."""
     state.status = True
     for word in rest:
         name, _, index = word.partition("[")
@@ -283,14 +320,19 @@ def _unset(shell: Evaluator, rest: list[str], state: State, where: str, source: 
 
 
 def _test(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `test`. Returns the possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluate the command `test`: its words are a condition, whose truth becomes the status. shell: the script's evaluator.
+    rest: the words after the command's name. where: file and line. source: unused, for a common signature. Nothing is run:
+    state, the simulated shell, is changed; the result has each possible state with how it goes on: "" (next statement),
+    exit, return, break N or continue N."""
     state.status = Conditions(shell, state, where).test(rest)
     return [(state, "")]
 
 
 def _bracket(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `[`, which fails without a closing bracket. Returns the possible states of the simulated shell afterwards;
-    nothing is run."""
+    """Evaluate the command `[ .. ]`, whose status is the truth of the words before the closing bracket; without that bracket
+    it fails. shell: the script's evaluator. rest: the words after the command's name. where: file and line. source: the
+    script text. Nothing is run: state, the simulated shell, is changed; the result has each possible state with how it goes
+    on: "" (next statement), exit, return, break N or continue N."""
     if rest[-1:] != ["]"]:  # `[ -z $A]`: a command that fails, unless the word is `]` alone
         state.status = Conditions(shell, state, where).undecided(rest[-1]) if rest and MARK.search(rest[-1]) else False
         return [(state, "")]
@@ -298,7 +340,9 @@ def _bracket(shell: Evaluator, rest: list[str], state: State, where: str, source
 
 
 def _status(value: bool) -> Own:
-    """The function that evaluates a command which always succeeds (True) or always fails (False)."""
+    """The function that evaluates a command which does nothing and always succeeds (value True) or always fails (value
+    False). It has the signature of all commands: evaluator, words, state of the simulated shell, file and line, and script
+    text."""
 
     def run(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
         state.status = value
@@ -308,7 +352,10 @@ def _status(value: bool) -> Own:
 
 
 def _let(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `let`. Returns the possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluate bash's `let`: every word is an arithmetic expression, and the value of the last one decides the status.
+    shell: the script's evaluator. rest: the words after the command's name. where: file and line. source: unused, for a
+    common signature. Nothing is run: state, the simulated shell, is changed; the result has each possible state with how it
+    goes on: "" (next statement), exit, return, break N or continue N."""
     outcomes: Outcomes = [(state, "")]
     for word in rest:
         outcomes = shell.arithmetic(word, state, where)
@@ -316,8 +363,10 @@ def _let(shell: Evaluator, rest: list[str], state: State, where: str, source: So
 
 
 def _prefix(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates the command after `exec`, `builtin` or `time`. Returns the possible states of the simulated shell afterwards;
-    nothing is run."""
+    """Evaluate the command that follows `exec`, `builtin` or `command` and their options; functions of the script with its
+    name are ignored. shell: the script's evaluator. rest: the words after the command's name. where: file and line. source:
+    the script text. Nothing is run: state, the simulated shell, is changed; the result has each possible state with how it
+    goes on: "" (next statement), exit, return, break N or continue N."""
     words = list(rest)
     while words and words[0].startswith("-"):
         words.pop(0)
@@ -325,8 +374,10 @@ def _prefix(shell: Evaluator, rest: list[str], state: State, where: str, source:
 
 
 def _command(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `command`, which may only look up a name (-v). Returns the possible states of the simulated shell afterwards;
-    nothing is run."""
+    """Evaluate `command NAME ..`, which ignores functions of the script, or `command -v NAME`, whose success is not known.
+    shell: the script's evaluator. rest: the words after the command's name. where: file and line. source: the script text.
+    Nothing is run: state, the simulated shell, is changed; the result has each possible state with how it goes on: "" (next
+    statement), exit, return, break N or continue N."""
     if rest and rest[0] in ("-v", "-V"):
         shell.uncertain(state, where, ["command", *rest])
         return [(state, "")]
@@ -334,8 +385,10 @@ def _command(shell: Evaluator, rest: list[str], state: State, where: str, source
 
 
 def _exec(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `exec`, which leaves the script. Returns the possible states of the simulated shell afterwards; nothing is
-    run."""
+    """Evaluate bash's `exec`: the command that it names, after which the script ends; without a command, nothing. shell: the
+    script's evaluator. rest: the words after the command's name. where: file and line. source: the script text. Nothing is
+    run: state, the simulated shell, is changed; the result has each possible state with how it goes on: "" (next statement),
+    exit, return, break N or continue N."""
     outcomes = _prefix(shell, rest, state, where, source)
     return [(reached, flow or "exit") for reached, flow in outcomes] if rest else outcomes
 

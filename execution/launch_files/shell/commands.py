@@ -51,13 +51,14 @@ PERFORMANCE = "setup_experiment.py"  # of Megatron-Bridge's scripts/performance
 
 @dataclass(frozen=True)
 class Command:
-    """A command that trains.
+    """A command of a script that starts training.
 
-    program: its script, module or tool. tool: the tool that it belongs to: megatron, torchtitan, or another's name; empty if
-    unknown. words: the words after the program. launcher: the words before it. where: file and line. devices: number of devices
-    that the launcher starts, if known. sources: file and line by argument. values: arguments by name. open: undecided
-    arguments, and why. files: files that the script writes. environment: variables of its environment. directory: where it
-    runs. blank: arguments without a value because their variable is empty.
+    program: its script, module or tool. tool: the tool that the program belongs to: megatron, torchtitan, or another's name;
+    empty if unknown. words: the words after the program. launcher: the words before it, such as those of torchrun. where: file
+    and line. devices: number of devices that the launcher starts, if known. sources: file and line by argument. values:
+    arguments by name. open: by name, arguments whose value is not known, and why. files: files that the script writes, content
+    by path. environment: variables of the command's environment. directory: the folder in which it runs. blank: by name,
+    arguments without a value because their variable is empty.
     """
 
     program: str
@@ -75,18 +76,22 @@ class Command:
     blank: Mapping[str, UndecidedValue] = field(default_factory=dict)
 
     def held(self, path: str) -> str | None:
-        """The content of a file that the script has written or edited; None for other files."""
+        """The content of a file that the script has written or edited; None for other files. path: as seen from the folder
+        in which the command runs."""
         return self.files.get(os.path.normpath(os.path.join(self.directory, path)))
 
     @property
     def kind(self) -> tuple[str, str]:
-        """The tool and the name of the program: commands of one kind may differ in their arguments only."""
+        """The tool and the file name of the program. Commands that different branches of a script reach can be treated as
+        one only if they are of one kind, so that they differ in their arguments alone."""
         return self.tool, self.program.rsplit("/", 1)[-1]
 
 
 def training_command(shell: Evaluator, founds: Sequence[ReachedCommand], path: str) -> Command:
-    """The one command that trains. founds: all commands that the script may reach. path: the script, for errors. Raises
-    InputError if there is none, or if it depends on an undecided value."""
+    """The one command of a script that trains. shell: the script's evaluator, after it. founds: all commands that the script
+    may reach, with the conditions on the way. path: the script, for errors. Arguments that differ between the sides of
+    undecided conditions are noted as open. Raises InputError if there is no such command, if there are several, or if which
+    one runs depends on a value that nobody has given."""
     numbers = sorted({number for found in founds for number in _decisions(shell, found)})
     runs: list[tuple[dict[int, bool], list[Command]]] = []
     result: dict[tuple[int, frozenset[tuple[int, bool]]], Command | None] = {}
@@ -127,8 +132,9 @@ def training_command(shell: Evaluator, founds: Sequence[ReachedCommand], path: s
 
 
 def _joined(shell: Evaluator, runs: list[tuple[dict[int, bool], list[Command]]], path: str) -> Command:
-    """One command for all that may run; arguments in which they differ are undecided. runs: for every combination of
-    conditions, the commands that train."""
+    """Join the commands that may run into one command, in which arguments that differ between them are undecided (`open`).
+    shell: the script's evaluator. runs: for every combination of undecided conditions (by number, whether the condition is
+    assumed to hold), the commands that train. path: the script, for errors."""
     every = [command for _, commands in runs for command in commands]
     first, values, opened, sources = every[0], dict(every[0].values), dict[str, UndecidedValue](), dict[str, str]()
     for command in reversed(every):
@@ -157,7 +163,8 @@ def _joined(shell: Evaluator, runs: list[tuple[dict[int, bool], list[Command]]],
 
 
 def _written(shell: Evaluator, commands: Sequence[Command], path: str) -> bool:
-    """Whether a path with undecided parts is a file that the script itself writes under the same name."""
+    """Whether a path whose name is not fully known, such as `ds.$JOB.json`, is a file that the script itself writes under
+    the same name, in every one of the commands. shell: the script's evaluator."""
     shown = shell.marks.shown(path)
     return shell.marks.names_one_file(path) and all(
         os.path.normpath(os.path.join(command.directory, shown)) in command.files for command in commands
@@ -165,14 +172,18 @@ def _written(shell: Evaluator, commands: Sequence[Command], path: str) -> bool:
 
 
 def _variable(shell: Evaluator, key: str) -> str:
-    """The variable whose value an unnamed condition selects, if all choices are of one variable; else empty."""
+    """The name of the variable that decides an undecided condition which names no variable itself: if all undecided values in
+    the script are choices for one and the same variable, that one; otherwise an empty text. shell: the script's evaluator,
+    which has the table of these choices. key: unused."""
     entries = [entry for entry in shell.marks.entries if isinstance(entry, Choice) and entry.variable]
     return entries[-1].variable if len({entry.variable for entry in entries}) == 1 else ""
 
 
 def _deciding(shell: Evaluator, runs: list[tuple[dict[int, bool], list[Command]]], of: Any) -> tuple[Unknown, str]:
-    """The condition that decides the value of a function of the runs: its cause and an example value. Preferably one in which
-    alone two runs with different values differ."""
+    """Find the undecided condition that decides a property of the run, and give the value that this condition depends on,
+    with an example for it. Preferred is a condition that alone separates two runs with different values. shell: the script's
+    evaluator. runs: for every combination of conditions (by number, whether the condition is assumed to hold), the commands
+    that train; the property must differ among them. of: function from these commands to the property."""
     value_of_run = {tuple(known.items()): of(commands) for known, commands in runs}
     for number in runs[0][0]:
         for known, value in value_of_run.items():
@@ -186,13 +197,13 @@ def _deciding(shell: Evaluator, runs: list[tuple[dict[int, bool], list[Command]]
 
 
 def _about(cause: Unknown) -> str:
-    """A text on what is known of an undecided value, for messages."""
+    """Text for messages on what is known of a value that nobody has given: "$SEQ has no value (run.sh:3)"."""
     return f"{f'${cause.name}' if cause.name else 'it'} {cause.why} ({cause.where})"
 
 
 class UndecidedRun(InputError):
-    """The error for a run that depends on a value which nobody has given. name: its variable. program: the program that would
-    start."""
+    """The error for a run that depends on a value which nobody has given. name: the variable that has this value; empty if
+    there is none. program: the program that would start."""
 
     name = ""
     program = ""
@@ -201,8 +212,9 @@ class UndecidedRun(InputError):
 def undecided_run(
     path: str, cause: Unknown, example: str = "", what: str = "decides what runs", empty: bool = False
 ) -> UndecidedRun:
-    """The error for a run that depends on an undecided value (cause). path: the script. example: a value of the variable. what:
-    what depends on it. empty: whether the variable may be empty."""
+    """Build the error for a run that depends on a value which nobody has given. path: the script. cause: the value, and what
+    is known of it. example: a value that would work. what: what depends on the value, as the end of a sentence. empty:
+    whether the variable may be empty, so that advice suggests the empty value."""
     if not cause.name:
         return UndecidedRun(path, "", f"{what}: it {cause.why} ({cause.where})", "give the command itself by --command")
     fix = f"say what it is: --set {cause.name}=" + ("'' where it holds nothing" if empty else example or "VALUE")
@@ -212,7 +224,7 @@ def undecided_run(
 
 
 def _several(path: str, commands: Sequence[Command]) -> InputError:
-    """The error for a script that starts several runs."""
+    """The error for a script that starts several training runs. path: the script. commands: the commands that train."""
     started = ", ".join(f"{command.program} ({command.where})" for command in commands[:4])
     return InputError(
         path, "", f"starts several runs: {started}", "give the one that is meant by --command, or a script with it alone"
@@ -220,7 +232,8 @@ def _several(path: str, commands: Sequence[Command]) -> InputError:
 
 
 def _nothing(shell: Evaluator, founds: Sequence[ReachedCommand], path: str) -> InputError:
-    """The error for a script that starts no training."""
+    """The error for a script that starts no training; it says what the script starts or lacks instead. shell: the script's
+    evaluator, after it. founds: all commands that the script reaches. path: the script."""
     if shell.absent:
         name, where = shell.absent[-1]
         return InputError(
@@ -247,7 +260,8 @@ def _nothing(shell: Evaluator, founds: Sequence[ReachedCommand], path: str) -> I
 
 
 def _decisions(shell: Evaluator, found: ReachedCommand) -> set[int]:
-    """The numbers of the conditions that a command depends on, in its guards or its words."""
+    """The numbers of the undecided conditions that a command depends on, because they guard it or select parts of its words.
+    shell: the script's evaluator. found: the command."""
     result = {number for number, _ in found.guards}
     waiting = list(MARK.findall("".join(found.words)))
     visited = set(waiting)
@@ -263,8 +277,9 @@ def _decisions(shell: Evaluator, found: ReachedCommand) -> set[int]:
 
 
 def _training(commands: Sequence[Command | None]) -> list[Command]:
-    """The commands that train: Megatron-LM's if there are any, otherwise those of other known tools, otherwise those whose name
-    suggests training, otherwise those with a launcher."""
+    """Select the commands that train from those that a script reaches: Megatron-LM's if there are any, otherwise those of
+    other known tools, otherwise those whose name suggests training, otherwise those with a launcher and arguments. Entries
+    of None are left out; the result is empty if nothing trains."""
     known = [command for command in commands if command is not None]
     for choice in (
         [command for command in known if command.tool == "megatron"],
@@ -278,7 +293,9 @@ def _training(commands: Sequence[Command | None]) -> list[Command]:
 
 
 def _command(shell: Evaluator, found: ReachedCommand, known: Mapping[int, bool]) -> Command | None:
-    """A reached command with conditions applied; None if it starts no program. known: sides by number of the condition."""
+    """Turn a command that the script reaches into a Command (program, launcher, arguments), under assumptions about undecided
+    conditions; None if it starts no program. shell: the script's evaluator. found: the command with the conditions on the way
+    to it. known: by number of each condition, whether it is assumed to hold."""
     words = shell.marks.picked_words(found.words, known)
     position, tool = _program(words)
     if position is None:
@@ -298,8 +315,9 @@ def _command(shell: Evaluator, found: ReachedCommand, known: Mapping[int, bool])
 
 
 def _program(words: Sequence[str]) -> tuple[int | None, str]:
-    """The index of the program in the words of a command, and the tool if the program is the tool itself. The index is None if
-    no program is started."""
+    """Find the program in the words of a command: ("torchrun", "-m", "pkg.train", "--lr", "1") -> (2, ""). Returns its
+    index, and the tool's name if the program is itself a tool such as axolotl (otherwise an empty text). The index is None
+    if no program is started."""
     position = 0
     while position < len(words):
         word = words[position]
@@ -329,7 +347,8 @@ def _program(words: Sequence[str]) -> tuple[int | None, str]:
 
 
 def _after_options(words: Sequence[str], position: int, launcher: str) -> int:
-    """The index after the options of a launcher. position: where they begin."""
+    """The index of the first word after the options of a launcher and their values. position: the index at which the options
+    begin. launcher: unused."""
     while position < len(words) and words[position].startswith("-"):
         name = words[position].partition("=")[0].replace("_", "-")
         alone = "=" in words[position] or name in FLAGS
@@ -338,7 +357,8 @@ def _after_options(words: Sequence[str], position: int, launcher: str) -> int:
 
 
 def _tool(program: str, values: Mapping[str, Any]) -> str:
-    """The tool that a program belongs to, by its name and arguments; empty if unknown."""
+    """The training tool that a program belongs to, judged by its name and its arguments; empty if unknown. values: the
+    arguments by name."""
     name = program.rsplit("/", 1)[-1]
     if "torchtitan" in program or any(key.startswith("--job.config") for key in values):
         return "torchtitan"
@@ -360,8 +380,8 @@ def _tool(program: str, values: Mapping[str, Any]) -> str:
 
 
 def _slots(world: str) -> int | None:
-    """Number of processes on all hosts, from the table of hosts that DeepSpeed's launcher passes on (base64); None if it is no
-    such table."""
+    """Number of processes on all hosts, from the base64 table of hosts that DeepSpeed's launcher passes on (`--world_info`);
+    None if the text is no such table."""
     try:
         hosts = json.loads(urlsafe_b64decode(world))
         return sum(len(slots) for slots in hosts.values())
@@ -372,8 +392,10 @@ def _slots(world: str) -> int | None:
 def devices_of(
     launcher: Sequence[str], batch: Mapping[str, str], environment: Mapping[str, str], files: Mapping[str, str] | None = None
 ) -> int | None:
-    """Number of ranks of a run, by its launcher, Slurm or MPI; None if they do not say. batch: values of the batch system.
-    files: content of files that the script wrote, by path from its working directory."""
+    """Number of ranks of a run, as its launcher, Slurm or MPI states it; None if nothing states it. launcher: the words before
+    the program. batch: what the batch system knows about the job: counts under Slurm's names and variables that the script
+    sees, such as {"nodes": "2", "SLURM_NNODES": "2"}. environment: the command's variables. files: content of files that the
+    script wrote, by path from its working directory; None for none."""
     values: dict[str, str] = {}
     for index, word in enumerate(launcher):
         name, sign, value = word.partition("=")
@@ -413,12 +435,12 @@ def devices_of(
 
 
 def _visible(text: str) -> str:
-    """Number of devices in CUDA_VISIBLE_DEVICES, as a text; empty if unknown."""
+    """Number of devices that a value of CUDA_VISIBLE_DEVICES lists, as a text: "0,1" -> "2". Empty if it is unknown."""
     return "" if MARK.search(text) or not text else str(len(text.split(",")))
 
 
 def _times(one: str, other: str) -> int | None:
-    """The product of two counts; None if one is not known."""
+    """The product of two counts that are given as texts; None if one of them is not a known number."""
     if not (re.fullmatch(r"\d{1,6}", one) and re.fullmatch(r"\d{1,6}", other)):
         return None
     return int(one) * int(other) or None

@@ -20,7 +20,9 @@ MOST_ROUNDS, FOREVER = 1000, 8
 
 
 def run(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
-    """Evaluates a loop or a `case`. Returns the possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluate a loop (`for`, `while`, `until`, `select`) or a `case`. shell: the script's evaluator. node: the statement's
+    syntax tree. source: the script text. Nothing is run: state, the simulated shell, is changed; the result has each
+    possible state with how it goes on: "" (next statement), exit, return, break N or continue N."""
     if node.type == "case_statement":
         return _case(shell, node, state, source)
     if node.type == "for_statement":
@@ -31,8 +33,10 @@ def run(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
 
 
 def _round(shell: Evaluator, body: Callable[[State], Outcomes], state: State, done: Outcomes, where: str) -> State | None:
-    """Evaluates one iteration of a loop. Returns the state that goes on to the next one, or None; states that leave the loop
-    are added to `done`, with how they go on."""
+    """Evaluate one iteration of a loop in the simulated shell. body: a function that evaluates the loop's body, given the
+    shell's state. state: the simulated shell before the iteration. done: a list to which states that leave the loop (by
+    `break`, `return` or `exit`) are added, each with how it goes on. Returns the state in which the next iteration begins; None
+    if there is no next one. shell: the script's evaluator. where: file and line."""
     going: list[tuple[State, str]] = []
     for reached, flow in body(state):
         kind, _, count = flow.partition(" ")
@@ -48,8 +52,9 @@ def _round(shell: Evaluator, body: Callable[[State], Outcomes], state: State, do
 
 
 def _for(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
-    """Evaluates `for NAME in ..` and `select`. Returns the possible states of the simulated shell afterwards; nothing is
-    run."""
+    """Evaluates `for NAME in ..` and `select`. shell: the script's evaluator. node: the statement's syntax tree. source: the
+    script text. Nothing is run: state, the simulated shell, is changed; the result has each possible state with how it goes
+    on: "" (next statement), exit, return, break N or continue N."""
     where = source.where(node)
     variable = node.child_by_field_name("variable")
     name = source.of(variable) if variable is not None else ""
@@ -66,8 +71,10 @@ def _for(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes
 
 
 def _for_values(shell: Evaluator, name: str, values: list[str], node: Node, state: State, source: Source) -> Outcomes:
-    """Evaluates the body of a `for` loop once per value; if an undecided condition selects the values, for both lists. Returns
-    the possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluate the body of a `for` loop once per value. name: the loop's variable. values: its values; if an undecided
+    condition selects between two lists, both are evaluated. shell: the script's evaluator. node: the statement's syntax
+    tree. source: the script text. Nothing is run: state, the simulated shell, is changed; the result has each possible state
+    with how it goes on: "" (next statement), exit, return, break N or continue N."""
     where = source.where(node)
     choice = shell.marks.choice_in(" ".join(value for value in values if MARK.search(value)))
     if choice is not None:
@@ -93,13 +100,16 @@ def _for_values(shell: Evaluator, name: str, values: list[str], node: Node, stat
 
 
 def _body(shell: Evaluator, body: Node | None, state: State, source: Source) -> Outcomes:
-    """Evaluates the body of a loop; an absent body changes nothing. Returns the possible states of the simulated shell
-    afterwards; nothing is run."""
+    """Evaluate the body of a loop once; a body that is None (absent) changes nothing. body: its syntax tree. shell: the
+    script's evaluator. source: the script text. Nothing is run: state, the simulated shell, is changed; the result has each
+    possible state with how it goes on: "" (next statement), exit, return, break N or continue N."""
     return [(state, "")] if body is None else shell.statement(body, state, source)
 
 
 def _while(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
-    """Evaluates `while` and `until`. Returns the possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluates `while` and `until`. shell: the script's evaluator. node: the statement's syntax tree. source: the script
+    text. Nothing is run: state, the simulated shell, is changed; the result has each possible state with how it goes on: ""
+    (next statement), exit, return, break N or continue N."""
     until = node.children[0].type == "until"
     conditions = [part for part in node.children_by_field_name("condition") if part.is_named]
     body = node.child_by_field_name("body")
@@ -115,7 +125,9 @@ def _while(shell: Evaluator, node: Node, state: State, source: Source) -> Outcom
 
 
 def _counted(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
-    """Evaluates `for ((a; b; c))`. Returns the possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluates `for ((a; b; c))`. shell: the script's evaluator. node: the statement's syntax tree. source: the script
+    text. Nothing is run: state, the simulated shell, is changed; the result has each possible state with how it goes on: ""
+    (next statement), exit, return, break N or continue N."""
     text, where = source.of(node), source.where(node)
     begin, end = text.index("((") + 2, text.index("))")
     body = node.child_by_field_name("body")
@@ -148,9 +160,11 @@ def _rounds(
     until: bool,
     forever: bool = False,
 ) -> Outcomes:
-    """Evaluates the iterations of a loop. until: whether it ends when the condition holds. forever: whether the condition
-    always holds, as in loops that start a run again and again; a few iterations are enough then. Raises TooMuch after too many.
-    Returns the possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluate the iterations of a loop. condition, body: evaluate the loop's condition and its body in a state. until:
+    whether the loop ends when the condition holds (`until`) instead of when it fails. forever: whether the condition always
+    holds, as in loops that start a run again and again; then a few iterations are enough. Raises TooMuch after too many
+    iterations. shell: the script's evaluator. where: file and line. Nothing is run: state, the simulated shell, is changed;
+    the result has each possible state with how it goes on: "" (next statement), exit, return, break N or continue N."""
     done: Outcomes = []
     going: State | None = state
     begun = len(state.commands)
@@ -190,7 +204,9 @@ def _rounds(
 
 
 def _unknown(shell: Evaluator, state: State, changed: list[str], where: str) -> None:
-    """Makes variables undecided that a loop with an unknown number of iterations changes."""
+    """Make variables undecided because a loop with an unknown number of iterations changes them. state: the simulated shell,
+    whose variables are changed. changed: the names of these variables. where: file and line of the loop. shell: the script's
+    evaluator."""
     for name in changed:
         unknown = shell.marks.unknown(name, where, "is changed by a loop, nobody knows how often")
         if isinstance(state.variables.get(name), Array):
@@ -202,8 +218,11 @@ def _unknown(shell: Evaluator, state: State, changed: list[str], where: str) -> 
 def _rounds_of_unknown_number(
     shell: Evaluator, body: Callable[[State], Outcomes], state: State, truth: Truth, where: str, until: bool
 ) -> Outcomes:
-    """Evaluates a loop whose condition is undecided: the variables that it changes are unknown after it. Returns the possible
-    states of the simulated shell afterwards; nothing is run."""
+    """Evaluate a loop whose number of iterations is not known: its body is evaluated once, and the variables that it changes
+    are unknown afterwards. body: evaluates the loop's body in a state. truth: the undecided condition, as a pair (decision,
+    side): it holds exactly where the decision comes out as `side`. until: whether the loop ends when the condition holds.
+    shell: the script's evaluator. where: file and line. Nothing is run: state, the simulated shell, is changed; the result
+    has each possible state with how it goes on: "" (next statement), exit, return, break N or continue N."""
     assert not isinstance(truth, bool)
     cause, before = truth[0].cause, state.copy()
 
@@ -226,7 +245,9 @@ def _rounds_of_unknown_number(
 
 
 def _case(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
-    """Evaluates `case`. Returns the possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluates `case`. shell: the script's evaluator. node: the statement's syntax tree. source: the script text. Nothing
+    is run: state, the simulated shell, is changed; the result has each possible state with how it goes on: "" (next
+    statement), exit, return, break N or continue N."""
     where = source.where(node)
     value = node.child_by_field_name("value")
     text = "" if value is None else shell.words(state, where).text(source.of(value))
@@ -235,8 +256,11 @@ def _case(shell: Evaluator, node: Node, state: State, source: Source) -> Outcome
 
 
 def _items(shell: Evaluator, text: str, items: list[Node], state: State, source: Source, falls: bool = False) -> Outcomes:
-    """Evaluates the items of a `case` from the first that matches. falls: whether the first is entered without a match, after
-    `;&`. Returns the possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluate the items (pattern and statements) of a `case` from the first one that matches. text: the text that is
+    matched. items: the syntax trees of the items that are left. falls: whether the first item is entered without a match,
+    because the item before it ended with `;&`. shell: the script's evaluator. source: the script text. Nothing is run:
+    state, the simulated shell, is changed; the result has each possible state with how it goes on: "" (next statement),
+    exit, return, break N or continue N."""
     if not items:
         state.status = True
         return [(state, "")]
@@ -263,7 +287,10 @@ def _items(shell: Evaluator, text: str, items: list[Node], state: State, source:
 
 
 def _matches(shell: Evaluator, text: str, raw: str, state: State, where: str) -> Truth:
-    """Whether a text matches one of the patterns of a `case` item; may be undecided. raw: the patterns as written."""
+    """Whether a text matches one of the patterns of a `case` item: True, False or, if that is not known, a pair (decision,
+    side): true exactly where the undecided condition `decision` comes out as `side`. raw: the patterns as written, separated
+    by |. state: the simulated shell, in which variables in the patterns are expanded. shell: the script's evaluator. where:
+    file and line."""
     conditions, words = Conditions(shell, state, where), shell.words(state, where)
     truth: Truth = False
     try:
@@ -292,7 +319,7 @@ def _matches(shell: Evaluator, text: str, raw: str, state: State, where: str) ->
 
 
 def _alternatives(raw: str) -> list[str]:
-    """The patterns of a `case` item, which are separated by |."""
+    """Split the patterns of a `case` item at | outside quotes and brackets: "a|@(b|c)" -> ["a", "@(b|c)"]."""
     from trainplan.execution.launch_files.shell.scan import end_of
 
     parts, position, begin, depth = list[str](), 0, 0, 0
@@ -306,8 +333,9 @@ def _alternatives(raw: str) -> list[str]:
 
 
 def branches(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
-    """Evaluates `if` with its `elif` and `else`. Returns the possible states of the simulated shell afterwards; nothing is
-    run."""
+    """Evaluates `if` with its `elif` and `else`. shell: the script's evaluator. node: the statement's syntax tree. source:
+    the script text. Nothing is run: state, the simulated shell, is changed; the result has each possible state with how it
+    goes on: "" (next statement), exit, return, break N or continue N."""
     parts: list[tuple[list[Node], list[Node]]] = [([], [])]
     rest: list[Node] = []
     condition = True
@@ -328,8 +356,11 @@ def branches(shell: Evaluator, node: Node, state: State, source: Source) -> Outc
 
 
 def chain(shell: Evaluator, parts: list[tuple[list[Node], list[Node]]], state: State, source: Source, where: str) -> Outcomes:
-    """Evaluates the first branch whose condition holds. parts: the statements of condition and body of each branch; `else` has
-    no condition. Returns the possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluate the first branch of an `if` whose condition holds; if a condition is undecided, its branch and the branches
+    after it are evaluated. parts: for each branch, the statements of its condition (empty for `else`) and of its body.
+    shell: the script's evaluator. source: the script text. where: file and line. Nothing is run: state, the simulated shell,
+    is changed; the result has each possible state with how it goes on: "" (next statement), exit, return, break N or
+    continue N."""
     if not parts:
         state.status = True
         return [(state, "")]
@@ -352,7 +383,10 @@ def chain(shell: Evaluator, parts: list[tuple[list[Node], list[Node]]], state: S
 
 
 def listed(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
-    """Evaluates `a && b` or `a || b`. Returns the possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluate `a && b` or `a || b`: the right side is evaluated depending on the status of the left side. shell: the
+    script's evaluator. node: the statement's syntax tree. source: the script text. Nothing is run: state, the simulated
+    shell, is changed; the result has each possible state with how it goes on: "" (next statement), exit, return, break N or
+    continue N."""
     left, right = node.named_children[0], node.named_children[-1]
     every = any(child.type == "&&" for child in node.children)
     result: Outcomes = []

@@ -28,20 +28,23 @@ BINARY = (*NUMBERS, *TEXTS, "-nt", "-ot", "-ef", "=~")
 
 
 class Conditions:
-    """Decides the conditions of one statement. where: its file and line."""
+    """Decides the conditions (`test`, `[ .. ]`, `[[ .. ]]`) of one statement of a script. A Truth is True, False or, if the
+    condition depends on a value that nobody has given, a pair (decision, side): true exactly where the undecided condition
+    `decision` comes out as `side`. shell: the script's evaluator. state: the simulated shell. where: file and line."""
 
     def __init__(self, shell: Evaluator, state: State, where: str) -> None:
         self.shell, self.state, self.where, self.marks = shell, state, where, shell.marks
 
     def undecided(self, text: str, example: str = "", why: str = "has no value") -> Truth:
-        """An undecided condition that depends on the undecided part of a text. example: a value that the text is compared with.
-        why: what is known if the text has no such part."""
+        """The Truth of a condition that depends on the undecided part of a text: a pair (decision, True). example: a value
+        that the text is compared with, for advice. why: what is known of the condition if the text has no undecided part."""
         cause = self.marks.cause(text) or Unknown("", self.where, why)
         return self.shell.decided(cause, example, text), True
 
     def lifted(self, words: Sequence[str], of: Callable[[list[str]], Truth], depth: int = 0) -> Truth:
-        """The truth that a function returns for words, extended to undecided words: if a condition selects parts of them, the
-        result depends on that condition."""
+        """Apply a condition to words that may have undecided parts: if a choice between two values is among them, the
+        condition is decided for both values, and the Truth depends on the choice. words: the words of the condition. of:
+        decides the condition for words without such choices. depth: number of choices resolved so far."""
         words = self.marks.picked_words(words, self.state.known())
         choice = self.marks.choice_in(" ".join(words))
         if choice is None or depth > 5:
@@ -56,7 +59,8 @@ class Conditions:
         return self.undecided(" ".join(words))
 
     def both(self, left: Truth, other: Truth, every: bool) -> Truth:
-        """The conjunction (`every`) or the disjunction of two truths, of which any may be undecided."""
+        """The conjunction (every is True) or the disjunction (every is False) of two Truths; if both are undecided and
+        differ, a new undecided condition stands for the result."""
         if isinstance(left, bool):
             return other if left == every else left
         if isinstance(other, bool):
@@ -66,15 +70,15 @@ class Conditions:
         return self.shell.decided(left[0].cause, left[0].example, f"{left} {every} {other}"), True
 
     def test(self, words: Sequence[str]) -> Truth:
-        """The truth of `test` with these arguments."""
+        """The Truth of the command `test`, given its words, such as ["$A", "-eq", "2"] after expansion."""
         return self.lifted(words, lambda known: _Test(self, known).whole())
 
     def double(self, raw: str) -> Truth:
-        """The truth of `[[ .. ]]`, given the text between its brackets."""
+        """The Truth of `[[ .. ]]`. raw: the text between the brackets, as written."""
         return _Double(self, raw).whole()
 
     def unary(self, sign: str, value: str) -> Truth:
-        """The truth of a test of one value, such as -n or -f (sign)."""
+        """The Truth of a test of one value, such as `-n value` or `-f value`. sign: the operator."""
         if sign in ("-n", "-z"):
             if MARK.search(value) and not MARK.sub("", value):
                 return self._not(self.undecided(value)) if sign == "-z" else self.undecided(value)
@@ -98,11 +102,12 @@ class Conditions:
         return self.shell.decided(Unknown("", self.where, f"asks whether {value} is there"), "", f"{sign} {value}"), True
 
     def _not(self, truth: Truth) -> Truth:
-        """The negation of a truth."""
+        """The negation of a Truth: an undecided pair (decision, side) becomes (decision, other side)."""
         return not truth if isinstance(truth, bool) else (truth[0], not truth[1])
 
     def binary(self, left: str, sign: str, right: str) -> Truth:
-        """The truth of a comparison of two texts or numbers."""
+        """The Truth of a comparison, such as `a -lt b`, `a == b` or `a -nt b`. left, right: expanded texts, which may have
+        undecided parts. sign: the operator; == compares plain texts here, not patterns."""
         if sign in ("-nt", "-ot", "-ef"):
             return self.undecided(left + right, why="asks which file is newer")
         if right == "0" and self._fails(left):
@@ -125,13 +130,13 @@ class Conditions:
         return TEXTS[sign](left, right)
 
     def _fails(self, text: str) -> bool:
-        """Whether a text is the status of a command that fails."""
+        """Whether a text stands for the exit status of a command that fails, so that it is known to differ from 0."""
         entry = self.marks.entry(text) if MARK.fullmatch(text) else None
         return isinstance(entry, Unknown) and entry.why == FAILS
 
 
 def _may_equal(left: str, right: str) -> bool:
-    """Whether two texts with undecided parts can be equal."""
+    """Whether two texts can be equal, if each undecided part in them may stand for any text."""
     if MARK.search(left) and MARK.search(right):
         return True
     opened, known = (left, right) if MARK.search(left) else (right, left)
@@ -140,13 +145,15 @@ def _may_equal(left: str, right: str) -> bool:
 
 
 class _Test:
-    """A recursive-descent parser that decides the words of `test` and `[ .. ]`."""
+    """A recursive-descent parser that decides the words of `test` and `[ .. ]`; there is one method per level of operator
+    precedence. words: the expanded words. position: the index of the next word. A Truth is True, False or, if it is not
+    known, a pair (decision, side): true exactly where the undecided condition `decision` comes out as `side`."""
 
     def __init__(self, conditions: Conditions, words: list[str]) -> None:
         self.conditions, self.words, self.position = conditions, words, 0
 
     def whole(self) -> Truth:
-        """The truth of all words of the test; may be undecided."""
+        """The Truth of all words of the test; False if they are not a complete test."""
         words, of = self.words, self.conditions
         if len(words) == 3 and words[1] in BINARY:
             return of.binary(*words)
@@ -158,7 +165,7 @@ class _Test:
         return truth if self.position == len(words) else False
 
     def either(self) -> Truth:
-        """Parses tests joined by -o and returns their truth, which may be undecided."""
+        """Parse tests joined by -o (or) and return their Truth."""
         truth = self.every()
         while self.peek() == "-o":
             self.position += 1
@@ -166,7 +173,7 @@ class _Test:
         return truth
 
     def every(self) -> Truth:
-        """Parses tests joined by -a and returns their truth, which may be undecided."""
+        """Parse tests joined by -a (and) and return their Truth."""
         truth = self.one()
         while self.peek() == "-a":
             self.position += 1
@@ -174,11 +181,11 @@ class _Test:
         return truth
 
     def peek(self, offset: int = 0) -> str:
-        """A word ahead, without taking it; empty at the end."""
+        """The word that is `offset` words ahead in the test, without taking it; empty at the end."""
         return self.words[self.position + offset] if self.position + offset < len(self.words) else ""
 
     def one(self) -> Truth:
-        """Parses one test, which may be negated or in brackets, and returns its truth, which may be undecided."""
+        """Parse one test, which may be negated by ! or in brackets, and return its Truth."""
         word = self.peek()
         if self.peek(1) in BINARY and self.position + 2 < len(self.words):
             self.position += 3
@@ -200,22 +207,24 @@ class _Test:
 
 class _Double:
     """A recursive-descent parser that decides `[[ .. ]]`, whose words are not split and in which the right side of == is a
-    pattern."""
+    pattern. tokens: the words, operators and brackets as written. position: the index of the next token. A Truth is True,
+    False or, if it is not known, a pair (decision, side): true exactly where the undecided condition `decision` comes out as
+    `side`."""
 
     def __init__(self, conditions: Conditions, raw: str) -> None:
         self.conditions, self.tokens, self.position = conditions, _tokens(raw), 0
         self.words = conditions.shell.words(conditions.state, conditions.where)
 
     def whole(self) -> Truth:
-        """The truth of all tokens of the test; may be undecided."""
+        """The Truth of all tokens of the test."""
         return self.either()
 
     def peek(self, offset: int = 0) -> str:
-        """A token ahead, without taking it; empty at the end."""
+        """The token that is `offset` tokens ahead in the test, without taking it; empty at the end."""
         return self.tokens[self.position + offset] if self.position + offset < len(self.tokens) else ""
 
     def either(self) -> Truth:
-        """Parses tests joined by || and returns their truth, which may be undecided."""
+        """Parse tests joined by || and return their Truth."""
         truth = self.every()
         while self.peek() == "||":
             self.position += 1
@@ -223,7 +232,7 @@ class _Double:
         return truth
 
     def every(self) -> Truth:
-        """Parses tests joined by && and returns their truth, which may be undecided."""
+        """Parse tests joined by && and return their Truth."""
         truth = self.one()
         while self.peek() == "&&":
             self.position += 1
@@ -231,7 +240,7 @@ class _Double:
         return truth
 
     def one(self) -> Truth:
-        """Parses one test, which may be negated or in brackets, and returns its truth, which may be undecided."""
+        """Parse one test, which may be negated by ! or in brackets, and return its Truth."""
         token = self.peek()
         if token == "!":
             self.position += 1
@@ -253,7 +262,8 @@ class _Double:
         return self.conditions.lifted([value], lambda known: self.conditions.unary("-n", " ".join(known)))
 
     def compared(self, raw: str, sign: str, other: str) -> Truth:
-        """The truth of a comparison of two written words."""
+        """The Truth of a comparison of two words. raw: the left word as written. sign: the operator. other: the right word
+        as written, which is a pattern for ==, = and !=, and a regular expression for =~."""
         of, left = self.conditions, self.words.text(raw)
         if sign in NUMBERS:
             numbers = [
@@ -285,8 +295,9 @@ class _Double:
         return of.lifted([left, right], lambda known: of.binary(_pair(known)[0], sign, _pair(known)[1]))
 
     def searched(self, pattern: list[tuple[str, bool]], value: str) -> Truth:
-        """Whether a regular expression is found in a value; sets BASH_REMATCH. Undecided if the expression would take too
-        long."""
+        """Whether a regular expression is found in a value, as a Truth; if it is, the matched groups are assigned to the
+        script's BASH_REMATCH. pattern: pieces of the expression, each with whether its characters stand for themselves.
+        value: the text to search. Undecided if the expression is not supported or the search would take too long."""
         text = "".join(re.escape(text) if literal else text for text, literal in pattern)
         result = expression(text, len(value))
         if result is None:
@@ -299,12 +310,13 @@ class _Double:
 
 
 def _pair(words: list[str]) -> tuple[str, str]:
-    """The first two of some words; missing ones are empty."""
+    """The first two words of a list; missing ones are empty: ["a"] -> ("a", "")."""
     return words[0] if words else "", words[1] if len(words) > 1 else ""
 
 
 def _tokens(raw: str) -> list[str]:
-    """The tokens of the text inside `[[ .. ]]`: words, operators and brackets."""
+    """The tokens of the text inside `[[ .. ]]`, as written: words, operators and brackets. '$a == "x y" && ! $b' -> ['$a',
+    '==', '"x y"', '&&', '!', '$b']."""
     tokens, position = list[str](), 0
     while position < len(raw):
         if raw[position] in " \t\n":

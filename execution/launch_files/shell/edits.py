@@ -12,14 +12,17 @@ ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a":
 
 
 def end_of_index(text: str) -> int:
-    """The index after `[..]=` or `[..]+=` at the start of a text; -1 if there is none."""
+    """The length of `[..]=` or `[..]+=` at the start of a text, which begins an element of an array such as `[2]=x`; -1 if
+    the text has no such start."""
     match = ASSIGNED.match("x" + text)
     return match.end() - 1 if match and match[2] else -1
 
 
 def listed(elements: list[str], double: bool, star: bool, separator: str) -> list[Piece]:
-    """The pieces of a list of elements. double: within double quotes. star: whether they are joined to one text by a
-    separator."""
+    """Turn the elements of an array or the positional parameters into pieces of a word. A piece is a text and whether it is
+    still to be split at blanks. elements: the texts. double: whether they stand within double quotes. star: whether they
+    were requested by * and not by @; within double quotes they are then joined to one text. separator: the text between
+    joined elements."""
     if double and star:
         return [(separator.join(elements), False)]
     result: list[Piece] = []
@@ -32,7 +35,7 @@ def listed(elements: list[str], double: bool, star: bool, separator: str) -> lis
 
 
 def balanced(text: str) -> bool:
-    """Whether every bracket of a text is closed, and none is closed before it is opened."""
+    """Whether every round bracket of a text is closed and none is closed before it is opened."""
     depth = 0
     for char in text:
         depth += (char == "(") - (char == ")")
@@ -42,7 +45,7 @@ def balanced(text: str) -> bool:
 
 
 def escaped(text: str) -> str:
-    """The text that `$'..'` stands for."""
+    r"""The text that the inside of `$'..'` stands for, with escapes such as \n or \x41 replaced."""
 
     def one(match: re.Match[str]) -> str:
         code = match[1]
@@ -54,7 +57,8 @@ def escaped(text: str) -> str:
 
 
 def cut(text: str, begin: int, length: int | None) -> str:
-    """A part of a text by offset and length; negative ones count from its end."""
+    """The part of a text that `${NAME:begin:length}` selects. begin: offset; a negative one counts from the end. length: number
+    of characters, None for all; a negative one is an end counted from the text's end."""
     begin = begin if begin >= 0 else len(text) + begin
     if begin < 0:
         return ""
@@ -62,7 +66,8 @@ def cut(text: str, begin: int, length: int | None) -> str:
 
 
 def slash(word: str) -> int:
-    """The index of the / between pattern and replacement."""
+    """The index of the / between pattern and replacement in the rest of `${NAME/pattern/replacement}`; the text's length if
+    there is none. word: the text after the operator."""
     position = 1 if word.startswith("//") else 0
     while position < len(word):
         if word[position] == "/":
@@ -75,8 +80,9 @@ def slash(word: str) -> int:
 
 
 def edited(text: str, sign: str, pattern: list[tuple[str, bool]], replaced: str) -> str:
-    """A text after an operator (sign) of a parameter expansion: with matches of a pattern cut off or replaced, or with changed
-    case."""
+    """The text that `${NAME<sign>pattern}` expands to: # and % cut off a match at the start or end, / replaces matches, ^
+    and , change the case of letters. text: the variable's value. sign: the operator, such as "##" or "//". pattern: pieces
+    of the pattern, each with whether its characters stand for themselves. replaced: the replacement, for / alone."""
     matched = Pattern(pattern)
     if sign[0] in "^,":
         change = str.upper if sign[0] == "^" else str.lower

@@ -36,28 +36,37 @@ Outcomes = list[tuple[State, str]]  # states, and where each goes on: "", exit, 
 
 @dataclass(frozen=True)
 class Source:
-    """A text that is evaluated, with its file and the line at which it begins there."""
+    """A text of bash that is evaluated. text: the text with one byte per character, as the syntax tree counts positions.
+    path: its file. line: the line of the file at which it begins."""
 
     text: str
     path: str
     line: int = 1
 
     def of(self, node: Node) -> str:
-        """The text of a node of the tree; the parsed text has one byte per character."""
+        """The part of the text that a node of its syntax tree covers."""
         return self.text[node.start_byte : node.end_byte]
 
     def at(self, node: Node) -> int:
-        """The line of a node in its file."""
+        """The line of a node of the syntax tree in its file."""
         return self.line + self.text.count("\n", 0, node.start_byte)
 
     def where(self, node: Node) -> str:
-        """The file and line of a node."""
+        """The file and line of a node of the syntax tree, as "file:line"."""
         return f"{self.path}:{self.at(node)}"
 
 
 class Evaluator(Variables):
-    """Evaluates scripts. given: variables and, by number, positional parameters that the user gives. folder: the script's
-    folder. Methods raise InputError and TooMuch."""
+    """Evaluates a bash script statement by statement without running anything, to find the commands that it reaches. A State is
+    a simulated shell: variables, files that the script writes, commands reached so far. If a condition depends on a value that
+    nobody has given, both sides are evaluated and their states merged into one, whose values depend on the condition.
+
+    given: variables and, by number, positional parameters that the user gives. folder: the script's folder. In methods, node is
+    a statement's syntax tree, source the text that the tree is of, where the statement's file and line, and state the simulated
+    shell before it, which is changed. Outcomes are the possible states afterwards, each paired with how it goes on (flow): ""
+    at the next statement, or exit, return, break N or continue N (out of N loops). Methods raise InputError for what is not
+    valid bash, and TooMuch for scripts that take too many steps.
+    """
 
     def __init__(self, given: Mapping[str, str], folder: Path) -> None:
         super().__init__(given, folder)
@@ -69,15 +78,19 @@ class Evaluator(Variables):
         self.absent: list[tuple[str, str]] = []  # scripts that were to be run and are not there, and where
 
     def words(self, state: State, where: str) -> Words:
-        """The expander of a statement's words."""
+        """An object that expands the words of one statement (variables, `$(..)`, quotes). state: the simulated shell that it
+        reads and changes. where: file and line of the statement."""
         return Words(self, state, where)
 
     def decided(self, cause: Unknown, example: str = "", text: str = "") -> Decision:
-        """The undecided condition with this text, which is created on first use."""
+        """The undecided condition that stands for a text, created on first use, so that the same condition of a script is
+        decided only once. cause: the value that it depends on. example: a value that the script compares with. text: the
+        condition as a text; if empty, a new condition is created."""
         return self.marks.decision_of(cause, example, text)
 
     def uncertain(self, state: State, where: str, argv: Sequence[str]) -> None:
-        """Makes it undecided whether a command succeeds. argv: its words."""
+        """Set the status of the simulated shell to undecided, because it is not known whether a command succeeds. state: the
+        simulated shell, which is changed. where: the command's file and line. argv: its words."""
         shown = self.marks.shown(" ".join(argv))
         cause = Unknown("", where, f"hangs on whether `{shown if len(shown) <= 60 else shown[:57] + '...'}` succeeds")
         read = "" if state.given is None else f" <<< {state.given}"
@@ -85,8 +98,8 @@ class Evaluator(Variables):
         state.code = self.marks.unknown("", where, FAILS)
 
     def text(self, text: str, state: State, path: str, line: int = 1) -> Outcomes:
-        """Evaluates a text. Raises InputError if it is no bash that can be read. Returns the possible states of the simulated
-        shell afterwards; nothing is run."""
+        """Parse and evaluate a text of bash. text: the text. path, line: the file and line at which it begins. Raises
+        InputError if it is not valid bash."""
         choice = self.marks.choice_in(text, META)
         if choice is not None:
             sides = [self.marks.picked(text, {choice.decision.number: side}) for side in (True, False)]
@@ -112,8 +125,8 @@ class Evaluator(Variables):
         return self.deeper(lambda: self.block(root.children, state, source))
 
     def deeper(self, run: Callable[[], Outcomes]) -> Outcomes:
-        """Runs a function one level deeper. Raises TooMuch beyond the deepest level. Returns the possible states of the
-        simulated shell afterwards; nothing is run."""
+        """Call a function that evaluates a nested part of the script, such as a function's body. run: the function. Raises
+        TooMuch if parts are nested too deeply."""
         self.depth += 1
         if self.depth > DEEPEST:
             raise TooMuch
@@ -123,7 +136,7 @@ class Evaluator(Variables):
             self.depth -= 1
 
     def unreadable(self, node: Node, source: Source) -> InputError:
-        """The error for a node that is no bash."""
+        """The error for a node of a syntax tree whose text is not valid bash. source: the text that the tree is of."""
         near = shown(source.of(node).strip().split("\n")[0][:60])
         fix = "mend it, or give the command itself by --command"
         return InputError(source.where(node), "", f"is no bash that can be read, near {near}", fix)
@@ -131,8 +144,10 @@ class Evaluator(Variables):
     def fork(
         self, state: State, truth: Truth, yes: Callable[[State], Outcomes], no: Callable[[State], Outcomes], where: str
     ) -> Outcomes:
-        """Continues with `yes` or `no` as a condition says; with both, if it is undecided. Returns the possible states of the
-        simulated shell afterwards; nothing is run."""
+        """Continue with one of two functions, depending on a condition; if the condition is undecided, with both, each on a
+        copy of the state that assumes its side, and merge the results. truth: True, False or a pair (decision, side): true
+        exactly where the undecided condition `decision` comes out as `side`. yes, no: evaluate what follows if the condition
+        holds, or fails."""
         if not isinstance(truth, bool) and (known := state.known().get(truth[0].number)) is not None:
             truth = known == truth[1]
         if isinstance(truth, bool):
@@ -146,8 +161,9 @@ class Evaluator(Variables):
         return self.collapsed(outcomes, where)
 
     def collapsed(self, outcomes: Outcomes, where: str) -> Outcomes:
-        """Merges states that continue in the same way, such as all that return; drops those that leave the script before any
-        command is reached. Returns the possible states of the simulated shell afterwards; nothing is run."""
+        """Merge states that go on in the same way, such as all that return from a function. States that leave the script
+        before any command is reached are dropped, since the run is assumed to start. outcomes: the states, each with how it
+        goes on."""
         if any(flow != "exit" or reached.commands for reached, flow in outcomes):
             outcomes = [(reached, flow) for reached, flow in outcomes if flow != "exit" or reached.commands]
         result: Outcomes = []
@@ -157,8 +173,7 @@ class Evaluator(Variables):
         return result
 
     def block(self, nodes: Sequence[Node], state: State, source: Source) -> Outcomes:
-        """Evaluates statements one after another. Returns the possible states of the simulated shell afterwards; nothing is
-        run."""
+        """Evaluate statements one after another. nodes: their syntax trees."""
         going: list[State] = [state]
         done: Outcomes = []
         for node in nodes:
@@ -175,8 +190,8 @@ class Evaluator(Variables):
         return self.collapsed(outcomes, source.path) if done else outcomes
 
     def statement(self, node: Node, state: State, source: Source) -> Outcomes:
-        """Evaluates one statement. Raises InputError if it is no bash. Returns the possible states of the simulated shell
-        afterwards; nothing is run."""
+        """Evaluate one statement, and apply `set -e` if it failed. Raises InputError if it is not valid bash, and TooMuch
+        after too many statements."""
         self.steps += 1
         if self.steps > MOST_STEPS:
             raise TooMuch
@@ -187,8 +202,8 @@ class Evaluator(Variables):
         return self.failing(outcomes, node, source)
 
     def failing(self, outcomes: Outcomes, node: Node, source: Source) -> Outcomes:
-        """The outcomes after a statement: with `set -e`, states in which it failed leave the script, except inside a condition.
-        Returns the possible states of the simulated shell afterwards; nothing is run."""
+        """Apply `set -e` after a statement: states in which the statement failed leave the script, except inside a
+        condition. outcomes: the states after the statement, each with how it goes on."""
         body = node.child_by_field_name("body") if node.type == "redirected_statement" else node
         if body is None or not (body.type in FAILING or (body.children and body.children[0].type == "((")):
             return outcomes
@@ -201,8 +216,8 @@ class Evaluator(Variables):
         return result
 
     def tested(self, run: Callable[[State], Outcomes], state: State) -> Outcomes:
-        """Runs a function inside a condition, where a failing command does not leave the script. Returns the possible states of
-        the simulated shell afterwards; nothing is run."""
+        """Call a function that evaluates a condition, in which a failing command does not leave the script (`set -e`). run:
+        the function."""
         state.tested += 1
         outcomes = run(state)
         for reached, _ in outcomes:
@@ -210,8 +225,7 @@ class Evaluator(Variables):
         return outcomes
 
     def _statement(self, node: Node, state: State, source: Source) -> Outcomes:
-        """Evaluates one statement by its kind. Returns the possible states of the simulated shell afterwards; nothing is
-        run."""
+        """Evaluate one statement by the kind of its syntax node: a command, condition, loop, function definition and so on."""
         kind = node.type
         if kind in ("command", "declaration_command", "unset_command", "variable_assignment", "variable_assignments"):
             return self.simple(source.of(node), [], state, source, node)
@@ -251,7 +265,7 @@ class Evaluator(Variables):
         raise self.unreadable(node, source)
 
     def condition(self, node: Node, state: State, source: Source) -> Outcomes:
-        """Evaluates `[ .. ]` or `[[ .. ]]`. Returns the possible states of the simulated shell afterwards; nothing is run."""
+        """Evaluate `[ .. ]`, `[[ .. ]]` or `(( .. ))` as a statement: its truth becomes the status."""
         raw, where = source.of(node), source.where(node)
         if raw.startswith("(("):
             return self.arithmetic(raw[2:-2], state, where)
@@ -265,11 +279,12 @@ class Evaluator(Variables):
         return [(state, "")]
 
     def raw(self, text: str) -> list[Raw]:
-        """The words of a text as they are written. Raises Unclosed."""
+        """Split a text of bash into its words as they are written, with redirections marked. Raises Unclosed for an open
+        quote or bracket."""
         return split(text)
 
     def arithmetic(self, raw: str, state: State, where: str) -> Outcomes:
-        """Evaluates `(( .. ))`. Returns the possible states of the simulated shell afterwards; nothing is run."""
+        """Evaluate `(( .. ))`: whether the value differs from 0 becomes the status. raw: the expression as written."""
         value = self.words(state, where).number(raw)
         state.status = Conditions(self, state, where).lifted(
             [value],
@@ -279,8 +294,8 @@ class Evaluator(Variables):
         return [(state, "")]
 
     def in_subshell(self, state: State, run: Callable[[State], Outcomes], where: str) -> Outcomes:
-        """Runs a function in a subshell: its output, commands, written files and status stay, its variables do not. Returns the
-        possible states of the simulated shell afterwards; nothing is run."""
+        """Call a function that evaluates commands in a subshell: their output, reached commands, written files and status
+        stay, their changes of variables do not. run: the function."""
         inner = state.copy()
         outcomes = self.deeper(lambda: run(inner))
         end = merged([reached for reached, _ in outcomes], self.marks, frozenset(), where)
@@ -290,8 +305,8 @@ class Evaluator(Variables):
         return [(state, "")]
 
     def pipeline(self, nodes: Sequence[Node], state: State, source: Source) -> Outcomes:
-        """Evaluates `a | b`: the output of a command is the input of the next one. Returns the possible states of the simulated
-        shell afterwards; nothing is run."""
+        """Evaluate `a | b | ..`: the output of a command is the input of the next one. nodes: the syntax trees of the
+        commands."""
         given: str | None = state.given
         captured, before = state.captures, state.printed
         status: Truth = True
@@ -309,8 +324,8 @@ class Evaluator(Variables):
         return [(state, "")]
 
     def simple(self, text: str, more: Sequence[Raw], state: State, source: Source, node: Node) -> Outcomes:
-        """Evaluates a simple command: assignments, words and redirections. more: words in addition to those of the text.
-        Returns the possible states of the simulated shell afterwards; nothing is run."""
+        """Evaluate a simple command: assignments, words and redirections. text: the command as written. more: written words
+        in addition to those in the text, from a redirection around the command."""
         raws = [*self.raw(text), *more]
         if "expand_aliases" in state.options and raws and (alias := state.aliases.get(raws[0].text)) is not None:
             text = alias + text[raws[0].position + len(raws[0].text) :]
@@ -329,7 +344,8 @@ class Evaluator(Variables):
         return redirections.streamed(self, targets, None, run, state, where) if targets else run(state)
 
     def note(self, raw: str, path: str, line: int, state: State) -> None:
-        """Records the lines at which arguments are written."""
+        """Record the lines at which arguments such as --lr are written, for messages. raw: the text of a command. path,
+        line: the file and line at which it begins. state: the simulated shell, whose `lines` are changed."""
         raw = COMMENT.sub(lambda found: " " * len(found[0]), raw)
         for match in ARGUMENT.finditer(raw):
             if match[0].replace("_", "-") in self.settled:
@@ -339,11 +355,13 @@ class Evaluator(Variables):
             state.lines[match[0].replace("_", "-")] = f"{path}:{line + raw.count(chr(10), 0, match.start())}{origin}"
 
     def output(self, text: str, state: State, where: str) -> str:
-        """The text that replaces `$(..)`."""
+        """The text that replaces `$(..)` in a word: what its commands print, without newlines at the end. text: the
+        commands. state: the simulated shell, whose status and reached commands are changed."""
         return self.printed(text, state, where).replace("\0", "").rstrip("\n")
 
     def printed(self, text: str, state: State, where: str) -> str:
-        """The output of the commands of `$(..)` or `<(..)`."""
+        """The text that the commands of `$(..)` or `<(..)` print. text: the commands. state: the simulated shell, whose
+        status and reached commands are changed."""
         inner = state.copy()
         inner.captures, inner.printed, inner.commands, inner.options = True, "", [], inner.options - {"e"}
         path, _, line = where.rpartition(":")
@@ -355,7 +373,9 @@ class Evaluator(Variables):
         return end.printed
 
     def found(self, words: Sequence[str], environment: dict[str, str], state: State, where: str) -> None:
-        """Records a command that is reached."""
+        """Record in the state a command that the script reaches, together with the conditions on the way, the exported
+        variables and the written files. words: its words. environment: variables set in front of it. state: the simulated
+        shell, whose `commands` grow."""
         exported = {name: value for name in state.exported if isinstance(value := state.variables.get(name), str)}
         lines = {**state.lines, **{name: state.origins[name] for name in exported if name in state.origins}}
         self.serial += 1
@@ -367,8 +387,7 @@ class Evaluator(Variables):
         )  # fmt: skip
 
     def called(self, name: str, words: Sequence[str], state: State, where: str) -> Outcomes:
-        """Calls a function of the script. words: its arguments. Returns the possible states of the simulated shell afterwards;
-        nothing is run."""
+        """Call a function of the script. name: the function. words: its arguments."""
         body, source = state.functions[name]
         saved = (state.arguments, state.shifted, state.closed)
         state.arguments, state.shifted, state.closed = list(words), 0, True
@@ -385,9 +404,9 @@ class Evaluator(Variables):
         self, text: str, state: State, name: str, words: Sequence[str], where: str, environment: Mapping[str, Value],
         worded: bool = False,
     ) -> Outcomes:  # fmt: skip
-        """Evaluates a text in a shell of its own, which has the exported variables. name: `$0`. words: positional parameters.
-        worded: whether the text consists of words of the command that starts the shell. Returns the possible states of the
-        simulated shell afterwards; nothing is run."""
+        """Evaluate a text in a new shell that sees only exported variables, as a script that is started. text: the text.
+        name: the value of `$0`. words: the positional parameters. environment: variables set in front of the command.
+        worded: whether the text consists of words of the command that starts the shell, as with `bash -c`."""
 
         def run(inner: State) -> Outcomes:
             inner.variables = {
@@ -406,8 +425,8 @@ class Evaluator(Variables):
         return self.in_subshell(state, run, where)
 
     def worded(self, text: str, state: State, where: str) -> Outcomes:
-        """Evaluates a text that consists of words of a command; its arguments count as written where these words are. Returns
-        the possible states of the simulated shell afterwards; nothing is run."""
+        """Evaluate a text that consists of words of a command, as with `eval`; arguments in it keep the lines at which those
+        words are written."""
         path, _, line = where.rpartition(":")
         held, self.settled = self.settled, frozenset(state.lines)
         try:
@@ -417,7 +436,7 @@ class Evaluator(Variables):
 
 
 def _faulty(node: Node) -> Node:
-    """The innermost node that is no bash."""
+    """The innermost node of a syntax tree that has errors at which the text is not valid bash. node: the root of the tree."""
     while True:
         inner: Any = next((child for child in node.children if child.has_error or child.is_missing or child.is_error), None)
         if inner is None or node.is_error:

@@ -19,7 +19,10 @@ EDITORS = {"sed": re.compile(r"-\w*i|--in-place"), "perl": re.compile(r"-\w*i"),
 
 
 def changed(shell: Evaluator, name: str, rest: Sequence[str], state: State, where: str) -> bool:
-    """Whether a command only changes files; if so, their new contents are recorded."""
+    """Carry out a command that only changes files (cp, mv, ln, rm, or an editor such as `sed -i`) on the simulated shell.
+    name: the command. state: the simulated shell, in which the new contents are recorded. Returns whether the command is one
+    of these; if not, nothing is done. shell: the script's evaluator. rest: the words after the command's name. where: file
+    and line."""
     words = [word for word in rest if not re.match(r"-.", word)]
     if name == "rm" or name in EDITORS or name in COPIES:
         read = words[:-1] if name in COPIES else filters.split_off_files(name, list(rest))[1] if name == "sed" else words
@@ -42,7 +45,8 @@ def changed(shell: Evaluator, name: str, rest: Sequence[str], state: State, wher
 
 
 def _copied(shell: Evaluator, source: str, target: str, state: State, where: str) -> None:
-    """Records the copy of a file."""
+    """Record that the script copies a file. source, target: the paths; the target may be a folder. state: the simulated
+    shell, in which the target gets the source's content. shell: the script's evaluator. where: file and line."""
     if shell.kind_of(state, source) == "folder" or not shell.marks.names_one_file(source):
         return
     if target.endswith("/") or target in (".", "..") or shell.kind_of(state, target) == "folder":
@@ -52,7 +56,8 @@ def _copied(shell: Evaluator, source: str, target: str, state: State, where: str
 
 
 def _deleted(shell: Evaluator, paths: Sequence[str], state: State) -> None:
-    """Records deleted files: files that the script wrote are removed, existing files become empty."""
+    """Record deleted files: files that the script wrote are forgotten, files that exist become empty. paths: the files.
+    state: the simulated shell, whose files are changed. shell: the script's evaluator."""
     for path in paths:
         if shell.marks.names_one_file(path):
             state.files.pop(shell.named(state, path), None)
@@ -61,7 +66,9 @@ def _deleted(shell: Evaluator, paths: Sequence[str], state: State) -> None:
 
 
 def _edited(shell: Evaluator, name: str, rest: Sequence[str], state: State, where: str) -> None:
-    """Records the result of an editor such as `sed -i`; it is unknown if the editor's program is not supported."""
+    """Record the result of an editor that changes files in place, such as `sed -i`; the new content is unknown unless the
+    editor is sed with a supported program. name: the editor. state: the simulated shell, whose files are changed. shell: the
+    script's evaluator. rest: the words after the command's name. where: file and line."""
     words = [word for word in rest if not re.fullmatch(r"-i\S*|--in-place\S*", word)]
     words = [re.sub(r"^-(\w*?)i(\w*)$", r"-\1\2", word) if not word.startswith("--") else word for word in words]
     words, paths = filters.split_off_files(name, words)
@@ -80,7 +87,9 @@ def _edited(shell: Evaluator, name: str, rest: Sequence[str], state: State, wher
 
 
 def substituted(shell: Evaluator, rest: Sequence[str], given: str, state: State, where: str) -> str:
-    """The output of `envsubst` for a text: exported variables, or those that are named, are replaced by their values."""
+    """The output of `envsubst`: a text in which exported variables, or only those that the arguments name, are replaced by
+    their values. rest: the arguments. given: the text. state: the simulated shell, which has the values. shell: the script's
+    evaluator. where: file and line."""
     only = set(re.findall(r"\$\{?([A-Za-z_]\w*)", " ".join(rest)))
 
     def one(match: re.Match[str]) -> str:
@@ -95,5 +104,5 @@ def substituted(shell: Evaluator, rest: Sequence[str], given: str, state: State,
 
 
 def undecided(text: str) -> bool:
-    """Whether nothing of a text is known, as for a copy of a file that is not there."""
+    """Whether nothing of a text is known, as for the content of a copy of a file that does not exist."""
     return MARK.fullmatch(text.strip()) is not None

@@ -19,7 +19,9 @@ PROGRAMS = ("awk", "sed", "grep", "egrep", "fgrep", "jq")  # what takes a progra
 
 
 def split_off_files(name: str, rest: list[str]) -> tuple[list[str], list[str]]:
-    """The words of a filter without its files, and the files."""
+    """Split the words of a filter (a program that reads a text and prints another) into options and files: for grep, ["-v",
+    "x", "f"] -> (["-v", "x"], ["f"]). name: the filter's name, which decides which options have values. rest: the words
+    after it."""
     words, paths, position, programs = list[str](), list[str](), 0, name in PROGRAMS
     while position < len(rest):
         word = rest[position]
@@ -42,13 +44,15 @@ def split_off_files(name: str, rest: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _head(rest: list[str], given: str) -> str | None:
-    """The output of `head`."""
+    """The output of `head` for a text: its first lines, 10 unless an option has a number. rest: the options. given: the
+    text. Never None; all filters share this signature."""
     count = re.search(r"(\d{1,6})", " ".join(rest))
     return "".join(given.splitlines(True)[: int(count[1]) if count else 10])
 
 
 def _tail(rest: list[str], given: str) -> str | None:
-    """The output of `tail`."""
+    """The output of `tail` for a text: its last lines, 10 unless an option has a number, or the lines from number N on for
+    `+N`. rest: the options. given: the text. None if that number cannot be read."""
     count = re.search(r"(\d{1,6})", " ".join(rest))
     lines = given.splitlines(True)
     if re.search(r"\+\d", " ".join(rest)):
@@ -57,13 +61,15 @@ def _tail(rest: list[str], given: str) -> str | None:
 
 
 def _wc(rest: list[str], given: str) -> str | None:
-    """The output of `wc` with one of -l, -w and -c."""
+    """The output of `wc` with one of -l (lines), -w (words) and -c (bytes); None without such an option. rest: the options.
+    given: the text that is counted."""
     kind = next((word for word in rest if word in ("-l", "-w", "-c")), "")
     return {"-l": f"{given.count(chr(10))}\n", "-w": f"{len(given.split())}\n", "-c": f"{len(given.encode())}\n"}.get(kind)
 
 
 def grep(rest: list[str], given: str) -> str | None:
-    """The output of `grep`; None if its options or its pattern are not supported."""
+    """The output of `grep` for a text: the lines that have a pattern, or their number with -c. rest: the options and the
+    pattern. given: the text. None if an option or the pattern is not supported."""
     letters, words, patterns = "", list[str](), list[str]()
     index = 0
     while index < len(rest):
@@ -100,7 +106,8 @@ def grep(rest: list[str], given: str) -> str | None:
 
 
 def _tr(rest: list[str], given: str) -> str | None:
-    """The output of `tr` for two sets, or for -d with one set."""
+    """The output of `tr` for a text: characters of one set are replaced by those of a second one, or deleted with -d. rest:
+    the options and sets. given: the text. None if options are not supported."""
     sets = [re.sub(r"\\(.)", lambda m: ESCAPES.get(m[1], m[1]), word) for word in rest if not re.fullmatch(r"-[dsc]+", word)]
     sets = [
         re.sub(
@@ -120,7 +127,8 @@ def _tr(rest: list[str], given: str) -> str | None:
 
 
 def _cut(rest: list[str], given: str) -> str | None:
-    """The output of `cut` for fields."""
+    """The output of `cut -d SIGN -f N` for a text: field N of every line, or all fields from N on with `N-`. rest: the
+    options. given: the text. None if an option is not supported."""
     text = "\0" + "\0".join(rest) + "\0"
     sign, number = re.search(r"\0-d\0?([^\0])(?=\0)", text), re.search(r"\0-f\0?(\d{1,4})(-?)(?=\0)", text)
     known = sum(len(match[0]) for match in (sign, number) if match)
@@ -136,8 +144,9 @@ def _cut(rest: list[str], given: str) -> str | None:
 
 
 def _awk(rest: list[str], given: str) -> str | None:
-    """The output of awk programs that print a field, the line or a count for lines selected by a pattern, a field or a
-    number."""
+    """The output of awk for a text. Supported are programs that print a field, the line or a count for lines selected by a
+    pattern, the value of a field or a line number. rest: the options and the program. given: the text. None if the program
+    is not supported."""
     match = (
         re.fullmatch(
             r"(?:/((?:[^/\\]|\\.)+)/|\$(\d)\s*==\s*\"([^\"]*)\"|NR\s*==\s*(\d+))?\s*\{\s*print(?:\s+(\$?NF|\$\d|NR))?\s*;?\s*(?:exit\s*;?\s*)?\}",
@@ -173,8 +182,8 @@ def _awk(rest: list[str], given: str) -> str | None:
 
 
 def _columns(line: str, sign: str | None) -> list[str] | None:
-    """The fields of a line; None if they are separated by a pattern that is not supported. sign: the separator; None for
-    blanks."""
+    """The fields of a line as awk splits it. sign: the separator, or a set such as [:,]; None for any number of blanks. None
+    if the separator is a pattern that is not supported."""
     if sign is None or sign == " ":
         return line.split()
     if len(sign) > 1 and not re.fullmatch(r"\[[\w:=,; /-]+\]\+?", sign):
@@ -183,7 +192,8 @@ def _columns(line: str, sign: str | None) -> list[str] | None:
 
 
 def _bc(rest: list[str], given: str) -> str | None:
-    """The output of `bc` for whole numbers."""
+    """The output of `bc` for an expression of whole numbers. rest: the options, which are ignored. given: the expression.
+    None if it is not supported."""
     try:
         return f"{arithmetic.computed(given.strip(), lambda name: 'x x', lambda name, value: None)}\n"
     except arithmetic.Faulty:
@@ -191,7 +201,8 @@ def _bc(rest: list[str], given: str) -> str | None:
 
 
 def _sort(rest: list[str], given: str) -> str | None:
-    """The output of `sort` with -u, -n and -r."""
+    """The output of `sort` for a text, with -u (drop repeated lines), -n (by number) and -r (reversed). rest: the options.
+    given: the text. None if an option is not supported."""
     letters = "".join(word[1:] for word in rest)
     odd = "n" in letters and re.search(r"(?m)^(?!\d{1,9}$)", given.strip())
     if odd or any(not re.fullmatch(r"-[unr]+", word) for word in rest):
@@ -203,13 +214,16 @@ def _sort(rest: list[str], given: str) -> str | None:
 
 
 def _uniq(rest: list[str], given: str) -> str | None:
-    """The output of `uniq`."""
+    """The output of `uniq` for a text: repeated neighbouring lines are printed once. rest: the options. given: the text.
+    None if there is any option, since none is supported."""
     lines = given.splitlines()
     return None if rest else "".join(line + "\n" for n, line in enumerate(lines) if not n or lines[n - 1] != line)
 
 
 def _jq(rest: list[str], given: str) -> str | None:
-    """The output of jq for a JSON text: the value at a path, or the whole with values inserted."""
+    """The output of jq for a JSON text: the value at a path such as .a.b[0], or the whole with a value inserted, as by `.a.b
+    = 2`. rest: the options and the program. given: the JSON text. None if the program is not supported or the JSON not
+    valid."""
     options, words, position = dict[str, Any](), list[str](), 0
     while position < len(rest):
         if rest[position] in ("--arg", "--argjson") and position + 2 < len(rest):

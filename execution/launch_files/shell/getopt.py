@@ -16,8 +16,8 @@ VALUED = ("-o", "--options", "-l", "--longoptions", "--long", "--longoption", "-
 
 
 def printed(rest: Sequence[str]) -> str | None:
-    """The output of the program `getopt` for its arguments (rest): the options separated and quoted, followed by the other
-    words after `--`. None if it fails, or if an undecided word may be an option."""
+    """The output of the program `getopt`: the options separated and quoted, then `--` and the other words, as in " -a '1' --
+    'x'". rest: the arguments of getopt. None if getopt would fail, or if a word that is not known may be an option."""
     options, position = {"-o": "", "-l": ""}, 0
     alone = quiet = False
     while position < len(rest) and rest[position].startswith("-") and rest[position] != "--":
@@ -81,14 +81,16 @@ def printed(rest: Sequence[str]) -> str | None:
 
 
 def _quoted(word: str) -> str:
-    """A word in single quotes."""
+    r"""A text in single quotes, as bash writes it: it's -> 'it'\''s'."""
     return "'" + word.replace("'", "'\\''") + "'"
 
 
 def getopts(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates bash's `getopts`: takes the next option of the positional parameters, or of the words after the variable's
-    name, and assigns it to that variable. rest: the words after `getopts`. Returns the possible states of the simulated shell
-    afterwards; nothing is run."""
+    """Evaluate bash's `getopts LETTERS NAME`: take the next option from the positional parameters, or from the words after
+    NAME, and assign its letter to NAME and its value to OPTARG. shell: the script's evaluator. rest: the words after the
+    command's name. where: file and line. source: unused, for a common signature. Nothing is run: state, the simulated shell,
+    is changed; the result has each possible state with how it goes on: "" (next statement), exit, return, break N or
+    continue N."""
     state.status = False
     if len(rest) < 2:
         return [(state, "")]

@@ -66,7 +66,8 @@ OPTIONS = {
 
 
 def looks_like_program(word: str) -> bool:
-    """Whether a word names something that a launcher starts."""
+    """Whether a word of a command names something that a launcher starts, such as python, a shell, another launcher or a .py
+    or .sh file, and is not one of the launcher's options."""
     name = word.rsplit("/", 1)[-1]
     if word.startswith("-") or "=" in word or ":" in word or not name:
         return False
@@ -78,8 +79,10 @@ def looks_like_program(word: str) -> bool:
 
 
 def start(shell: Evaluator, argv: Sequence[str], environment: Mapping[str, str], state: State, where: str) -> bool:
-    """Evaluates or records the script or training command that words start; False if they start neither. argv: the words.
-    environment: variables set in front of them."""
+    """Evaluate the script, or record the training command, that the words of a command start, possibly through launchers
+    such as srun. argv: the words. environment: variables set in front of them. state: the simulated shell, in which commands
+    are recorded. Returns False if the words start neither a script nor training. shell: the script's evaluator. where: file
+    and line."""
     name, rest = argv[0].rsplit("/", 1)[-1], list(argv[1:])
     if name in SHELLS:
         return _shell(shell, rest, environment, state, where)
@@ -118,8 +121,9 @@ def start(shell: Evaluator, argv: Sequence[str], environment: Mapping[str, str],
 
 @contextmanager
 def _handing(name: str, words: Sequence[str], environment: Mapping[str, str], state: State) -> Iterator[dict[str, str]]:
-    """Context in which a launched command is evaluated; it gives the variables in front of it, and sets the batch values that
-    the launcher's options state. words: the launcher's options."""
+    """Context in which the command after a launcher is evaluated: the job's values and exported variables in `state` are
+    those that the launcher passes on, and are restored afterwards. name: the launcher. words: its options. environment:
+    variables set in front of the launcher. The context's value is the variables that are set in front of the command."""
     handed, every = passed(name, words, state)
     more = counts(words, name)
     held, state.batch = state.batch, changed(state.batch, more) if more or name in ("sbatch", "salloc") else state.batch
@@ -131,8 +135,10 @@ def _handing(name: str, words: Sequence[str], environment: Mapping[str, str], st
 def _script(
     shell: Evaluator, path: str, words: Sequence[str], environment: Mapping[str, str], state: State, where: str
 ) -> bool:
-    """Evaluates another script, if it is there; if not, records a training command among its words, or that the script is
-    absent."""
+    """Evaluate a script that the current script starts, if its text is known; if not, record the training command among its
+    words (as for wrappers) or that the script is absent. path: the script. words: its arguments. environment: variables set
+    in front of it. state: the simulated shell, which is changed. Always returns True: a script was started. shell: the
+    script's evaluator. where: file and line."""
     written = state.files.get(shell.named(state, path)) if shell.marks.names_one_file(path) else None
     text = shell.text_of(state, path) if written is None else written
     if text is None or files.undecided(text):
@@ -154,14 +160,15 @@ def _script(
 
 
 def _wraps(words: Sequence[str]) -> bool:
-    """Whether words are a complete command that trains."""
+    """Whether words are a complete command that trains with Megatron-LM: a Python program with several of its arguments."""
     program = bool(words) and (words[0].endswith(".py") or PYTHON.match(words[0]) or words[0] in STARTERS)
     return bool(program) and len(MEGATRON & {word.partition("=")[0].replace("_", "-") for word in words}) > 1
 
 
 def _shell(shell: Evaluator, rest: list[str], environment: Mapping[str, str], state: State, where: str) -> bool:
-    """Evaluates what `bash`, `sh` and their like run: a text after -c, a script, or standard input. rest: the words after the
-    shell."""
+    """Evaluate what `bash`, `sh` and similar shells run: a text after -c, a script, or standard input. rest: the words after
+    the shell's name. environment: variables set in front of it. state: the simulated shell, which is changed. Always returns
+    True. shell: the script's evaluator. where: file and line."""
     position, text = 0, False
     while position < len(rest) and rest[position][:1] in "-+" and rest[position] not in ("-", "--"):
         text = text or (rest[position][1:2] != "-" and "c" in rest[position][1:])
@@ -181,7 +188,9 @@ def _shell(shell: Evaluator, rest: list[str], environment: Mapping[str, str], st
 
 
 def _batch(shell: Evaluator, name: str, rest: list[str], environment: Mapping[str, str], state: State, where: str) -> bool:
-    """Evaluates what `sbatch`, `salloc` or `qsub` submit: a script with its options, a --wrap text, or standard input."""
+    """Evaluate what `sbatch`, `salloc` or `qsub` submit: a script, the text of --wrap, or standard input. name: which
+    command. rest: its words. environment: variables set in front of it. state: the simulated shell, which is changed. Always
+    returns True. shell: the script's evaluator. where: file and line."""
     index = 0
     valued = ("-N", "-n", "-p", "-A", "-J", "-t", "-o", "-e", "-w", "-x", "-q", "-c", "-G", "-d", "-C", "-a", "-D", "-l", "-v")
     while index < len(rest) and rest[index].startswith("-"):
@@ -204,8 +213,9 @@ def _batch(shell: Evaluator, name: str, rest: list[str], environment: Mapping[st
 
 
 def passed(name: str, words: Sequence[str], state: State) -> tuple[dict[str, str], bool]:
-    """The variables that a launcher's options set for what it starts, and whether all exported variables are passed on, too.
-    words: the options."""
+    """The variables that a launcher passes on to the command that it starts: those that its options set, by name, and
+    whether all exported variables are passed on, too. name: the launcher. words: its options. state: the simulated shell,
+    which has the exported variables."""
     result: dict[str, str] = {}
     every = name not in APART
     if name in IMAGES:
@@ -230,7 +240,8 @@ def passed(name: str, words: Sequence[str], state: State) -> tuple[dict[str, str
 
 
 def _texts(name: str, words: Sequence[str]) -> Iterator[str]:
-    """The values of the options that set variables, as NAME=VALUE or NAME."""
+    """The values of a launcher's options that set variables, each as NAME=VALUE or NAME: for mpirun, ["-x", "A=1", "-np",
+    "8"] -> "A=1". name: the launcher. words: its options."""
     options = OPTIONS.get(name, ())
     for index, word in enumerate(words):
         if name == "env":

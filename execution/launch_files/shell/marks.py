@@ -30,7 +30,7 @@ NOTHING: Piece = ("a list without elements", False)
 @dataclass(frozen=True)
 class Unknown:
     """A value that nobody has given. name: the variable that the user may give by --set; empty if there is none. where: file
-    and line of its use. why: what is known of it."""
+    and line of its use. why: what is known of it, as the end of a sentence."""
 
     name: str
     where: str
@@ -39,8 +39,8 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Decision:
-    """A condition that is undecided. number: its index. cause: the value that it depends on. example: a value that the script
-    compares this with."""
+    """A condition of the script that is undecided, because it depends on a value that nobody has given. number: its index.
+    cause: this value. example: a value that the script compares the cause with."""
 
     number: int
     cause: Unknown
@@ -49,8 +49,8 @@ class Decision:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of two values that a condition selects: texts, or lists of words. variable: the variable that has the value, if
-    any."""
+    """One of two values, depending on an undecided condition: texts, or lists of words. decision: the condition. yes, no:
+    the value where the condition holds, and where it does not. variable: the variable that has the value, if any."""
 
     decision: Decision
     yes: str | tuple[str, ...]
@@ -59,8 +59,8 @@ class Choice:
 
 
 class TooMuch(Exception):
-    """Raised for a script that takes more steps or memory than scripts which start training, or that depends on too many
-    conditions; decision: the first of these, in the latter case."""
+    """Raised for a script that takes more steps or memory than scripts which start training do, or that depends on too many
+    conditions. decision: the first of these conditions, in the latter case; otherwise None."""
 
     def __init__(self, decision: Decision | None = None) -> None:
         super().__init__()
@@ -68,7 +68,11 @@ class TooMuch(Exception):
 
 
 class Marks:
-    """The table of the undecided parts of all texts of a script."""
+    """The table of the undecided parts of all texts of a script. An undecided part is one private character of Unicode (a
+    mark) in a text, which stands for an entry of the table: a value that nobody has given (Unknown), or one of two values
+    that an undecided condition selects (Choice). Every entry has two marks: an even one for values within quotes, and an odd
+    one for values that are split into words once they are known. In methods, `known` says by number of a condition whether
+    it is assumed to hold."""
 
     def __init__(self) -> None:
         self.entries: list[Unknown | Choice] = []
@@ -79,16 +83,20 @@ class Marks:
         self.live: dict[int, Decision] = {}  # conditions whose sides end differently
 
     def unknown(self, name: str, where: str, why: str = "has no value") -> str:
-        """A text that stands for an unknown value."""
+        """A text (one mark) that stands for a value which nobody has given. name: the variable that the user may give; empty
+        if there is none. where: file and line of its use. why: what is known of it, as the end of a sentence."""
         return self._mark(Unknown(name, where, why))
 
     def decision(self, cause: Unknown, example: str = "") -> Decision:
-        """A new undecided condition. example: a value that the script compares the cause with."""
+        """Create an undecided condition. cause: the value that it depends on. example: a value that the script compares the
+        cause with."""
         self.decisions.append(Decision(len(self.decisions), cause, example))
         return self.decisions[-1]
 
     def decision_of(self, cause: Unknown, example: str, text: str) -> Decision:
-        """The undecided condition with this text; the same condition for the same text."""
+        """The undecided condition that stands for a text, so that the same condition of a script is decided only once;
+        created on first use. cause: the value that it depends on. example: a value that the script compares the cause with.
+        text: the condition as a text; if empty, a new condition is created."""
         if not text:
             return self.decision(cause, example)
         if text not in self.decision_of_text:
@@ -96,7 +104,9 @@ class Marks:
         return self.decision_of_text[text]
 
     def choice(self, decision: Decision, yes: str | tuple[str, ...], no: str | tuple[str, ...], variable: str = "") -> str:
-        """A text that stands for one of two values. For two texts, a common beginning stays known."""
+        """A text that stands for one of two values, depending on an undecided condition; if both are texts, a beginning that
+        they share stays known. decision: the condition. yes, no: the values where it holds, and where it does not. variable:
+        the variable that has the value, if any."""
         if yes == no and isinstance(yes, str):
             return yes
         if not isinstance(yes, str) or not isinstance(no, str):
@@ -108,14 +118,15 @@ class Marks:
         return yes[:begin] + self._mark(Choice(decision, yes[begin:], no[begin:], variable))
 
     def record_live(self, decision: Decision) -> None:
-        """Records that the two sides of a condition lead to different results. Raises TooMuch if there are too many such
-        conditions."""
+        """Record that the two sides of an undecided condition lead to different results. Raises TooMuch if there are too
+        many such conditions."""
         self.live[decision.number] = decision
         if len(self.live) > MOST_DECISIONS:
             raise TooMuch(next(iter(self.live.values())))
 
     def _mark(self, entry: Unknown | Choice) -> str:
-        """The character for an entry, which is added to the table if it is new. Raises TooMuch if the table is full."""
+        """The mark (character) for an entry of the table; the entry is added if it is new. Raises TooMuch if the table is
+        full."""
         number = self.numbers.get(entry)
         if number is None:
             if len(self.entries) >= MOST:
@@ -127,11 +138,12 @@ class Marks:
         return chr(FIRST + 2 * number)
 
     def entry(self, mark: str) -> Unknown | Choice:
-        """The entry that a character refers to."""
+        """The entry of the table that a mark (a character of a text) stands for."""
         return self.entries[(ord(mark) - FIRST) // 2]
 
     def cause(self, text: str) -> Unknown | None:
-        """The first undecided value that a text depends on; None if the text is known."""
+        """The value that nobody has given and on which the first undecided part of a text depends; None if all of the text
+        is known."""
         found = MARK.search(text)
         if found is None:
             return None
@@ -139,12 +151,13 @@ class Marks:
         return entry if isinstance(entry, Unknown) else entry.decision.cause
 
     def names_one_file(self, path: str) -> bool:
-        """Whether a path names one file: all of its undecided parts are variables whose value does not change."""
+        """Whether a path names one and the same file whenever it is used: all of its undecided parts are variables that the
+        user may give, and not choices or outputs of commands."""
         entries = map(self.entry, MARK.findall(path))
         return all(isinstance(entry, Unknown) and bool(entry.name) for entry in entries)
 
     def several(self, word: str) -> bool:
-        """Whether a word may become more or fewer than one word once it is known."""
+        """Whether a word may become no word or several words once its undecided parts are known."""
         found = MARK.search(word)
         if found is None:
             return False
@@ -155,15 +168,16 @@ class Marks:
         return ord(found[0]) % 2 == 1
 
     def choice_in(self, text: str, of: re.Pattern[str] | None = None) -> Choice | None:
-        """The first choice in a text; with `of`, the first one with a side that matches this pattern. None if there is none."""
+        """The first choice between two values in a text; None if there is none. of: if given, only choices count in which a
+        value matches this pattern."""
         for entry in map(self.entry, MARK.findall(text)):
             if isinstance(entry, Choice) and (of is None or of.search("".join([*entry.yes, *entry.no]))):
                 return entry
         return None
 
     def picked(self, text: str, known: Mapping[int, bool]) -> str:
-        """A text with choices replaced by the side that known conditions select; lists of words are joined by blanks. known:
-        sides by number of the condition."""
+        """A text with choices replaced by the values that assumed conditions select; lists of words are joined by blanks.
+        known: by number of a condition, whether it is assumed to hold."""
 
         def one(found: re.Match[str]) -> str:
             entry = self.entry(found[0])
@@ -175,14 +189,16 @@ class Marks:
         return MARK.sub(one, text) if known else text
 
     def picked_words(self, words: Sequence[str], known: Mapping[int, bool]) -> list[str]:
-        """Words with choices replaced by the side that known conditions select, split into words where they were not quoted."""
+        """Words with choices replaced by the values that assumed conditions select, and split into several words where they
+        were not quoted. known: by number of a condition, whether it is assumed to hold."""
         result: list[str] = []
         for word in words:
             result += [word] if not MARK.search(word) else self._fields(word, known)
         return result
 
     def _fields(self, word: str, known: Mapping[int, bool]) -> list[str]:
-        """The words that one word becomes when known conditions are applied."""
+        """The words that one word becomes when its choices are replaced by the values that assumed conditions select. known:
+        by number of a condition, whether it is assumed to hold."""
         if len(word) == 1 and isinstance(entry := self.entry(word), Choice) and entry.decision.number in known:
             value = entry.yes if known[entry.decision.number] else entry.no
             if not isinstance(value, str):
@@ -195,7 +211,7 @@ class Marks:
         return fields(pieces)
 
     def shown(self, text: str) -> str:
-        """A text for messages, in which undecided parts are shown as $NAME."""
+        """A text for messages, in which every undecided part is shown as $NAME, or $(..) if it has no name."""
 
         def one(found: re.Match[str]) -> str:
             entry = self.entry(found[0])
@@ -204,8 +220,9 @@ class Marks:
         return MARK.sub(one, text)
 
     def lifted(self, text: str, of: Callable[[str], str], where: str, depth: int = 0) -> str:
-        """The result of a text function, extended to undecided texts: for a choice it is applied to both sides, and an unknown
-        value stays unknown."""
+        """Apply a function of texts to a text that may have undecided parts: for a choice, both values are tried and the
+        result is a choice again; a value that nobody has given stays unknown. of: the function for known texts. where:
+        unused. depth: number of choices resolved so far."""
         cause = self.cause(text)
         if cause is None:
             return of(text)
@@ -219,17 +236,19 @@ class Marks:
 
 
 def quoted(text: str) -> str:
-    """A text whose undecided parts are not split into words."""
+    """A text whose undecided parts are changed to the kind that is not split into words once it is known, as within quotes."""
     return MARK.sub(lambda found: chr(ord(found[0]) & ~1), text) if MARK.search(text) else text
 
 
 def unsplit(text: str) -> str:
-    """A text whose undecided parts may be split into words."""
+    """A text whose undecided parts are changed to the kind that is split into words once it is known, as outside quotes."""
     return MARK.sub(lambda found: chr(ord(found[0]) | 1), text) if MARK.search(text) else text
 
 
 def fields(pieces: Sequence[Piece], separators: str = " \t\n") -> list[str]:
-    """The words that pieces form. Pieces that are to be split are split at separators; empty fields are dropped as in bash."""
+    """The words that the pieces of a written word form: [("a b", True), ("c", False)] -> ["a", "bc"]. pieces: texts, each
+    with whether it is to be split at separators. separators: the characters at which bash splits (IFS). Empty words are
+    dropped as in bash."""
     words: list[str] = []
     held: str | None = None
     for piece in pieces:
@@ -254,8 +273,8 @@ def fields(pieces: Sequence[Piece], separators: str = " \t\n") -> list[str]:
 
 
 def delimiter(separators: str) -> str:
-    """The regular expression for what separates two fields: any number of blanks, or one other separator with blanks around
-    it."""
+    """The regular expression for the text between two fields of a line: any number of blanks, or one other separator with
+    blanks around it. separators: the characters at which bash splits (IFS)."""
     blanks = "".join(char for char in " \t\n" if char in separators)
     others = "".join(char for char in separators if char not in " \t\n")
     patterns = [rf"[{blanks}]*[{re.escape(others)}][{blanks}]*" if blanks else f"[{re.escape(others)}]"] if others else []

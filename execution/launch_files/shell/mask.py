@@ -21,123 +21,135 @@ BRACED = re.compile(r"\{[^\s{}\"'`$;&|()<>]*\}")
 
 @lru_cache(maxsize=256)
 def parsed(text: str) -> tuple[Tree, list[tuple[str, int]]]:
-    """The syntax tree of a masked text, and the variables that it assigns with the positions where their values begin. Results
-    are cached, since loops run the same texts. Raises Unclosed."""
+    """The syntax tree of a bash text, and the variables that it assigns with the positions where their values begin. Before
+    parsing, the text is masked: parts that the grammar misreads, such as tests and comments, are replaced by fillers of the
+    same length. Results are cached, since loops evaluate the same texts again. Raises Unclosed for an open quote or bracket."""
     assigned: list[tuple[str, int]] = []
     frame = masked(text, assigned)
     return PARSER.parse(frame.encode()), assigned
 
 
 def masked(text: str, assigned: list[tuple[str, int]]) -> str:
-    """The masked text in ASCII, of the same length. assigned: receives the assigned variables and the positions where their
-    values begin. Raises Unclosed."""
-    result: list[str] = []
-    position, starts, fresh = 0, True, True  # whether a word starts here; whether nothing is in the line so far
-    waiting: list[
-        tuple[str, bool]
-    ] = []  # here-documents that begin after this line: the word that ends each, and whether tabs are ignored
+    """A bash text of the same length in ASCII, in which parts that the grammar misreads (comments, tests, arithmetic,
+    assignments, here-documents, non-ASCII) are replaced by fillers. assigned: list to which the assigned variables are
+    added, with the positions where their values begin. Raises Unclosed for an open quote or bracket."""
+    mask = _Mask(text, assigned)
+    while mask.position < len(text):
+        mask.step()
+    return "".join(mask.result)
 
-    def fill(end: int, keep: str = "") -> None:
-        nonlocal position
-        result.append("".join(char if char in keep else "x" for char in text[position:end]))
-        position = end
 
-    while position < len(text):
+class _Mask:
+    """A bash text that is masked from its beginning to its end: parts that the grammar misreads are replaced by fillers of the
+    same length, so that positions stay the same.
+
+    assigned: list to which the assigned variables are added, with the positions where their values begin. result: the masked
+    text so far, in pieces, up to `position`. starts: whether a word starts there. fresh: whether nothing is in the line so far.
+    waiting: the here-documents that begin after the line, each as the word that ends it and whether leading tabs are ignored.
+    """
+
+    def __init__(self, text: str, assigned: list[tuple[str, int]]) -> None:
+        self.text, self.assigned = text, assigned
+        self.result: list[str] = []
+        self.position, self.starts, self.fresh = 0, True, True
+        self.waiting: list[tuple[str, bool]] = []
+
+    def step(self) -> None:
+        """Mask the next character, or the construct of bash that begins there. Raises Unclosed for an open quote or bracket."""
+        text, position = self.text, self.position
         char = text[position]
         if char == "\n":
-            result.append(char)
-            position += 1
-            starts = fresh = True
-            for delimiter, tabs in waiting:
-                position = _document(text, position, delimiter, tabs, result)
-            waiting = []
-            continue
-        if text.startswith("\\\n", position):
-            result.append("  " if starts or fresh else "\\\n")
-            position += 2
-            continue
-        fresh = fresh and char in " \t"
-        if char == "!" and starts and text[position + 1 : position + 2] not in (" ", "\t", "\n", "("):
-            fill(position + 1)
-            starts = False
-            continue
-        if char == "#" and starts:
+            self._end_line()
+        elif text.startswith("\\\n", position):
+            self._keep("  " if self.starts or self.fresh else "\\\n")
+        else:
+            self.fresh = self.fresh and char in " \t"
+            if self.starts and self._word_start(char):
+                return
+            if text.startswith("<<<", position):
+                self._keep("<<<")
+                self.starts = True
+            elif text.startswith("<<", position) and (match := DOCUMENT.match(text, position)):
+                self._begin_document(match)
+            elif char in "\\'\"`$" or (char in "<>" and end_of(text, position) > position + 1):
+                self._fill(end_of(text, position))
+                self.starts = False
+            elif char == "{" and (match := BRACED.match(text, position)) and match[0] != "{}":
+                self._fill(match.end())
+                self.starts = False
+            else:
+                self._keep(char if char.isascii() and (char.isalnum() or char in FRAME) else "x")
+                self.starts = char in " \t;&|()<>!{"
+
+    def _keep(self, piece: str) -> None:
+        """Append a piece to the masked text, and move past as many characters of the original text."""
+        self.result.append(piece)
+        self.position += len(piece)
+
+    def _fill(self, end: int, keep: str = "") -> None:
+        """Replace the text up to an index by fillers. end: the index. keep: characters that are kept."""
+        self._keep("".join(char if char in keep else "x" for char in self.text[self.position : end]))
+
+    def _end_line(self) -> None:
+        """Keep the end of a line, and mask the here-documents that begin after the line."""
+        self._keep("\n")
+        self.starts = self.fresh = True
+        for delimiter, tabs in self.waiting:
+            self.position = _document(self.text, self.position, delimiter, tabs, self.result)
+        self.waiting = []
+
+    def _word_start(self, char: str) -> bool:
+        """Mask the construct that only the start of a word can be: a comment, an assignment, a test or arithmetic. char: the
+        character there. Returns whether there is such a construct; if not, nothing is masked."""
+        text, position = self.text, self.position
+        following = text[position + 1 : position + 2]
+        if char == "#":
             end = text.find("\n", position)
-            result.append("#")
-            position += 1
-            fill(len(text) if end < 0 else end)
-            continue
-        if starts and (match := ASSIGNED.match(text, position)):
-            assigned.append((match[1], match.end()))
-            fill(match.end())
-            if text[position : position + 1] == "(":
-                fill(_closed(text, position + 1, "(", ")"))
-            starts = False
-            continue
-        if starts and text.startswith("[[", position) and text[position + 2 : position + 3] in (" ", "\t", "\n"):
-            end = _ending(text, position + 2, "]]")
-            result.append("[[ ")
-            position += 3
-            fill(end - 3)
-            result.append(" ]]")
-            position = end
-            starts = False
-            continue
-        if (
-            starts
-            and char == "["
-            and text[position + 1 : position + 2] in (" ", "\t")
-            and (closed_at := _closing(text, position + 1))
-        ):
-            result.append("[ ")
-            position += 2
-            fill(closed_at - 2)
-            result.append(" ]")
-            position = closed_at
-            starts = False
-            continue
-        if starts and text.startswith("((", position):
-            end = _closed(text, position + 1, "(", ")")
-            if text[end - 2 : end] == "))":
-                result.append("((")
-                position += 2
-                fill(end - 2, ";")
-                result.append("))")
-                position = end
-                starts = False
-                continue
-        if text.startswith("<<<", position):
-            result.append("<<<")
-            position += 3
-            starts = True
-            continue
-        if text.startswith("<<", position) and (match := DOCUMENT.match(text, position)):
-            end = match.end()
-            while end < len(text) and text[end] not in " \t\n;&|<>()":
-                end = end_of(text, end)
-            word = text[match.end() : end]
-            waiting.append((re.sub(r"[\\'\"]", "", word), match[0].startswith("<<-")))
-            result.append(text[position:end] if text[position:end].isascii() else "x" * (end - position))
-            position = end
-            starts = False
-            continue
-        if char in "\\'\"`$" or (char in "<>" and end_of(text, position) > position + 1):
-            fill(end_of(text, position))
-            starts = False
-            continue
-        if char == "{" and (match := BRACED.match(text, position)) and match[0] != "{}":
-            fill(match.end())
-            starts = False
-            continue
-        result.append(char if char.isascii() and (char.isalnum() or char in FRAME) else "x")
-        position += 1
-        starts = char in " \t;&|()<>!{"
-    return "".join(result)
+            self._keep("#")
+            self._fill(len(text) if end < 0 else end)
+            return True
+        if char == "!" and following not in (" ", "\t", "\n", "("):
+            self._fill(position + 1)
+        elif match := ASSIGNED.match(text, position):
+            self.assigned.append((match[1], match.end()))
+            self._fill(match.end())
+            if text[self.position : self.position + 1] == "(":
+                self._fill(_closed(text, self.position + 1, "(", ")"))
+        elif text.startswith("[[", position) and text[position + 2 : position + 3] in (" ", "\t", "\n"):
+            self._bracketed("[[ ", " ]]", _ending(text, position + 2, "]]"))
+        elif char == "[" and following in (" ", "\t") and (closed_at := _closing(text, position + 1)):
+            self._bracketed("[ ", " ]", closed_at)
+        elif text.startswith("((", position) and text[(end := _closed(text, position + 1, "(", ")")) - 2 : end] == "))":
+            self._bracketed("((", "))", end, ";")
+        else:
+            return False
+        self.starts = False
+        return True
+
+    def _bracketed(self, opening: str, closing: str, end: int, keep: str = "") -> None:
+        """Mask the inside of a test or of arithmetic. opening, closing: the brackets that are kept in the masked text. end:
+        the index after the closing bracket. keep: characters inside that are kept."""
+        self._keep(opening)
+        self._fill(end - len(closing), keep)
+        self._keep(closing)
+
+    def _begin_document(self, match: re.Match[str]) -> None:
+        """Mask the operator of a here-document (`<<`) and the word that ends the document, whose body begins after the line.
+        match: the match of the operator."""
+        text, end = self.text, match.end()
+        while end < len(text) and text[end] not in " \t\n;&|<>()":
+            end = end_of(text, end)
+        word = text[match.end() : end]
+        self.waiting.append((re.sub(r"[\\'\"]", "", word), match[0].startswith("<<-")))
+        operator = text[self.position : end]
+        self._keep(operator if operator.isascii() else "x" * len(operator))
+        self.starts = False
 
 
 def _document(text: str, position: int, delimiter: str, tabs: bool, result: list[str]) -> int:
-    """Masks the body of a here-document, which is appended to `result`. Returns the index of the end of its last line. tabs:
-    whether leading tabs are ignored."""
+    """Mask the body of a here-document. position: where the body begins. delimiter: the word that ends it. tabs: whether
+    leading tabs are ignored. result: list to which the masked pieces are added. Returns the index of the end of the
+    document's last line."""
     while position < len(text):
         end = text.find("\n", position)
         end = len(text) if end < 0 else end
@@ -151,7 +163,8 @@ def _document(text: str, position: int, delimiter: str, tabs: bool, result: list
 
 
 def _closing(text: str, position: int) -> int | None:
-    """The index after the `]` of a test; None for a test without one, which is a command that fails."""
+    """The index after the `]` of a test; None if no `]` follows, since `[` is then a command that fails. position: where the
+    test's words begin."""
     try:
         return _ending(text, position, "]")
     except Unclosed:
@@ -159,7 +172,8 @@ def _closing(text: str, position: int) -> int | None:
 
 
 def _ending(text: str, position: int, closes: str) -> int:
-    """The index after the word that closes a test. Raises Unclosed."""
+    """The index after the word that closes a test. position: where the test's words begin. closes: that word, `]` or `]]`.
+    Raises Unclosed if there is none."""
     while position < len(text):
         if text[position] in " \t\n" and text.startswith(closes, position + 1):
             after = text[position + 1 + len(closes) : position + 2 + len(closes)]

@@ -17,8 +17,9 @@ ENDED = re.compile(r"\\[ \t]+\n(?=[ \t]*--?[A-Za-z])")
 
 
 def refuse(text: str, where: str) -> None:
-    """Raises InputError, with the line, if a text has characters that only documents produce. Comments are exempt, and so are
-    quoted texts, except for dashes in front of names made of several words."""
+    """Check that a script has no characters that only documents produce, such as a typographic dash for -- or curly quotes,
+    and no blank after a backslash at the end of a line. where: the script, for errors. Comments are exempt, and so are
+    quoted texts, except for dashes in front of names made of several words. Raises InputError with the line."""
     if (ended := ENDED.search(text)) is not None:
         at = f"{where}:{text.count(chr(10), 0, ended.start()) + 1}"
         problem = "ends in a backslash and a blank, which ends the command: what follows is no part of it"

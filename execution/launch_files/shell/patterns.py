@@ -29,27 +29,29 @@ SETS = re.compile(r"\[(?:\^|!)?\]?(?:\[:\w+:\]|[^]])*\]")
 
 
 class Pattern:
-    """A pattern of bash in pieces: texts, and whether their characters stand for themselves."""
+    """A pattern of bash, as in `case` and `${name#pattern}`, that is matched against texts. It is given in pieces: texts,
+    each with whether its characters stand for themselves (because they were quoted). parts: the parsed pattern: plain texts,
+    sets of characters, `*`, `?`, and alternatives such as @(a|b). Methods raise TooMuch if matching takes too many steps."""
 
     def __init__(self, pieces: list[tuple[str, bool]]) -> None:
         self.parts = [part for text, literal in pieces for part in ([text] if literal else _parts_of(text))]
         self.steps = 0
 
     def whole(self, text: str) -> bool:
-        """Whether it matches a whole text."""
+        """Whether the pattern matches a whole text."""
         return len(text) in self.ends(text)
 
     def ends(self, text: str, begin: int = 0) -> set[int]:
-        """The positions at which a match that starts at `begin` may end. Raises TooMuch."""
+        """The indices of a text at which a match that starts at the index `begin` may end."""
         return self._ends(self.parts, text, {begin})
 
     def begins(self, text: str) -> set[int]:
-        """The positions from which it matches the whole rest of a text."""
+        """The indices of a text from which the pattern matches the whole rest."""
         return {len(text) - end for end in self._ends(_turned(self.parts), text[::-1], {0})}
 
     def _ends(self, parts: list[Part], text: str, positions: set[int]) -> set[int]:
-        """The positions of a text at which some parts of the pattern may end, if they start at any of the given positions.
-        Raises TooMuch."""
+        """The indices of a text at which a sequence of parts of the pattern may end, if it starts at any of the given
+        indices (positions)."""
         for part in parts:
             if not positions:
                 break
@@ -69,8 +71,8 @@ class Pattern:
         return positions
 
     def _alternatives(self, part: Part, text: str, positions: set[int]) -> set[int]:
-        """The positions of a text at which an extended pattern, such as `@(a|b)`, may end, if it starts at any of the given
-        positions."""
+        """The indices of a text at which an extended pattern may end, if it starts at any of the given indices (positions).
+        part: the pattern, such as @(a|b), as its sign (one of ?*+@!) and its alternatives."""
         assert isinstance(part, tuple)
         sign, alternatives = part
         if sign == "!":
@@ -91,7 +93,7 @@ class Pattern:
 
 
 def _turned(parts: list[Part]) -> list[Part]:
-    """The parts that match reversed texts."""
+    """The parts of a bash pattern in reversed order, with their texts reversed, so that they match reversed texts."""
     result: list[Part] = []
     for part in reversed(parts):
         if isinstance(part, tuple):
@@ -102,7 +104,8 @@ def _turned(parts: list[Part]) -> list[Part]:
 
 
 def _parts_of(text: str) -> list[Part]:
-    """The parts of a pattern's text."""
+    """Parse a pattern of bash into parts: plain texts, `*`, `?`, sets of characters such as [a-z], and alternatives such as
+    @(a|b). text: the pattern, without quoted characters."""
     result: list[Part] = []
     position = 0
     while position < len(text):
@@ -128,8 +131,8 @@ def _parts_of(text: str) -> list[Part]:
 
 
 def _set(inner: str) -> re.Pattern[str] | None:
-    """The regular expression for a set of characters such as `[a-z]` in a bash pattern, given the text between the brackets;
-    None if it is not valid."""
+    """Compile a set of characters such as `[a-z]` of a bash pattern to a regular expression; None if it is not valid. inner:
+    the text between the brackets."""
     sign = "^" if inner[:1] in ("!", "^") else ""
     try:
         return re.compile(f"[{sign}{_classes(inner[len(sign) :])}]", re.DOTALL)
@@ -138,7 +141,8 @@ def _set(inner: str) -> re.Pattern[str] | None:
 
 
 def _classes(inner: str) -> str:
-    """The inside of a set in the syntax of Python's regular expressions."""
+    """The inside of a set of characters in the syntax of Python's regular expressions: "[:digit:]_" -> "0-9_". inner: the
+    inside in bash's syntax."""
     parts = re.split(r"(\[:\w+:\])", inner)
     texts = [
         re.sub(r"([\\\[\]^&~|])", r"\\\1", part) if not n % 2 else CLASSES.get(part[2:-2], "") for n, part in enumerate(parts)
@@ -147,8 +151,9 @@ def _classes(inner: str) -> str:
 
 
 def expression(text: str, longest: int, count: int = 1, flags: int = 0) -> re.Pattern[str] | None:
-    """A compiled extended regular expression; None if it is not supported or if searching may take too many steps. longest: the
-    length of the longest text to be searched. count: the number of these texts."""
+    """Compile an extended regular expression of bash, grep, sed or awk; None if it is not supported or if searching may take
+    too many steps. longest: the length of the longest text to be searched. count: the number of these texts. flags: those of
+    Python's `re`."""
     if len(text) > 512 or "(?" in text:
         return None
     bare = SETS.sub("x", re.sub(r"\\.", "x", text))
@@ -173,13 +178,14 @@ def expression(text: str, longest: int, count: int = 1, flags: int = 0) -> re.Pa
 
 
 def _expanded(found: str) -> str:
-    """A set of an extended regular expression in Python's syntax."""
+    """A set of characters of an extended regular expression in Python's syntax: "[^[:digit:]]" -> "[^0-9]". found: the set
+    with its brackets."""
     sign = "^" if found[1:2] == "^" else ""
     return f"[{sign}{_classes(found[1 + len(sign) : -1])}]"
 
 
 def _closing(text: str, start: int) -> int:
-    """The index of the bracket that closes the one at `start`; -1 if there is none."""
+    """The index of the round bracket that closes the one at the index `start`; -1 if there is none."""
     depth = 0
     for index in range(start, len(text)):
         depth += (text[index] == "(") - (text[index] == ")")
@@ -189,7 +195,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def _alternatives_of(text: str) -> list[str]:
-    """The alternatives of an extended pattern, separated by |."""
+    """Split the inside of an extended pattern at |, outside inner brackets: "a|@(b|c)" -> ["a", "@(b|c)"]."""
     parts, depth = [""], 0
     for char in text:
         depth += (char == "(") - (char == ")")
@@ -201,7 +207,8 @@ def _alternatives_of(text: str) -> list[str]:
 
 
 def braced(raw: str) -> list[str]:
-    """The words that the braces of a word expand to, outside quotes, as for `a{b,c}` and `{1..8}`. Raises TooMuch."""
+    """The words that the braces of a word expand to, outside quotes: "a{b,c}" -> ["ab", "ac"], "{1..3}" -> ["1", "2", "3"].
+    raw: the word as written. Raises TooMuch if there are too many words."""
     if "{" not in raw:
         return [raw]
     position, depth, start, commas, quote = 0, 0, -1, list[int](), ""
@@ -236,7 +243,7 @@ def braced(raw: str) -> list[str]:
 
 
 def _skipped(raw: str, position: int) -> int:
-    """The index after the bracket that closes the one at a position."""
+    """The index after the bracket that closes the one at the index `position`, which is { or (."""
     opened = raw[position]
     closed, depth = {"{": "}", "(": ")"}[opened], 0
     while position < len(raw):
@@ -248,7 +255,9 @@ def _skipped(raw: str, position: int) -> int:
 
 
 def _alternatives(inner: str, commas: list[int]) -> list[str]:
-    """The words between braces: separated by commas, or a range of numbers or letters; empty if it is neither."""
+    """The words that the inside of braces stands for: "b,c" -> ["b", "c"], "1..3" -> ["1", "2", "3"]; empty if it is neither
+    a list nor a range. inner: the text between the braces. commas: indices of the commas outside inner braces. Raises
+    TooMuch if the range is too long."""
     if commas:
         ends = [*commas, len(inner)]
         return [inner[begin:end] for begin, end in zip([0, *(comma + 1 for comma in commas)], ends, strict=True)]

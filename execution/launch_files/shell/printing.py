@@ -19,7 +19,10 @@ MOST_LINES = 10000
 
 
 def output_of(shell: Evaluator, name: str, rest: list[str], state: State, where: str) -> str | None:
-    """The output of a command; None if it is not one of these."""
+    """The text that a command prints, if it is one of the programs whose output is computed here: echo, printf, cat, seq,
+    grep and similar ones; None for other commands and unsupported options. name: the command. state: the simulated shell,
+    which has the input and the files; printf -v and tee change it. shell: the script's evaluator. rest: the words after the
+    command's name. where: file and line."""
     if name == "echo":
         return _echo(rest)
     if name == "printf":
@@ -61,7 +64,9 @@ def output_of(shell: Evaluator, name: str, rest: list[str], state: State, where:
 
 
 def _filtered(shell: Evaluator, name: str, rest: list[str], given: str, where: str) -> str | None:
-    """The output of a filter for a text; unknown if it depends on undecided parts."""
+    """The output of a filter (a program such as sort or sed that reads a text and prints another); unknown if it depends on
+    values that nobody has given. name: the filter. rest: its options. given: its input. None if options are not supported.
+    shell: the script's evaluator. where: file and line."""
     known = not MARK.search("".join(rest))
     if name != "sed" and not (known and not MARK.search(given)):
         choice = shell.marks.choice_in(given)
@@ -73,7 +78,9 @@ def _filtered(shell: Evaluator, name: str, rest: list[str], given: str, where: s
 
 
 def _found(rest: list[str], given: str, state: State) -> str | None:
-    """The output of grep, which also sets the status by whether it finds anything."""
+    """The output of grep; the status of the simulated shell becomes whether a line is found. rest: the options and the
+    pattern. given: the text that is searched. state: the simulated shell, whose status is changed. None if text or options
+    are not known or not supported."""
     if MARK.search(given) or MARK.search("".join(rest)):
         return None
     lines = filters.grep(rest, given)
@@ -84,7 +91,7 @@ def _found(rest: list[str], given: str, state: State) -> str | None:
 
 
 def _echo(rest: list[str]) -> str:
-    """The output of `echo`."""
+    """The output of `echo` for its words (rest), with the options -n, -e and -E."""
     newline, escapes = "\n", False
     while rest and re.fullmatch(r"-[neE]+", rest[0]):
         newline = "" if "n" in rest[0] else newline
@@ -95,7 +102,8 @@ def _echo(rest: list[str]) -> str:
 
 
 def _printf(shell: Evaluator, rest: list[str], state: State, where: str) -> str:
-    """The output of `printf`; empty with -v, which assigns a variable."""
+    """The output of `printf`; empty with -v, which assigns it to a variable instead. rest: the format and the values. state:
+    the simulated shell, which -v changes. shell: the script's evaluator. where: file and line."""
     variable = ""
     if len(rest) > 2 and rest[0] == "-v":
         variable, rest = rest[1], rest[2:]
@@ -134,8 +142,8 @@ def _printf(shell: Evaluator, rest: list[str], state: State, where: str) -> str:
 
 
 def _path(name: str, words: list[str], folder: str) -> str | None:
-    """The output of basename, dirname, realpath, readlink, seq or expr, without the end of the line; None if it is not
-    supported."""
+    """The output of basename, dirname, realpath, readlink, seq or expr, without the newline at the end; None if options are
+    not supported. name: the program. words: its words. folder: the working directory."""
     plain = [word for word in words if not (word.startswith("-") and name in ("basename", "realpath", "readlink"))]
     if name == "basename" and plain:
         text = plain[0].rstrip("/").rsplit("/", 1)[-1]

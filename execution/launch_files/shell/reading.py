@@ -20,8 +20,10 @@ LETTERS = {
 
 
 def read(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `read`: takes a line of the input and assigns its words to variables. Returns the possible states of the
-    simulated shell afterwards; nothing is run."""
+    """Evaluate bash's `read`: take a line of the input and assign its words to variables; they are unknown if the input is
+    not known. shell: the script's evaluator. rest: the words after the command's name. where: file and line. source: unused,
+    for a common signature. Nothing is run: state, the simulated shell, is changed; the result has each possible state with
+    how it goes on: "" (next statement), exit, return, break N or continue N."""
     names, array, whole, raw, position = list[str](), "", False, False, 0
     while position < len(rest):
         word = rest[position]
@@ -62,7 +64,8 @@ def read(shell: Evaluator, rest: list[str], state: State, where: str, source: So
 
 
 def _parts(line: str, count: int, separators: str) -> list[str]:
-    """The fields of a line, the last of which holds the rest; missing ones are empty. count: number of fields."""
+    """Split a line into fields, the last of which holds the rest; missing fields are empty. For two fields: "a b c" -> ["a",
+    "b c"]. count: number of fields. separators: the characters at which bash splits (IFS)."""
     blanks = "".join(char for char in " \t\n" if char in separators)
     result, rest = list[str](), line.lstrip(blanks)
     while len(result) < count - 1:
@@ -76,8 +79,11 @@ def _parts(line: str, count: int, separators: str) -> list[str]:
 
 
 def mapfile(shell: Evaluator, rest: list[str], state: State, where: str, source: Source) -> Outcomes:
-    """Evaluates `mapfile`: assigns the lines of the input to an array. Options: -n at most this number, -s skip this number, -O
-    first index. Returns the possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluate bash's `mapfile` (or `readarray`): assign the lines of the input to an array. Options: -n at most this number
+    of lines, -s skip this number, -O index of the first element, -d delimiter. shell: the script's evaluator. rest: the
+    words after the command's name. where: file and line. source: unused, for a common signature. Nothing is run: state, the
+    simulated shell, is changed; the result has each possible state with how it goes on: "" (next statement), exit, return,
+    break N or continue N."""
     options, name, position = {"n": "0", "s": "0", "O": "", "d": "\n"}, "MAPFILE", 0
     while position < len(rest):
         match = re.fullmatch(r"-(t*)([nsOduCc]?)(.*)", rest[position])
@@ -106,7 +112,9 @@ def mapfile(shell: Evaluator, rest: list[str], state: State, where: str, source:
 
 
 def started(shell: Evaluator, rest: list[str], state: State, where: str) -> list[list[str]]:
-    """The commands that `xargs` starts, with words from its input or from a file."""
+    """The commands that `xargs` starts, each as its words, with words from its input or from a file added. state: the
+    simulated shell, whose input is used up. shell: the script's evaluator. rest: the words after the command's name. where:
+    file and line. Raises TooMuch if there are too many."""
     options, argv = _options(rest)
     argv = argv or ["echo"]
     given = shell.content(state, options["a"], where) if "a" in options else state.given
@@ -140,7 +148,9 @@ def started(shell: Evaluator, rest: list[str], state: State, where: str) -> list
 
 
 def _options(rest: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Options of xargs by letter (`?` for one that is not supported), and the command after them."""
+    """Split the words of xargs into options, by letter, and the words of the command that it starts: ["-n", "1", "echo"] ->
+    ({"n": "1"}, ["echo"]). The letter ? stands for an option that is not supported. rest: the words after the command's
+    name."""
     options: dict[str, str] = {}
     position = 0
     while position < len(rest) and re.match(r"-.", rest[position]):
@@ -170,7 +180,7 @@ def _options(rest: list[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _words(given: str) -> list[str]:
-    """The words of a text as xargs splits it: at blanks, with quotes and backslashes."""
+    """The words of a text as xargs splits it, at blanks and with quotes and backslashes: 'a "b c"' -> ["a", "b c"]."""
     if not re.search(r"[\'\"\\\\]", given):
         return fields([(given, True)])
     try:
@@ -180,5 +190,5 @@ def _words(given: str) -> list[str]:
 
 
 def _unquoted(line: str) -> str:
-    """A line without quotes, as xargs inserts it."""
+    """A line without quotes and backslashes, as `xargs -I` inserts it into a command: 'a "b c"' -> 'a b c'."""
     return " ".join(_words(line)) if re.search(r"[\'\"\\\\]", line) else line

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def redirected(shell: Evaluator, node: Node, state: State, source: Source) -> Outcomes:
-    """Evaluates a redirected statement. Returns the possible states of the simulated shell afterwards; nothing is run."""
+    """Evaluate a statement with redirections, such as `cmd > file`, `cmd < file` or a here-document. shell: the script's
+    evaluator. node: the statement's syntax tree. source: the script text. Nothing is run: state, the simulated shell, is
+    changed; the result has each possible state with how it goes on: "" (next statement), exit, return, break N or continue
+    N."""
     body = node.child_by_field_name("body")
     more: list[Raw] = []
     targets: list[Raw] = []
@@ -57,7 +60,8 @@ def redirected(shell: Evaluator, node: Node, state: State, source: Source) -> Ou
 
 
 def document(node: Node, words: Words, source: Source) -> str:
-    """The text of a here-document."""
+    """The text of a here-document (`<< END`) of a script, with its variables expanded unless its delimiter is quoted. node:
+    the here-document in the syntax tree. words: expands the variables. source: the text that the tree is of."""
     start = next((child for child in node.named_children if child.type == "heredoc_start"), None)
     body = next((child for child in node.named_children if child.type == "heredoc_body"), None)
     text = "" if body is None else source.of(body)
@@ -77,9 +81,11 @@ def streamed(
     where: str,
     prints: bool = False,
 ) -> Outcomes:
-    """Runs a function whose input and output are redirected. targets: the redirections. given: its input from a here-document.
-    prints: whether the input is printed, as by `$(< file)`. Returns the possible states of the simulated shell afterwards;
-    nothing is run."""
+    """Call a function that evaluates a command with redirected input and output. targets: the words after redirection
+    operators. given: the input from a here-document, if any. run: the function. prints: whether the input itself is printed,
+    as by `$(< file)`. shell: the script's evaluator. where: file and line. Nothing is run: state, the simulated shell, is
+    changed; the result has each possible state with how it goes on: "" (next statement), exit, return, break N or continue
+    N."""
     words = shell.words(state, where)
     into: tuple[str, bool] | None = None
     for target in targets:

@@ -12,13 +12,13 @@ PLACEHOLDER = re.compile(r"<[A-Za-z][\w ./,:()-]*>(?=[\s\\/\"'._]|$)")  # what p
 
 
 class Unclosed(Exception):
-    """Raised for a quote or a bracket that nothing closes."""
+    """Raised for a quote or a bracket in a text of bash that nothing closes."""
 
 
 @dataclass(frozen=True)
 class Raw:
-    """A word as it is written. position: its index in the text. redirects: the operator, if the word is the target of a
-    redirection."""
+    """A word of bash as it is written. text: the word. position: its index in the text of the command. redirects: the
+    operator, such as ">", if the word is the target of a redirection; otherwise empty."""
 
     text: str
     position: int
@@ -26,7 +26,8 @@ class Raw:
 
 
 def end_of(text: str, position: int) -> int:
-    """The index after the quote, expansion or character at a position. Raises Unclosed."""
+    """The index after the construct that begins at the index `position`: a quoted text, an expansion such as ${..}, an
+    escaped character, or else one character. Raises Unclosed if nothing closes it."""
     char = text[position]
     if char == "<" and (match := PLACEHOLDER.match(text, position)):
         return match.end()
@@ -64,20 +65,22 @@ def end_of(text: str, position: int) -> int:
 
 
 def _found(text: str, what: str, position: int) -> int:
-    """The index after the next occurrence of a character. Raises Unclosed if there is none."""
+    """The index after the next occurrence of a character (what), searched from the index `position`. Raises Unclosed if
+    there is none."""
     found = text.find(what, position)
     return _checked(text, len(text) + 1 if found < 0 else found + 1)
 
 
 def _checked(text: str, position: int) -> int:
-    """The index itself. Raises Unclosed if it is beyond the text."""
+    """Return the index `position` unchanged if it is within the text or at its end. Raises Unclosed if it is beyond."""
     if position > len(text):
         raise Unclosed
     return position
 
 
 def _double(text: str, position: int) -> int:
-    """The index after the double quote that ends a quoted text. Raises Unclosed."""
+    """The index after the double quote that ends a quoted text. position: the index after the opening quote. Raises Unclosed
+    if nothing closes it."""
     while position < len(text) and text[position] != '"':
         position = (
             end_of(text, position) if text[position] in "\\`" or text.startswith(("$(", "${"), position) else position + 1
@@ -86,7 +89,8 @@ def _double(text: str, position: int) -> int:
 
 
 def _closed(text: str, position: int, opens: str, closes: str) -> int:
-    """The index after the bracket that closes one opened before a position. Raises Unclosed."""
+    """The index after the bracket that closes one opened just before the index `position`. opens, closes: the two brackets.
+    Raises Unclosed if nothing closes it."""
     depth = 1
     while position < len(text):
         char = text[position]
@@ -104,8 +108,8 @@ def _closed(text: str, position: int, opens: str, closes: str) -> int:
 
 
 def split(text: str, assignments: bool = True) -> list[Raw]:
-    """The words of a text and its redirections, without comments. assignments: whether `NAME=( .. )` is one word. Raises
-    Unclosed."""
+    """Split a text of bash into words as they are written, without comments; targets of redirections are marked by their
+    operator. assignments: whether `NAME=( .. )` is one word. Raises Unclosed for an open quote or bracket."""
     words, position, begin = list[Raw](), 0, -1
     redirects = ""
 

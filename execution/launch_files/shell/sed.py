@@ -16,11 +16,12 @@ Address = int | str | re.Pattern[str]
 
 @dataclass(frozen=True)
 class Edit:
-    """One command of a sed program.
+    """One command of a sed program, such as `2,5s/a/b/g`.
 
-    addresses: none, one, or the two ends of a range: line numbers, `$` or patterns. others: whether it applies to all other
-    lines. name: the command's letter. text: the text of the command, or the replacement. pattern, nth, prints: those of `s`;
-    nth is 0 for all matches.
+    addresses: none, one, or the two ends of a range: line numbers, `$` (the last line) or patterns. others: whether the command
+    applies to all lines that the addresses do not select (`!`). name: the command's letter. text: the text of the command, or
+    the replacement of `s`. pattern, nth, prints: for `s`, the pattern, which match of a line is replaced (0 for all), and
+    whether a changed line is printed.
     """
 
     addresses: tuple[Address, ...]
@@ -33,11 +34,12 @@ class Edit:
 
 
 class Unread(Exception):
-    """Raised for a program that is not supported."""
+    """Raised for a sed program, or a pattern in it, that is not supported."""
 
 
 def extended(text: str, extends: bool) -> str:
-    """A pattern of sed or grep as an extended regular expression. extends: whether it already is one (-E). Raises Unread."""
+    r"""Translate a pattern of sed or grep into an extended regular expression: "a\+(" -> "a+\(". extends: whether the
+    pattern already is an extended one (-E). Raises Unread if it is not supported."""
     result, position = "", 0
     while position < len(text):
         char = text[position]
@@ -61,7 +63,8 @@ def extended(text: str, extends: bool) -> str:
 
 
 def edited(rest: Sequence[str], given: str) -> str | None:
-    """The output of sed for a text. rest: its options and programs, without files. None if these are not supported."""
+    """The output of sed for a text; None if options or programs are not supported. rest: sed's options and programs, without
+    files. given: the text."""
     programs, letters, position = list[str](), "", 0
     while position < len(rest):
         word = rest[position]
@@ -87,7 +90,8 @@ def edited(rest: Sequence[str], given: str) -> str | None:
 
 
 def _run(edits: Sequence[Edit], given: str, quiet: bool) -> str:
-    """The text after the commands of a program. quiet: whether lines are printed on request only (-n)."""
+    """Apply the commands of a sed program to a text, and return the text that sed prints. edits: the commands. given: the
+    text. quiet: whether lines are printed on request only (-n)."""
     lines, result = given.split("\n"), list[str]()
     ends = lines[-1] == ""
     lines = lines[:-1] if ends else lines
@@ -119,8 +123,9 @@ def _run(edits: Sequence[Edit], given: str, quiet: bool) -> str:
 
 
 def _selected(edit: Edit, inside: list[bool], position: int, number: int, last: bool, line: str) -> bool:
-    """Whether the addresses of a command select a line. inside: which ranges are open, by index of the command. last: whether
-    it is the last line."""
+    """Whether the addresses of a sed command select a line. edit: the command. inside: for each command of the program, whether
+    its range of lines is open, which is updated. position: the command's index. number: the line's number, from 1. last:
+    whether it is the last line. line: the line's text."""
 
     def at(address: Address) -> bool:
         if isinstance(address, re.Pattern):
@@ -142,7 +147,7 @@ def _selected(edit: Edit, inside: list[bool], position: int, number: int, last: 
 
 
 def _replaced(edit: Edit, line: str) -> str:
-    """A line after a substitution."""
+    """A line after the substitution of an `s` command."""
     count = 0
 
     def one(match: re.Match[str]) -> str:
@@ -163,7 +168,9 @@ def _replaced(edit: Edit, line: str) -> str:
 
 
 def _edits(program: str, extends: bool, given: str) -> list[Edit]:
-    """The commands of a program. given: the text that they are applied to, which bounds the cost of patterns. Raises Unread."""
+    """The commands of a sed program, parsed. extends: whether patterns are extended regular expressions (-E). given: the
+    text that the program is applied to; its size bounds which patterns are tried. Raises Unread if the program is not
+    supported."""
     lines = given.split("\n")
     longest = max(map(len, lines))
 

@@ -12,7 +12,8 @@ Truth = bool | tuple[Decision, bool]  # undecided: a condition, and whether it i
 
 
 class Array(dict[Any, str]):
-    """An array of bash: elements by index, or by name if `named`."""
+    """An array of bash: a dict of elements by index or, if `named`, by name. Iteration is in the order of the indices, or of
+    insertion if they are named."""
 
     def __init__(self, named: bool = False) -> None:
         super().__init__()
@@ -42,12 +43,14 @@ Value = str | Array | None  # None: unset by the script
 
 @dataclass(frozen=True)
 class ReachedCommand:
-    """A command that a script reaches.
+    """A command that a script reaches, whether or not it trains.
 
-    words: its words, which may have undecided parts. where: file and line. guards: the conditions under which it is reached, by
-    number and side. lines: file and line by argument. environment: variables that are exported or set in front of the command.
-    files: files that the script has written. batch: nodes and tasks from the batch system. directory: where it runs. serial:
-    its number in the order of evaluation.
+    words: its words, which may have undecided parts (marks that stand for values that nobody has given). where: file and line.
+    guards: the undecided conditions under which it is reached, as pairs of the condition's number and the side on which the
+    command is. lines: file and line by argument. environment: variables that are exported or set in front of the command.
+    files: files that the script has written, content by path. batch: what the batch system knows about the job: counts under
+    Slurm's names, such as {"nodes": "2"}, and variables, as texts. directory: where the command runs. serial: its number in the
+    order of evaluation.
     """
 
     words: tuple[str, ...]
@@ -63,18 +66,20 @@ class ReachedCommand:
 
 @dataclass
 class State:
-    """The state of a shell during evaluation.
+    """The state of a simulated shell while a script is evaluated.
 
-    variables: values by name. exported: names of exported variables. functions: by name. arguments: positional parameters; None
-    if nobody has given any. shifted: how many were dropped by `shift`. closed: whether the parameters are all known (in a
-    function or a child script). name: `$0`. directory: the working directory. files: content of written files, by path.
-    commands: commands that were reached. guards: undecided conditions on the path to here, by number and side. status: whether
-    the last command succeeded; code: its status if it failed. kinds: letters of `declare` by variable. aliases: by name.
-    options: options of `set` and `shopt` that are on. tested: number of conditions around the current statement. missing:
-    scripts that were to be sourced and are not there. locals: outer values of local variables, per function call. printed:
-    output so far, while it is captured (captures). given: standard input. lines: where arguments are written. origins: where
-    variables got their values. batch: values from the batch system. touched: user-given variables that the script has
-    assigned.
+    variables: values by name. exported: names of exported variables. functions: syntax tree and text by name. arguments:
+    positional parameters; None if nobody has given any. shifted: how many were dropped by `shift`. closed: whether the
+    parameters are all known (in a function or a child script). name: `$0`. directory: the working directory. files: content of
+    written files, by path. commands: commands that were reached. guards: undecided conditions on the path to here, as pairs of
+    number and assumed side. status: whether the last command succeeded: True, False or a pair (decision, side), which means
+    success exactly where the undecided condition `decision` comes out as `side`. code: the last command's status if it failed.
+    kinds: letters of `declare` by variable. aliases: by name. options: options of `set` and `shopt` that are on. tested: number
+    of conditions around the current statement. missing: scripts that were to be sourced and do not exist. locals: outer values
+    of local variables, per function call. captures, printed: whether output is captured, and the output so far. given: standard
+    input. lines: where arguments are written. origins: where variables got their values. batch: what the batch system knows
+    about the job: counts under Slurm's names, such as {"nodes": "2"}, and variables, as texts. touched: user-given variables
+    that the script has assigned.
     """
 
     variables: dict[str, Value] = field(default_factory=dict)
@@ -105,7 +110,7 @@ class State:
     touched: frozenset[str] = frozenset()
 
     def copy(self) -> State:
-        """A copy that can be changed independently."""
+        """A copy of the simulated shell that can be changed independently."""
         return replace(
             self,
             variables={name: value.copy() if isinstance(value, Array) else value for name, value in self.variables.items()},
@@ -123,7 +128,8 @@ class State:
         )
 
     def known(self) -> dict[int, bool]:
-        """The undecided conditions that are assumed on the way to this state: by number, the assumed side."""
+        """The undecided conditions about which an assumption was made on the way to this state: by the condition's number,
+        whether it is assumed to hold."""
         return dict(self.guards)
 
 
@@ -131,8 +137,9 @@ ABSENT = object()
 
 
 def merged(states: Sequence[State], marks: Marks, fixed: frozenset[str], where: str) -> State:
-    """One state for several that differ by undecided conditions. fixed: variables whose values the user has given. where: file
-    and line, for values that become unknown."""
+    """Merge states that differ by undecided conditions into one state, whose values depend on these conditions. states: at
+    least one. marks: the table of undecided parts of texts, to which choices are added. fixed: variables whose values the
+    user has given. where: file and line, for values that become unknown."""
     result = states[0]
     for other in states[1:]:
         result = _merged(result, other, marks, fixed, where)
@@ -140,7 +147,9 @@ def merged(states: Sequence[State], marks: Marks, fixed: frozenset[str], where: 
 
 
 def _merged(a: State, b: State, marks: Marks, fixed: frozenset[str], where: str) -> State:
-    """One state for two that differ by an undecided condition, whose values depend on that condition."""
+    """Merge two states that differ by an undecided condition into one state: values that differ become choices that depend
+    on the condition. a, b: the states. marks: the table of undecided parts of texts, to which choices are added. fixed:
+    unused. where: file and line, for values that become unknown."""
     common = 0
     while common < min(len(a.guards), len(b.guards)) and a.guards[common] == b.guards[common]:
         common += 1
@@ -185,7 +194,10 @@ def _merged(a: State, b: State, marks: Marks, fixed: frozenset[str], where: str)
 
 
 def _status(yes: Truth, no: Truth, decision: Decision, marks: Marks) -> Truth:
-    """The merged success of a command: known if both sides agree, otherwise decided by the condition."""
+    """The merged success of a command on the two sides of an undecided condition: the common value, or a pair (decision,
+    side), which means success exactly where the condition `decision` comes out as `side`. yes, no: the success where the
+    condition holds, and where it does not. marks: the table in which a new condition is created if one side is itself
+    undecided."""
     if yes == no:
         return yes
     if isinstance(yes, bool) and isinstance(no, bool):
@@ -194,8 +206,10 @@ def _status(yes: Truth, no: Truth, decision: Decision, marks: Marks) -> Truth:
 
 
 def _either(name: str, yes: Any, no: Any, decision: Decision, marks: Marks, where: str) -> Value:
-    """The merged value of a variable whose value on each side of a condition is given; ABSENT stands for a variable that is not
-    set."""
+    """The value of a variable that has different values on the two sides of an undecided condition: a text or an array with
+    parts that depend on the condition. name: the variable. decision: the condition. yes, no: the values where the condition
+    holds, and where it does not; ABSENT if the variable is not assigned there, None if it is unset. marks: the table of
+    undecided parts of texts, to which choices are added. where: file and line, for unknown values."""
     if isinstance(yes, Array) and isinstance(no, Array) and not yes.named and not no.named:
         a, b = yes.values(), no.values()
         begin = 0

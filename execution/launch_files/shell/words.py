@@ -33,15 +33,17 @@ OPERATOR = re.compile(r":?[-=?+]|##?|%%?|//|/[#%]?|\^\^?|,,?|@[A-Za-z]|:")
 
 
 class Words:
-    """Expands the words of one statement. shell, state: the evaluator and its state. where: file and line, for undecided
-    values."""
+    """Expands the words of one statement as bash does: variables, `$(..)`, arithmetic, quotes and braces. A word as written
+    (raw) is turned into pieces: texts, each with whether it is still to be split at blanks because it was not quoted. shell:
+    the script's evaluator. state: the simulated shell, which expansions such as ${A:=1} may change. where: file and line,
+    for values that are not known. Methods raise TooMuch for texts that are too long."""
 
     def __init__(self, shell: Evaluator, state: State, where: str) -> None:
         self.shell, self.state, self.where = shell, state, where
         self.marks: Marks = shell.marks
 
     def fields(self, raw: str) -> list[str]:
-        """The words that one written word expands to."""
+        """The words that one word, as it is written, expands to; an unquoted $A may give none or several."""
         words: list[str] = []
         for word in braced(raw):
             words += fields(self.pieces(word), self._separators())
@@ -50,11 +52,11 @@ class Words:
         return words
 
     def text(self, raw: str) -> str:
-        """A written word expanded to one text, as in an assignment: nothing is split."""
+        """A written word expanded to one text, as in an assignment: it is not split into words."""
         return self._joined(self.pieces(raw))
 
     def _joined(self, pieces: list[Piece]) -> str:
-        """Pieces joined to one text. Raises TooMuch if it is too long."""
+        """Join the pieces of a word to one text. Raises TooMuch if it is too long."""
         parts: list[str] = []
         for piece in pieces:
             if piece is BREAK:
@@ -67,7 +69,8 @@ class Words:
         return result
 
     def pattern(self, raw: str) -> list[tuple[str, bool]]:
-        """A written pattern in pieces: each text, and whether it is literal because it was quoted."""
+        """Expand a pattern as it is written, and return it in pieces: each text, with whether its characters stand for
+        themselves because they were quoted."""
         result = []
         for piece in self.pieces(raw):
             if piece is BREAK:
@@ -78,13 +81,13 @@ class Words:
         return result
 
     def _separators(self) -> str:
-        """The characters at which words are split (IFS)."""
+        """The characters at which words are split (the script's IFS; blanks if it is not known)."""
         value = self.state.variables.get("IFS", " \t\n")
         return value if isinstance(value, str) and not MARK.search(value) else " \t\n"
 
     def pieces(self, raw: str, double: bool = False, heredoc: bool = False) -> list[Piece]:
-        """The pieces of a written word: texts and whether they are split into words; unquoted pieces of patterns count as
-        split. double: within double quotes. heredoc: within a here-document."""
+        """Expand a written word into pieces: texts, each with whether it is to be split into words (True for unquoted text).
+        raw: the word. double: whether it stands within double quotes. heredoc: whether it stands within a here-document."""
         result: list[Piece] = []
         position, plain = 0, ""
         while position < len(raw):
@@ -142,12 +145,14 @@ class Words:
         return result
 
     def number(self, raw: str) -> str:
-        """The value of an arithmetic expression, as a text."""
+        """The value of an arithmetic expression as a text; unknown if it depends on values that nobody has given. raw: the
+        expression as written."""
         text = self._joined(self.pieces(raw, True)).replace('"', "")
         return self.marks.lifted(text, self._computed, self.where)
 
     def _computed(self, text: str) -> str:
-        """The value of an arithmetic expression without undecided parts in its text; variables in it may be undecided."""
+        """The value of an arithmetic expression as a text. text: the expression, without undecided parts of its own;
+        variables in it may be undecided, and then the value is."""
         causes: list[str] = []
 
         def get(name: str) -> str:
@@ -185,15 +190,16 @@ class Words:
         return value
 
     def scalar(self, name: str, index: str | None) -> str:
-        """The value of a variable as one text; of an array the element of an index, or the first. Unset variables are
-        unknown."""
+        """The value of a variable as one text; unknown if nobody has given it. index: the element of an array; None for its
+        first element, or for a plain variable."""
         value = self.shell.value(self.state, name, self.where)
         if isinstance(value, Array):
             return self._element(value, index if index is not None else "0")
         return "" if value is None else value
 
     def _element(self, array: Array, index: str) -> str:
-        """An element of an array; unknown if the array may have another number of elements."""
+        """An element of an array, as a text; empty if there is none, unknown if the array may have another number of
+        elements. index: the index or name as written."""
         undecided = next((element for element in array.values() if self.marks.several(element)), None)
         if undecided is not None and not array.named:
             cause = self.marks.cause(undecided)
@@ -208,14 +214,16 @@ class Words:
         return array.get(position if position >= 0 or not keys else int(max(keys)) + 1 + position, "")
 
     def _value(self, name: str, index: str | None, double: bool) -> list[Piece]:
-        """The pieces of a plain expansion, `$NAME` or `${NAME[index]}`."""
+        """The pieces of a plain expansion, `$NAME` or `${NAME[index]}`. index: None without brackets. double: whether it
+        stands within double quotes."""
         elements = self.elements(name, index)
         if elements is None:
             return [(self.scalar(name, index), not double)]
         return listed(elements, double, (name if index is None else index) == "*", self._separators()[:1])
 
     def elements(self, name: str, index: str | None) -> list[str] | None:
-        """All elements of an array or all positional parameters, if the index requests all (@ or *); else None."""
+        """All elements of an array, or all positional parameters, if the expansion requests all (@ or *); otherwise None.
+        name: the variable, or @ or *. index: the text in brackets; None without brackets."""
         if name in ("@", "*") and index is None:
             return self.shell.arguments(self.state)
         if index not in ("@", "*"):
@@ -226,7 +234,8 @@ class Words:
         return list(value.values()) if isinstance(value, Array) else [unsplit(value) if MARK.fullmatch(value) else value]
 
     def parameter(self, inner: str, double: bool) -> list[Piece]:
-        """The pieces of `${..}`. inner: the text between the braces."""
+        """The pieces of an expansion `${..}`. inner: the text between the braces. double: whether it stands within double
+        quotes."""
         if inner.startswith("#") and (match := PARAMETER.fullmatch(inner, 1)):
             return [(self._length(match[1], match[2]), not double)]
         if inner.startswith("!") and (match := PARAMETER.match(inner, 1)):
@@ -271,7 +280,8 @@ class Words:
         return listed(elements, double, (name if index is None else index) == "*", self._separators()[:1])
 
     def _length(self, name: str, index: str | None) -> str:
-        """The value of `${#NAME}`: the length of a text or the number of elements."""
+        """The value of `${#NAME}` or `${#NAME[index]}` as a text: the length of a text, or the number of elements of an array.
+        index: the text in brackets; None without brackets."""
         elements = self.elements(name, index)
         if name == "#" and index is None:
             return self.marks.unknown("#", self.where)
@@ -284,7 +294,8 @@ class Words:
         return self.marks.lifted(self.scalar(name, index), lambda text: str(len(text)), self.where)
 
     def _bounds(self, word: str) -> tuple[int | None, int | None]:
-        """Offset and length in `${NAME:offset:length}`; None if they are not known or not there."""
+        """Offset and length in `${NAME:offset:length}`; each is None if it is not known or not given. word: the text after
+        the first colon."""
         depth, ends = 0, len(word)
         for index, char in enumerate(word):
             depth += (char in "({?") - (char in ")}")
@@ -298,8 +309,9 @@ class Words:
         return known[0], known[1] if ends < len(word) else None
 
     def _default(self, name: str, index: str | None, sign: str, word: str, double: bool) -> list[Piece]:
-        """The pieces of an expansion with `:-`, `:=`, `:?` or `:+`, with or without the colon (sign). word: the text after the
-        operator."""
+        """The pieces of an expansion with `:-`, `:=`, `:?` or `:+`, such as `${NAME:-word}`. index: the text in brackets;
+        None without brackets. sign: the operator, with or without the colon. word: the text after the operator. double:
+        whether it stands within double quotes."""
         colon, kind = sign.startswith(":"), sign[-1]
         elements = self.elements(name, index)
         there = self.shell.is_set(self.state, name, index)
@@ -339,8 +351,10 @@ class Words:
     def _chosen(
         self, value: str, kind: str, name: str, index: str | None, word: str, double: bool, held: list[Piece]
     ) -> list[Piece]:
-        """The pieces of such an expansion once it is known whether the variable has a value (`value` not empty). held: the
-        pieces of the value."""
+        """The pieces of an expansion with a default, such as `${NAME:-word}`, once it is known whether the variable has a
+        value. value: not empty if the variable has a value. kind: the operator without the colon. name, index: the variable,
+        and the element of it (None without brackets), to which = assigns. word: the text after the operator. double: whether it
+        stands within double quotes. held: the pieces of the variable's value."""
         if kind == "+":
             return self._split(word, double) if value else [] if not double else [("", False)]
         if value:
@@ -354,11 +368,13 @@ class Words:
         return self._split(word, double)
 
     def _split(self, word: str, double: bool) -> list[Piece]:
-        """The pieces of a word inside an expansion, in which written text is split, too."""
+        """The pieces of the word inside an expansion such as `${NAME:-word}`. Unlike other written text, it is split at
+        blanks if it is not quoted. double: whether it stands within double quotes."""
         return [piece if not piece[1] else (str(piece[0]), True) for piece in self.pieces(word, double)]
 
     def _changed(self, value: str, sign: str, word: str) -> str:
-        """A value after a substring, case or pattern operator (sign). word: the text after the operator."""
+        """A value after a substring, case or pattern operator, as in `${NAME%.py}`. value: the variable's value. sign: the
+        operator. word: the text after the operator, as written."""
         if sign == ":":
             begin, length = self._bounds(word)
             if begin is None or (length is None and ":" in word.replace("::", "")):
@@ -382,8 +398,9 @@ class Words:
         return self.marks.lifted(value, lambda text: edited(text, sign, pattern, replaced), self.where)
 
     def array(self, raw: str, old: Value, more: bool, named: bool = False) -> Array:
-        """The array of `( .. )`. raw: the text between the brackets. old: the variable's old value. more: whether elements are
-        added to it. named: whether it is declared with names."""
+        """The array that an assignment such as `NAME=(a b)` makes. raw: the text between the brackets. old: the variable's
+        previous value. more: whether the elements are added to the previous ones (`+=`). named: whether the array is
+        declared with names (`declare -A`)."""
         array = Array(named or (isinstance(old, Array) and old.named))
         if more and isinstance(old, Array):
             array.update(old)

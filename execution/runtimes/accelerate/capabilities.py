@@ -6,6 +6,7 @@ layers. Tensor parallelism is not used.
 
 from __future__ import annotations
 
+from trainplan.formulations.plan.plan import RunBy
 from trainplan.formulations.runtimes import DECODERS, Runtime
 
 CAPABILITIES = Runtime(
@@ -14,4 +15,8 @@ CAPABILITIES = Runtime(
     one_stage=True,
     families=DECODERS,
     features=("master weights", "ZeRO stage 2", "recomputation of modules"),
+    title="Accelerate",
+    run_by=lambda _: RunBy(name="accelerate", software="PyTorch FSDP (Accelerate)"),
+    layout_file="accelerate.yaml",
+    one_micro_batch=True,
 )

@@ -28,11 +28,9 @@ DEGREE, PER_NODE = "parallelism_config.parallelism_config_", 8
 
 @dataclass(frozen=True)
 class ExportedValues:
-    """The properties of a plan from which the export computes the keys of Accelerate's file.
-
-    copies: ranks that hold copies of states. shard: ranks that share states. reshards: whether parameters are freed after the
-    forward pass. recomputes: whether layers are recomputed.
-    """
+    """The properties of a plan from which the export computes the keys of Accelerate's file. plan: the plan. copies: number of
+    data-parallel ranks with copies of states (parameters, gradients, optimizer). shard: number of ranks that shard states.
+    reshards: whether parameters are freed after the forward pass. recomputes: whether layers are recomputed."""
 
     plan: Plan
     copies: int
@@ -42,20 +40,22 @@ class ExportedValues:
 
     @property
     def nodes(self) -> int:
-        """Number of machines, with PER_NODE devices each unless there are fewer devices."""
+        """Number of machines of the run, with PER_NODE (8) devices each unless the run has fewer devices."""
         return -(-self.plan.world // min(PER_NODE, self.plan.world))
 
     @property
     def kind(self) -> str:
-        """Accelerate's `distributed_type`: FSDP if ranks share states, MULTI_GPU for copies, NO for one device."""
+        """Accelerate's `distributed_type`: FSDP if ranks shard states, MULTI_GPU for copies, NO for one device."""
         return "FSDP" if self.shard > 1 else "MULTI_GPU" if self.plan.world > 1 else "NO"
 
     def sharded(self, value: Any) -> Any:
-        """The value of an FSDP key if ranks share states, else None (the key is left out)."""
+        """The value that the export writes for an FSDP key: the given value if ranks shard states, otherwise None, so that the
+        key is left out."""
         return value if self.shard > 1 else None
 
     def hybrid(self, value: Any) -> Any:
-        """The value of a key of the device mesh if there are several copies of shards, else None (the key is left out)."""
+        """The value that the export writes for a key on the sizes of the device mesh: the given value if there are several
+        copies of the sharded states, otherwise None, so that the key is left out."""
         return value if self.shard > 1 and self.copies > 1 else None
 
 

@@ -18,11 +18,12 @@ WRAPS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 
 @dataclass(frozen=True)
 class Sharding:
-    """How FSDP shares states between ranks.
+    """How FSDP shards states (parameters, gradients, optimizer) between ranks.
 
-    zero: the equivalent ZeRO stage. copies: ranks with copies of shards; None if it follows from the number of devices. shard:
-    ranks that share states; None likewise. offloads: whether states are on the host. recomputes: whether layers are recomputed.
-    within_nodes: whether the ranks of one node share states, however many a node has.
+    zero: the equivalent ZeRO stage. copies: number of ranks that hold copies of the same shard; None if it follows from the
+    number of devices. shard: number of ranks that shard states; None if it follows from the number of devices. offloads:
+    whether states are on the host. recomputes: whether layers are recomputed. within_nodes: whether only the ranks of one node
+    shard states among them, when the number of devices of a node is not known.
     """
 
     zero: Literal[0, 1, 2, 3]
@@ -45,9 +46,11 @@ def fsdp(
     """The sharding that the FSDP keys of a file describe.
 
     find: gives the file's key for an option, such as fsdp_config.fsdp_version for `version`. sizes: sizes of the mesh
-    dimensions `dp_replicate` and `dp_shard`, if given. node: devices of a node; None if unknown. version: of FSDP, if the file
-    gives none. notes: lines on differences are added. wrapped: the wrapping policy (see WRAPS) if the file gives none. Raises
-    InputError.
+    dimensions `dp_replicate` and `dp_shard`, if given. node: devices of a node; None if unknown. version: the version of FSDP
+    (1 or 2), if the file gives none. notes: a list to which lines on how the plan differs from the run are appended. wrapped:
+    how FSDP divides the model into modules that are gathered one by one, if the file does not say it: TRANSFORMER_BASED_WRAP,
+    SIZE_BASED_WRAP or NO_WRAP. keys: gives the values of the file's keys, and records which keys have been read. Raises
+    InputError for a key or value that is invalid or that no plan can have.
     """
     shared = _shared(keys, find, sizes, node, keys.whole(find("version"), version) or version, notes)
     key = find("auto_wrap_policy")
@@ -64,7 +67,10 @@ def fsdp(
 def _shared(
     keys: KeyReader, find: Callable[[str], str], sizes: Mapping[str, int], node: int | None, version: int, notes: list[str]
 ) -> Sharding:
-    """The sharding without the wrapping policy; arguments as of `fsdp`, with `version` resolved. Raises InputError."""
+    """The sharding that the FSDP keys of a file describe, apart from how the model is divided into modules. keys: the file's
+    keys. find: gives the file's key for an option. sizes: sizes of the mesh dimensions `dp_replicate` and `dp_shard`, if given.
+    node: devices of a node; None if unknown. version: the version of FSDP, 1 or 2. notes: a list to which lines on how the plan
+    differs from the run are appended. Raises InputError for a key or value that is invalid or that no plan can have."""
     strategy, reshard = keys.get(find("sharding_strategy")), keys.get(find("reshard_after_forward"))
     offloads = keys.flag(find("offload_params")) or keys.flag(find("cpu_offload"))
     recomputes = keys.flag(find("activation_checkpointing"))
@@ -88,15 +94,18 @@ def _shared(
 
 
 def refuse_denied(recomputes: bool, user: UserSettings, where: str) -> None:
-    """Raises InputError if FSDP recomputes layers (`activation_checkpointing`) and the user gives --recompute none."""
+    """Check that the user does not deny by --recompute none the recomputation that a file turns on. recomputes: whether FSDP
+    recomputes layers by the file (`activation_checkpointing`). where: the file. user: the settings that the user gives in
+    addition to the file. Raises InputError if it is denied."""
     if recomputes and user.recompute == "none":
         problem = f"is none, and {where} has activation_checkpointing: true"
         raise InputError(COMMAND_LINE, "--recompute", problem, "leave it out, or change the file")
 
 
 def _strategy(keys: KeyReader, key: str, value: Any) -> str:
-    """FSDP1's sharding strategy by name or number; FULL_SHARD if none is given. Raises InputError for other values, such as a
-    boolean, which belongs to FSDP2."""
+    """The name of FSDP1's sharding strategy, such as FULL_SHARD. value: its name, or its number from 1 on; None gives
+    FULL_SHARD. key: the file's key that holds it, for errors. keys: gives the values of the file's keys, and records which keys
+    have been read. Raises InputError for other values, such as a boolean, which belongs to FSDP2."""
     if value is None:
         keys.take(key, STRATEGIES[0])
         return STRATEGIES[0]

@@ -60,11 +60,10 @@ ON_HOST = "master weights on the host: the plan's states there are in the model'
 def read(
     path: Path, user: UserSettings, brought: Mapping[str, tuple[Any, str]] | None = None, text: str | None = None
 ) -> RunConfiguration:
-    """The run configuration of Accelerate's YAML or JSON file.
-
-    brought: values that the training program fills into DeepSpeed's configuration, as `given` of `deepspeed.reader.of_values`.
-    text: the file's content if a script writes the file. Raises InputError.
-    """
+    """The run configuration of Accelerate's YAML or JSON file. brought: values that the training program fills into DeepSpeed's
+    configuration, as (value, source) by key; None if no program is known. text: the file's content, if a script writes the
+    file, which then need not exist; None to read the file. user: the settings that the user gives in addition to the file.
+    Raises InputError for a key or value that is invalid or that no plan can have."""
     data, sources = read_with_settings(path, user, (), text)
     where = str(path)
     if not isinstance(data, Mapping):
@@ -125,8 +124,8 @@ def read(
 
 
 def _whole_key(key: str) -> str:
-    """A key as `accelerate config` writes it: names within tables may lack the prefix that `accelerate launch` puts in front of
-    them."""
+    """A key as `accelerate config` writes it: fsdp_config.version -> fsdp_config.fsdp_version. Names within tables may lack
+    the prefix that `accelerate launch` puts in front of them."""
     table, dot, name = key.partition(".")
     prefix = {"fsdp_config": "fsdp", "dynamo_config": "dynamo_"}.get(table)
     if prefix is not None and dot and not name.startswith(prefix):
@@ -135,9 +134,9 @@ def _whole_key(key: str) -> str:
 
 
 def key_of_option(name: str) -> str | None:
-    """The key of the configuration file that an option of `accelerate launch` overrides; None if the option does not affect
-    plans. name: the option with underscores. Options take precedence over the file (`commands/launch.py`,
-    `_validate_launch_command`)."""
+    """The key of Accelerate's file that an option of `accelerate launch` overrides: "fsdp_version" ->
+    "fsdp_config.fsdp_version"; None if the option does not affect plans. name: the option with underscores. Options take
+    precedence over the file (Accelerate's `commands/launch.py`)."""
     if name in (*COUNTS, "mixed_precision", "use_cpu"):
         return name
     if name in KIND_OPTIONS:
@@ -151,7 +150,8 @@ def key_of_option(name: str) -> str | None:
 
 
 def _with_options(data: Mapping[str, Any], user: UserSettings) -> dict[str, Any]:
-    """The file's tables with the values of launcher options that concern DeepSpeed."""
+    """The tables of Accelerate's file, in which options of `accelerate launch` on DeepSpeed replace values. data: the file's
+    tables. user: has these options, in `launched`."""
     inner = data.get("deepspeed_config")
     start = "deepspeed_config."
     given = {key.removeprefix(start): value for key, (value, _) in user.launched.items() if key.startswith(start)}
@@ -161,12 +161,14 @@ def _with_options(data: Mapping[str, Any], user: UserSettings) -> dict[str, Any]
 
 
 def _fsdp_key(name: str) -> str:
-    """The file's key of an FSDP option."""
+    """The key of Accelerate's file for an FSDP option: "version" -> "fsdp_config.fsdp_version"."""
     return f"fsdp_config.fsdp_{name}"
 
 
 def _kind(keys: KeyReader) -> str:
-    """Accelerate's `distributed_type`. Raises InputError for kinds of runs that no plan has."""
+    """The kind of run that Accelerate's `distributed_type` gives, such as FSDP, MULTI_GPU or DEEPSPEED. keys: gives the values
+    of the file's keys, and records which keys have been read. Raises InputError for kinds of runs that no plan has, and if the
+    key is missing."""
     kind = keys.get("distributed_type")
     if kind == "MEGATRON_LM":
         fix = "give the script with Megatron-LM's own arguments: its part of Accelerate's file is not read"
@@ -183,8 +185,11 @@ def _kind(keys: KeyReader) -> str:
 
 
 def _dtype(keys: KeyReader, precision: str, user: UserSettings, notes: list[str]) -> tuple[str, RecipeName | None]:
-    """The dtype of matrix multiplications, and their low-precision recipe if any. If the file says no precision is reduced
-    (`no`), the user's --dtype takes precedence, as a trainer's --bf16 does. Raises InputError."""
+    """The dtype of matrix multiplications, and the name of their low-precision recipe (None without). precision: the file's
+    `mixed_precision`; empty if it is missing. If it reduces no precision (`no`), the user's --dtype takes precedence, as a
+    trainer's --bf16 does. notes: a line is appended if the run stays in float32. keys: gives the values of the file's keys, and
+    records which keys have been read. user: the settings that the user gives in addition to the file. Raises InputError for a
+    key or value that is invalid or that no plan can have."""
     if not precision and user.dtype is None:
         fix = f"give it, such as {user.half}, or mixed_precision in the file"
         raise InputError(COMMAND_LINE, "--dtype", f"is missing, and {keys.where} has no mixed_precision", fix)
@@ -209,8 +214,11 @@ def _deepspeed(
     user: UserSettings,
     brought: Mapping[str, tuple[Any, str]],
 ) -> RunConfiguration:
-    """The run configuration of the file's DeepSpeed part, with DeepSpeed's own file if one is named. Values that are left open
-    are filled in by Accelerate or by the training program (`brought`). Raises InputError."""
+    """The run configuration of the DeepSpeed part of Accelerate's file, including DeepSpeed's own file if one is named. data:
+    the tables of Accelerate's file. path: this file. devices: number of devices of the run; None if unknown. precision: the
+    file's `mixed_precision`. brought: values that the training program fills in for what the file does not specify, as (value,
+    source) by key. keys: gives the values of the file's keys, and records which keys have been read. user: the settings that
+    the user gives in addition to the file. Raises InputError for a key or value that is invalid or that no plan can have."""
     inner = data.get("deepspeed_config")
     if inner is not None and not isinstance(inner, Mapping):
         raise keys.error("deepspeed_config", f"is {shown(inner)}", "give a mapping, such as zero_stage: 3")
@@ -263,9 +271,10 @@ def _deepspeed(
 
 
 def find_named_file(path: Path, name: str, keys: KeyReader, key: str) -> Path:
-    """The path of a file that another file names. It is looked up as written, then in the folder of that other file and in all
-    folders above, since tools look it up from where they are started. path: the naming file. key: the key that names it, for
-    errors. Raises InputError if it is not there."""
+    """Find a file that another file names: as written, then in the folder of the other file and in all folders above, since
+    tools look it up from where they are started. path: the naming file. name: the name that it gives. key: the key that gives
+    it, for errors. keys: gives the values of the file's keys, and records which keys have been read. Raises InputError if there
+    is no such file."""
     folders = (Path(), *path.resolve().parents)
     try:
         found = next((folder / name for folder in folders if (folder / name).is_file()), None)

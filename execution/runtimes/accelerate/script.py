@@ -25,7 +25,7 @@ parser.add_argument("--lr", type=float, default=3e-4)
 parser.add_argument("--data")
 parser.add_argument("--weights")
 parser.add_argument("--save")
-asked = parser.parse_args()
+arguments = parser.parse_args()
 run = json.loads((HERE / "run.json").read_text())
 
 accelerator = Accelerator(gradient_accumulation_steps=run["micro_batches"])
@@ -41,12 +41,12 @@ def filled(model: torch.nn.Module) -> None:
     model.to_empty(device=device)
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
-    if not asked.weights:
+    if not arguments.weights:
         for module in model.modules():
             module._is_hf_initialized = False
         model.init_weights()
         return
-    files = [safe_open(path, "pt") for path in Path(asked.weights).glob("*.safetensors")]
+    files = [safe_open(path, "pt") for path in Path(arguments.weights).glob("*.safetensors")]
     stored = {name.removeprefix("transformer."): (file, name) for file in files for name in file.keys()}  # noqa: SIM118
     for name, parameter in model.named_parameters():
         file, key = stored[name.replace("_checkpoint_wrapped_module.", "").removeprefix("transformer.")]
@@ -59,15 +59,15 @@ bare = sharded and not config.tie_word_embeddings  # a tied matrix trains otherw
 if bare:
     with init_empty_weights():  # on no device: hosts would have to hold a whole model for each of their ranks
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-elif asked.weights:
-    place = {} if sharded else {"device_map": device}
-    model = transformers.AutoModelForCausalLM.from_pretrained(asked.weights, dtype=torch.float32, **place)
+elif arguments.weights:
+    device_map = {} if sharded else {"device_map": device}
+    model = transformers.AutoModelForCausalLM.from_pretrained(arguments.weights, dtype=torch.float32, **device_map)
 else:
     with torch.device("cpu") if sharded else device:
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 if run["recompute"] and not sharded:  # FSDP's own is in accelerate.yaml
     model.gradient_checkpointing_enable({"use_reentrant": False})
-optimizer = torch.optim.AdamW(model.parameters(), lr=asked.lr, betas=(0.9, 0.95), weight_decay=0.1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, betas=(0.9, 0.95), weight_decay=0.1)
 model, optimizer = accelerator.prepare(model, optimizer)
 if bare:
     filled(model)
@@ -75,16 +75,16 @@ if bare:
     optimizer.param_groups[0]["params"] = list(model.parameters())
 
 length, rows, vocabulary = run["sequence"], run["micro_batch_samples"], run["model"]["vocab_size"]
-tokens = np.memmap(asked.data, np.uint16 if vocabulary <= 2**16 else np.uint32, "r") if asked.data else None
-for step in range(asked.steps):
+tokens = np.memmap(arguments.data, np.uint16 if vocabulary <= 2**16 else np.uint32, "r") if arguments.data else None
+for step in range(arguments.steps):
     for part in range(run["micro_batches"]):
         first = ((step * run["micro_batches"] + part) * world + rank) * rows  # sample by sample, over all ranks
         if tokens is None:
             source = torch.Generator().manual_seed(first)
             batch = torch.randint(vocabulary, (rows, length), generator=source)
         else:
-            places = [(first + row) * length % (len(tokens) - length) for row in range(rows)]
-            batch = torch.from_numpy(np.stack([tokens[place : place + length].astype(np.int64) for place in places]))
+            starts = [(first + row) * length % (len(tokens) - length) for row in range(rows)]
+            batch = torch.from_numpy(np.stack([tokens[start : start + length].astype(np.int64) for start in starts]))
         batch = batch.to(device)
         with accelerator.accumulate(model):
             loss = model(input_ids=batch, labels=batch).loss
@@ -94,5 +94,5 @@ for step in range(asked.steps):
             optimizer.step()
             optimizer.zero_grad()
     accelerator.print(f"step {step + 1} loss {loss.item():.4f}", flush=True)
-if asked.save:
-    accelerator.save_state(asked.save)
+if arguments.save:
+    accelerator.save_state(arguments.save)

@@ -67,7 +67,8 @@ NAMES = {
 
 
 def read(path: Path, user: UserSettings) -> RunConfiguration:
-    """The run configuration of a YAML file of axolotl. Raises InputError."""
+    """The run configuration of a YAML file of axolotl. user: the settings that the user gives in addition to the file. Raises
+    InputError for a key or value that is invalid or that no plan can have."""
     data, keys = tables_and_keys(path, user, DEFAULTS)
     notes = list[str]()
     refuse_all(keys, REFUSED)
@@ -103,7 +104,8 @@ def read(path: Path, user: UserSettings) -> RunConfiguration:
 
 
 def _batch(keys: KeyReader) -> tuple[int, int]:
-    """Samples of a micro-batch on one rank, and micro-batches of a step. Raises InputError."""
+    """Two numbers of axolotl's file: samples per micro-batch on one rank, and micro-batches per step. keys: gives the values of
+    the file's keys, and records which keys have been read. Raises InputError if `batch_size` contradicts them."""
     micro = keys.whole("micro_batch_size", 1) or 1
     accumulation, batch = keys.whole("gradient_accumulation_steps"), keys.whole("batch_size")
     if batch is not None and batch != micro * (accumulation or batch // micro):
@@ -115,7 +117,9 @@ def _batch(keys: KeyReader) -> tuple[int, int]:
 
 
 def _recomputes(keys: KeyReader, notes: list[str]) -> bool:
-    """Whether layers are recomputed. notes: a line is added if the run moves the kept layer inputs to the host."""
+    """Whether axolotl recomputes layers in the backward pass (`gradient_checkpointing`). notes: a line is appended if the run
+    moves the kept layer inputs to the host. keys: gives the values of the file's keys, and records which keys have been read.
+    """
     value = keys.values.get("gradient_checkpointing")
     if value in OFFLOADED:
         keys.get("gradient_checkpointing")
@@ -127,16 +131,19 @@ def _recomputes(keys: KeyReader, notes: list[str]) -> bool:
 
 
 def _attention(keys: KeyReader) -> Literal["eager", "flash"] | None:
-    """Whether attention keeps its scores (eager) or not (flash), by the newer key or the older ones; None if no key is set.
-    Raises InputError."""
+    """How axolotl computes attention, by its newer key or older ones: eager keeps attention scores in memory, flash does not;
+    None if no key is set. keys: gives the values of the file's keys, and records which keys have been read. Raises InputError
+    for a key or value that is invalid or that no plan can have."""
     named = keys.get("attn_implementation")
     older = [name for key, name in ATTENTION.items() if keys.flag(key)]
     return attention_of(named if named is not None else next(iter(older), None))
 
 
 def _loss(keys: KeyReader, plugins: str) -> Literal["full", "chunked", "fused"]:
-    """How the loss holds logits: fused with the kernels of Liger or Apple (cut cross-entropy), which never hold all of them,
-    chunked, or full. plugins: the names of axolotl's plugins. Raises InputError."""
+    """How the loss holds the logits: fused with the kernels of Liger or Apple (cut cross-entropy), which never hold all of
+    them, chunked (a part at a time), or full. plugins: the names of axolotl's plugins in one text, in lower case. keys: gives
+    the values of the file's keys, and records which keys have been read. Raises InputError for a key or value that is invalid
+    or that no plan can have."""
     fused = keys.flag("liger_fused_linear_cross_entropy") and "liger" in plugins
     if fused or ("cut_cross_entropy" in plugins and keys.flag("cut_cross_entropy", True)):
         return "fused"

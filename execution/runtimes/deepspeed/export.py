@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from trainplan.execution.launch_files.fields import nested, values_of
 from trainplan.execution.runtimes.deepspeed.capabilities import CAPABILITIES
-from trainplan.execution.runtimes.deepspeed.fields import KEYS, ExportedValues
+from trainplan.execution.runtimes.deepspeed.fields import KEYS, STEPPED, ExportedValues
 from trainplan.execution.runtimes.export_common import Export, as_exported, fitting_bytes, micro_batch_samples
 from trainplan.execution.runtimes.export_sharded import left_out, one_stage, run_file, script
 from trainplan.execution.runtimes.launch_scripts import here, page, slurm, torchrun
@@ -33,7 +33,10 @@ DECIDES = (
 def export(plan: Plan, where: str) -> Export:
     """Exports a plan as the files ds_config.json, run.json, train.py, launch.sh, slurm.sh and README.md. where: the plan's
     file, for errors. Raises InputError if DeepSpeed cannot run the plan."""
-    strategy, model = one_stage(plan, CAPABILITIES, RUNTIME, where), plan.planned_model()
+    strategy, model = (
+        one_stage(plan, CAPABILITIES, RUNTIME, where, tuple(dict.fromkeys(STEPPED.values()))),
+        plan.planned_model(),
+    )
     if strategy.degree("dp") > 1 and strategy.degree("sdp") > 1:
         fix = "plan without --hybrid: DeepSpeed shards over all data-parallel ranks"
         raise InputError(where, f"units[0].{plan.units[0].field}", f"is {str(plan.units[0].strategy)!r}", fix)
@@ -71,7 +74,8 @@ def export(plan: Plan, where: str) -> Export:
 
 
 def _offloads(plan: Plan, where: str) -> bool:
-    """Whether states are kept on the host, which must be the same for all units. Raises InputError."""
+    """Whether optimizer states or parameters are kept on the host. where: the plan's file, for errors. Raises InputError if
+    that differs between units (sub-layers) of the plan, or if DeepSpeed cannot do it."""
     first = plan.units[0].states
     for position, unit in enumerate(plan.units):
         states = unit.states

@@ -12,6 +12,7 @@ from typing import Any
 
 from trainplan.execution.launch_files.fields import anything, by_name, flag, number, text, whole
 from trainplan.formulations.plan.plan import Plan
+from trainplan.profiling.models.optimizers import OptimizerName
 
 WIDTHS = {  # dtypes of gradients by DeepSpeed's spellings
     name: width
@@ -22,13 +23,16 @@ WIDTHS = {  # dtypes of gradients by DeepSpeed's spellings
     }.items()
     for name in names
 }
+# Optimizers of plans by DeepSpeed's words, which it compares in lower case.
+STEPPED: dict[str, OptimizerName] = {"AdamW": "adamw", "Adam": "adamw", "Lamb": "adamw", "Muon": "muon"}
 PLACES = ("none", "cpu", "nvme")  # where states are offloaded to
 
 
 @dataclass(frozen=True)
 class ExportedValues:
-    """The properties of a plan from which the export computes DeepSpeed's keys. stage: of ZeRO. micro_samples: samples of one
-    micro-batch on one rank. gradients: the dtype in which gradients are summed."""
+    """The properties of a plan from which the export computes DeepSpeed's keys. plan: the plan. stage: the ZeRO stage.
+    micro_samples: samples per micro-batch on one rank. gradients: the dtype in which gradients are summed, as DeepSpeed
+    spells it."""
 
     plan: Plan
     stage: int
@@ -37,16 +41,18 @@ class ExportedValues:
 
     @property
     def dtype(self) -> str:
-        """The model's dtype."""
+        """The dtype of the plan's model, such as bfloat16."""
         return self.plan.planned_model().dtype
 
     @property
     def reduced(self) -> str | None:
-        """The dtype in which gradients are reduced, if it is not the model's; else None."""
+        """The dtype in which data-parallel ranks reduce gradients, if it is float32 and therefore not the model's; otherwise
+        None, so that the key is left out."""
         return self.gradients if self.plan.precision.gradients == "float32" else None
 
     def offloaded(self, states: str, value: Any) -> Any:
-        """The value of an offloading key if these states (optimizer or parameters) are on the host, else None."""
+        """The value that the export writes for a key on offloading: the given value if these states are on the host,
+        otherwise None, so that the key is left out. states: "optimizer" or "parameters"."""
         return value if getattr(self.plan.units[0].states, states) == "host" else None
 
 
@@ -64,7 +70,7 @@ KEYS = (
     flag("fp16.enabled", lambda v: v.dtype == "float16"),
     anything("data_types.grad_accum_dtype", lambda v: v.gradients, words=WIDTHS),
     anything("communication_data_type", lambda v: v.reduced, words=WIDTHS),
-    anything("optimizer.type", lambda v: "AdamW"),
+    anything("optimizer.type", lambda v: v.plan.optimizer, words=STEPPED),
     anything("optimizer.params", lambda v: {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}),
     anything("gradient_clipping", lambda v: 1.0),
     anything("steps_per_print", lambda v: 1),

@@ -23,9 +23,9 @@ from trainplan.execution.launch_files.run_configuration import (
 )
 from trainplan.execution.launch_files.settings import read_with_settings
 from trainplan.execution.launch_files.trainer_buffers import Buffers
-from trainplan.execution.runtimes.deepspeed.fields import FIELDS, WIDTHS
+from trainplan.execution.runtimes.deepspeed.fields import FIELDS, STEPPED, WIDTHS
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
-from trainplan.profiling.models.optimizers import OptimizerName
+from trainplan.profiling.models.optimizers import OPTIMIZERS, OptimizerName
 from trainplan.profiling.models.precision import PLAIN, Precision
 
 KNOWN = known_keys(__file__)
@@ -54,7 +54,6 @@ FILLED: dict[str, Any] = {
     f"{ZERO}.stage3_param_persistence_threshold": None,
 }
 TABLES = (ZERO, "bf16", "bfloat16", "fp16", "optimizer", "scheduler", "data_types", "tensor_parallel", "pipeline")
-OPTIMIZERS: dict[str, OptimizerName] = {"adam": "adamw", "adamw": "adamw", "lamb": "adamw", "muon": "muon"}
 # What runs that no plan has, by the key that switches it on.
 REFUSED = {
     "amp.enabled": "matrix multiplications by apex's amp are not planned: give bf16 or fp16",
@@ -89,13 +88,15 @@ HIDDEN = {"reduce_bucket_size": "reduce_elements", "stage3_prefetch_bucket_size"
 
 
 def read(path: Path, user: UserSettings) -> RunConfiguration:
-    """The run configuration of a JSON file of DeepSpeed. Raises InputError."""
+    """The run configuration of a JSON file of DeepSpeed. user: the settings that the user gives in addition to the file. Raises
+    InputError for a key or value that is invalid or that no plan can have."""
     return read_filled(path, user, {})
 
 
 def read_filled(path: Path, user: UserSettings, given: Mapping[str, tuple[Any, str]]) -> RunConfiguration:
-    """The run configuration of a JSON file of DeepSpeed with values that a trainer fills in (`given`, as of `of_values`).
-    Raises InputError."""
+    """The run configuration of a JSON file of DeepSpeed that a trainer completes. given: values that the trainer fills in for
+    "auto", each with its source, by key. user: the settings that the user gives in addition to the file. Raises InputError for
+    a key or value that is invalid or that no plan can have."""
     data, sources = read_with_settings(path, user)
     if not isinstance(data, Mapping):
         raise InputError(str(path), "", f"holds {shown(data)}", "give an object, as DeepSpeed's configurations are")
@@ -110,11 +111,13 @@ def of_values(
     called: Mapping[str, str] | None = None,
     given: Mapping[str, tuple[Any, str]] | None = None,
 ) -> RunConfiguration:
-    """The run configuration of DeepSpeed's nested keys.
+    """The run configuration of the values in a DeepSpeed configuration, as nested tables.
 
-    sources: file and line of each key. called: the file's own names of keys. given: by key, the value and its source that a
-    trainer fills in for "auto"; `optim` is the optimizer if the file has none, `stage` the ZeRO stage if the file has "auto".
-    Raises InputError.
+    sources: file and line of each key; None to state the file alone. called: the keys' names in the file that holds these
+    values, if that is another tool's file; None for DeepSpeed's own names. given: values that a trainer fills in for "auto", as
+    (value, source) by key; None without a trainer; `optim` is the name of the optimizer if the file has none, `stage` the ZeRO
+    stage if the file has "auto". where: the file, for errors. user: the settings that the user gives in addition to the file.
+    Raises InputError for a key or value that is invalid or that no plan can have.
     """
     keys = KeyReader(where, _flat(data, where), (None, "auto"), sources, DEFAULTS, user.ignored, called, fields=FIELDS)
     filled = dict(given or {})
@@ -170,7 +173,8 @@ def of_values(
 
 
 def _flat(data: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The keys of all tables, flattened. Raises InputError if a table has a value that is no table."""
+    """The values of all tables of a DeepSpeed file under keys joined by dots, such as zero_optimization.stage. data: the
+    file's tables. where: the file, for errors. Raises InputError if there is a plain value where DeepSpeed has a table."""
     data = dict(data)
     if isinstance(data.get(ZERO), bool):
         data[ZERO] = {"stage": int(data[ZERO])}  # as DeepSpeed reads its oldest files
@@ -183,7 +187,8 @@ def _flat(data: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _otherwise(keys: KeyReader) -> Iterator[str]:
-    """Lines on settings that change the run's time compared with the plan."""
+    """Lines on settings of a DeepSpeed file that make the run's time differ from the plan's. keys: gives the values of the
+    file's keys, and records which keys have been read."""
     if keys.flag("compile.deepcompile"):
         yield "gathers and reductions placed by DeepCompile: predicted as DeepSpeed places them; less time"
     if keys.flag("fp32_allreduce"):
@@ -191,8 +196,9 @@ def _otherwise(keys: KeyReader) -> Iterator[str]:
 
 
 def _fill(keys: KeyReader, given: Mapping[str, tuple[Any, str]]) -> None:
-    """Replaces values "auto" by those that the trainer fills in. Raises InputError if nothing fills a value in, or if the file
-    has another value than the trainer."""
+    """Replace the value "auto" of keys by what the trainer fills in. keys: the file's keys, whose values are changed. given:
+    the trainer's values, each with its source, by key. Raises InputError if nothing fills a value in, or if the file has
+    another value than the trainer."""
     for key, (value, source) in given.items():
         written = keys.values.get(key)
         if written in (None, "auto"):
@@ -207,7 +213,8 @@ def _fill(keys: KeyReader, given: Mapping[str, tuple[Any, str]]) -> None:
 
 
 def _refuse(keys: KeyReader) -> None:
-    """Raises InputError for keys that turn on features that no plan has."""
+    """Raises InputError for keys that turn on features that no plan has. keys: gives the values of the file's keys, and records
+    which keys have been read."""
     for key, why in REFUSED.items():
         keys.refuse(key, ("false", "0"), why)
     for key, value in keys.values.items():
@@ -217,8 +224,10 @@ def _refuse(keys: KeyReader) -> None:
 
 
 def _precision(keys: KeyReader, stage: int, user: UserSettings, notes: list[str]) -> tuple[str, Precision]:
-    """The dtype of matrix multiplications, and the dtypes of master weights and gradients. Raises InputError if nothing says
-    the dtype."""
+    """The dtype of matrix multiplications, and the dtypes of master weights and gradients. stage: the ZeRO stage. notes: a list
+    to which lines on how the plan differs from the run are appended. keys: gives the values of the file's keys, and records
+    which keys have been read. user: the settings that the user gives in addition to the file. Raises InputError if nothing
+    states the dtype."""
     name = "bf16.enabled" if "bf16.enabled" in keys.values else "bfloat16.enabled"
     values = {"bfloat16": keys.values.get(name), "float16": keys.values.get("fp16.enabled")}
     bf16, fp16 = keys.flag(name), keys.flag("fp16.enabled")
@@ -261,7 +270,9 @@ def _precision(keys: KeyReader, stage: int, user: UserSettings, notes: list[str]
 
 
 def _width(keys: KeyReader, key: str) -> str | None:
-    """The dtype that a key holds, in any of DeepSpeed's spellings; None if it is not set. Raises InputError."""
+    """The dtype that a key of DeepSpeed's file gives, in the planner's spelling: "fp16" -> "float16"; None if the key is not
+    set. keys: gives the values of the file's keys, and records which keys have been read. Raises InputError for other values.
+    """
     value = keys.get(key)
     if value is None:
         return None
@@ -271,8 +282,9 @@ def _width(keys: KeyReader, key: str) -> str | None:
 
 
 def _parallel(keys: KeyReader) -> tuple[int, int]:
-    """Degrees of tensor parallelism, and of sequence parallelism, whose ranks exchange heads. Raises InputError for
-    pipelines."""
+    """The degrees of tensor parallelism and of sequence parallelism (DeepSpeed-Ulysses, whose ranks exchange attention heads).
+    keys: gives the values of the file's keys, and records which keys have been read. Raises InputError if the file asks for
+    pipeline stages."""
     pipeline = keys.get("pipeline.stages")
     if pipeline not in (None, 1, "auto"):
         fix = "leave it out: stages are defined by the program (PipelineModule), and plans for DeepSpeed have one"
@@ -283,18 +295,22 @@ def _parallel(keys: KeyReader) -> tuple[int, int]:
 
 
 def _optimizer(keys: KeyReader, stage: int, brought: tuple[Any, str], notes: list[str]) -> tuple[OptimizerName, str]:
-    """The optimizer, and its kernels in the words of tables of measured runs. DeepSpeed uses its own FusedAdam, or torch's
-    AdamW if `torch_adam` is set (`_configure_basic_optimizer`). brought: the training program's optimizer if the file has none,
-    with its source. Raises InputError for optimizers with other states."""
+    """The optimizer, and the name of its kernels as used in tables of measured runs. DeepSpeed uses its own FusedAdam, or
+    torch's AdamW if `torch_adam` is set . stage: the ZeRO stage. brought: the training program's optimizer, with its source, if
+    the file has none. notes: a line is appended if the plan steps differently. keys: gives the values of the file's keys, and
+    records which keys have been read. Raises InputError for optimizers with other states."""
     name = keys.get("optimizer.type")
     if name is None:
         keys.take("optimizer.type", *brought)
         return "adamw", str(brought[0])
-    chosen = OPTIMIZERS.get(str(name).lower())
+    chosen = {word.lower(): plans for word, plans in STEPPED.items()}.get(str(name).lower())
     if chosen is None:
-        raise keys.error("optimizer.type", f"is {shown(name)}", "give AdamW, Adam, Lamb or Muon: plans have no other states")
-    if chosen == "muon" and stage > 1:
-        raise keys.error("optimizer.type", f"is {shown(name)}, in stage {stage}", "give stage 0 or 1, or AdamW")
+        *others, last = STEPPED
+        fix = f"give {', '.join(others)} or {last}: plans have no other states"
+        raise keys.error("optimizer.type", f"is {shown(name)}", fix)
+    if stage not in (stages := OPTIMIZERS[chosen].zero):
+        fix = f"give stage {' or '.join(map(str, stages))}, or AdamW"
+        raise keys.error("optimizer.type", f"is {shown(name)}, in stage {stage}", fix)
     if str(name).lower() == "lamb":
         notes.append("norms of layers in Lamb's step: the plan steps by AdamW, which has as many states; more time")
     return chosen, "multi-tensor AdamW" if keys.flag("optimizer.params.torch_adam") else "FusedAdam"
@@ -307,7 +323,7 @@ def _buffers(keys: KeyReader, stage: int, half: bool, copies: bool) -> Buffers:
     reduced in float32, stage 3 has float32 buckets, other stages a float32 copy of the bucket that is reduced. Parameters stay
     gathered if their next use is within `max_reuse_distance`, whatever `max_live_parameters` is, which limits what is gathered
     ahead (`partitioned_param_coordinator.py`). half: whether the model is in half precision. copies: whether the optimizer's
-    step copies gradients to float32.
+    step copies gradients to float32. keys: gives the values of the file's keys, and records which keys have been read.
     """
     size = {
         name: _elements(keys, f"{ZERO}.{name}", default)
@@ -347,8 +363,10 @@ def _buffers(keys: KeyReader, stage: int, half: bool, copies: bool) -> Buffers:
 
 
 def _elements(keys: KeyReader, key: str, default: int) -> int | None:
-    """A number of elements, which files often write as 5e8; None if it follows from the model's hidden size. Raises
-    InputError."""
+    """A number of elements, such as the size of a bucket, which files often write as 5e8. key: the key; its name without
+    "stage3_" counts, too. default: the number if the key is missing. None if the key is "auto", since the number then follows
+    from the model's hidden size. keys: gives the values of the file's keys, and records which keys have been read. Raises
+    InputError for a key or value that is invalid or that no plan can have."""
     short = key.replace("stage3_", "")
     key = short if short in keys.values and key not in keys.values else key
     if keys.values.get(key) == "auto":
@@ -361,8 +379,9 @@ def _elements(keys: KeyReader, key: str, default: int) -> int | None:
 
 
 def _host(keys: KeyReader, stage: int, notes: list[str]) -> list[Host]:
-    """The states that are kept on the host; NVMe counts as host memory. notes: lines on differences are added. Raises
-    InputError."""
+    """The kinds of states ("optimizer", "parameters") that are kept on the host; NVMe counts as host memory. stage: the ZeRO
+    stage. notes: a list to which lines on how the plan differs from the run are appended. keys: gives the values of the file's
+    keys, and records which keys have been read. Raises InputError for combinations that DeepSpeed or plans do not have."""
     optimizer = keys.text(f"{ZERO}.offload_optimizer.device")
     parameters = keys.text(f"{ZERO}.offload_param.device")
     if keys.flag(f"{ZERO}.cpu_offload"):

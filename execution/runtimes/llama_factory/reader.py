@@ -43,7 +43,8 @@ NAMES = {
 
 
 def read(path: Path, user: UserSettings) -> RunConfiguration:
-    """The run configuration of a YAML or JSON file of LLaMA-Factory. Raises InputError."""
+    """The run configuration of a YAML or JSON file of LLaMA-Factory. user: the settings that the user gives in addition to the
+    file. Raises InputError for a key or value that is invalid or that no plan can have."""
     data, keys = tables_and_keys(path, user, DEFAULTS)
     notes = list[str]()
     refuse_all(keys, REFUSED)

@@ -11,10 +11,12 @@ models are summed in float32 unless --grad-reduce-in-bf16 is given (megatron/tra
 from __future__ import annotations
 
 from trainplan.execution.support import products_by
+from trainplan.formulations.plan.plan import RunBy
 from trainplan.formulations.plan.strategy import EXCHANGES
 from trainplan.formulations.runtimes import DECODERS, Runtime
 from trainplan.profiling.clusters.recipes import RECIPES
 
+OVERLAPS = "overlap-grad-reduce overlap-param-gather"  # which the export sets
 CAPABILITIES = Runtime(
     ("1f1b", "interleaved"),
     (0, 1),
@@ -25,11 +27,15 @@ CAPABILITIES = Runtime(
     families=(*DECODERS, "bert"),  # those of GPTModel and BertModel
     first_layers=True,
     wide_gradients=("bfloat16",),
-    muon=(0, 1),
+    optimizers={"muon": (0, 1)},
     recipes=tuple(RECIPES),
     features=(
         *("master weights", "ZeRO stage 1", "ZeRO stage 2", "sequence parallelism", "recomputation of modules"),
         *map(products_by, RECIPES),
-        *("context parallelism", "exchange of heads", "Muon", "Muon in ZeRO stage 1"),
+        *("context parallelism", "exchange of heads"),
     ),
+    title="Megatron-LM",
+    short="Megatron",
+    run_by=lambda _: RunBy(name="megatron", software="megatron-core", flags=OVERLAPS),
+    vocabulary_keys="--vocab-size, or --padded-vocab-size with what is added to it,",
 )

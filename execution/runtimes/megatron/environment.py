@@ -14,8 +14,10 @@ WANTED = {"auto": "111", "flash": "100", "fused": "010", "unfused": "001", "loca
 
 
 def refuse_environment(keys: KeyReader, argument: str, backend: str) -> None:
-    """Raises InputError if environment variables among the keys contradict the attention backend. argument: the argument or
-    field that sets the backend, for the message. backend: its value, a key of WANTED."""
+    """Check that Transformer Engine's environment variables do not contradict the attention backend, since Megatron-LM would
+    not start. keys: the run's arguments, among which are the variables. argument: the argument or field that sets the
+    backend, for the message. backend: its value: auto, flash, fused, unfused or local. Raises InputError if they contradict
+    it."""
     given = {name: str(keys.get(name)) for name in ATTENTION if name in keys.values and name not in keys.ignored}
     name = next((name for name in given if given[name] != _wanted(backend)[name]), None)
     if name is None:
@@ -33,5 +35,6 @@ def refuse_environment(keys: KeyReader, argument: str, backend: str) -> None:
 
 
 def _wanted(backend: str) -> dict[str, str]:
-    """The values that a backend requires of the variables in ATTENTION, by name."""
+    """The values that an attention backend requires of Transformer Engine's environment variables: for flash,
+    {"NVTE_FLASH_ATTN": "1", "NVTE_FUSED_ATTN": "0", "NVTE_UNFUSED_ATTN": "0"}."""
     return dict(zip(ATTENTION, WANTED[backend], strict=True))

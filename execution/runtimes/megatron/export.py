@@ -66,10 +66,12 @@ from trainplan.execution.runtimes.megatron.capabilities import CAPABILITIES
 from trainplan.execution.runtimes.megatron.export_model import model_arguments
 from trainplan.execution.runtimes.megatron.fields import (
     MODULES,
+    MUON,
     OPTIMIZER,
     PARALLEL,
     PRECISION,
     STAGES,
+    STEPPED,
     ExportedValues,
     PrecisionValues,
     StageCuts,
@@ -120,18 +122,20 @@ GATHERED = ("parameters are kept and gathered in 8 bits: faster than predicted",
 
 
 def layout(plan: Plan) -> str:
-    """The stages of a plan, made of whole layers, as `--pipeline-model-parallel-layout`."""
+    """The stages of a plan in the syntax of Megatron-LM's `--pipeline-model-parallel-layout`, such as "Et*3|t*3L"; the
+    stages consist of whole layers."""
     return re.sub(r"t{3,}", lambda run: f"t*{len(run[0])}", "|".join(layers_of(plan)))
 
 
 def hybrid_pattern(plan: Plan) -> str:
-    """The stages of a plan, made of sub-layers, as `--hybrid-layer-pattern`."""
+    """The stages of a plan in the syntax of Megatron-LM's `--hybrid-layer-pattern`, with * for attention and - for a
+    feed-forward network, such as "*-*|-*-"; stages may begin within a layer."""
     return "|".join(letters(plan)).translate({ord("E"): None, ord("L"): None, ord("a"): "*", ord("f"): "-"})
 
 
 def end_counts(plan: Plan) -> StageCuts | None:
-    """The cuts of a plan as numbers of layers of the first and last stage, with as few of the two as possible; None if the
-    other stages are unequal."""
+    """The stages of a plan as numbers of layers of the first and the last stage, given only where they differ from the other
+    stages; None if the other stages are unequal or a stage has no layer."""
     counts = [stage.count("t") for stage in layers_of(plan)]
     if min(counts) == 0:
         return None
@@ -145,13 +149,11 @@ def end_counts(plan: Plan) -> StageCuts | None:
 
 @dataclass(frozen=True)
 class MegatronArguments:
-    """The arguments that Megatron-LM's training scripts need to run a plan, as words of a command.
-
-    script: the training script. model: arguments of the model. parallel: degrees, batch, recomputation and stages. precision:
-    dtypes and recipes. optimizer: empty for AdamW. same: as `parallel`, with the stages given by numbers of layers, for
-    versions without layouts; None if that is impossible. left_out: lines for the README on features of the plan that are left
-    out. plan: the plan as it is run. peak_bytes: peak memory of the fullest device.
-    """
+    """The arguments that Megatron-LM's training scripts need to run a plan, as words of a command. script: the training
+    script. model: arguments of the model. parallel: degrees of parallelism, batch, recomputation and stages. precision:
+    dtypes and recipes. optimizer: empty for AdamW. same: the arguments of `parallel` with the stages given by numbers of
+    layers, for versions without layouts; None if that is impossible. left_out: lines for the README on features of the plan
+    that are left out. plan: the plan as it is run. peak_bytes: peak memory of the fullest device."""
 
     script: str
     model: list[str]
@@ -165,14 +167,15 @@ class MegatronArguments:
 
     @property
     def gathered(self) -> tuple[str, ...]:
-        """A line for the README if parameters are gathered in 8 bits."""
+        """Lines for the README on what runs differently if parameters are gathered in 8 bits; empty if they are not."""
         return GATHERED if "--fp8-param-gather" in self.precision else ()
 
 
 def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, capabilities: Runtime = CAPABILITIES) -> MegatronArguments:
-    """All arguments for a plan. runtime: the name of the runtime that uses GPTModel, for messages. capabilities: what it can
-    run. Raises InputError if it cannot run the plan."""
-    check_pipeline(plan, capabilities, runtime, where)
+    """All arguments of Megatron-LM that run a plan, and what they leave out. where: the plan's file, for errors. runtime:
+    the name of the runtime that uses Megatron Core's GPTModel, for messages. capabilities: what it can run. Raises
+    InputError if it cannot run the plan."""
+    check_pipeline(plan, capabilities, runtime, where, tuple(dict.fromkeys(name for name, _ in STEPPED.values())))
     if plan.schedule not in ("1f1b", "interleaved-1f1b"):
         raise InputError(where, "schedule", f"is {plan.schedule!r}", f"plan with --schedule 1f1b: {runtime} runs no other")
     model, strategy = plan.planned_model(), common_strategy(plan, runtime, where)
@@ -207,7 +210,7 @@ def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, capabilities: R
         model=described,
         parallel=[*head, *words_of(STAGES, stages)],
         precision=words_of(PRECISION, PrecisionValues(plan, model.dtype, recipe, bool(exported.strategies()[0].zero_stage))),
-        optimizer=words_of(OPTIMIZER, exported_values) if muon else [],
+        optimizer=words_of((*OPTIMIZER, *MUON) if muon else OPTIMIZER, exported_values),
         same=None if same is None else [*head, *words_of(STAGES, same)],
         left_out=left_out,
         plan=exported,
@@ -254,10 +257,10 @@ def export(plan: Plan, where: str) -> Export:
 
 
 def connections(plan: Plan) -> list[str]:
-    """The line of bash that Megatron-LM requires if ranks of tensor or context parallelism share a layer on devices before
-    Blackwell (`validate_args` of megatron/training/arguments.py); none otherwise. It limits connections to the device to one,
-    so that kernels start in the order of issue. Blackwell devices, which have MXFP8, do so anyway, and copies and collectives
-    profit from more connections."""
+    """The line of bash that sets CUDA_DEVICE_MAX_CONNECTIONS to 1, which Megatron-LM requires on devices before Blackwell if
+    ranks of tensor or context parallelism share a layer (`validate_args` of megatron/training/arguments.py); otherwise an
+    empty list. With one connection to the device, kernels start in the order of issue. Blackwell devices, recognised by
+    MXFP8 in the plan's cluster, do so anyway, and copies and collectives profit from more connections."""
     strategy, evidence = plan.strategies()[0], None if plan.claim is None else plan.claim.evidence
     if strategy.degree("tp") * strategy.degree("cp") == 1:
         return []
@@ -269,14 +272,14 @@ def connections(plan: Plan) -> list[str]:
 
 
 def decides(plan: Plan, usual: tuple[str, ...]) -> tuple[str, ...]:
-    """README lines on what the runtime decides by itself. usual: the lines for AdamW, whose first one is about communication
+    """README lines on what the runtime decides by itself. usual: the lines without Muon, whose first one is about communication
     overlapping passes, which Muon does not have."""
-    return usual if plan.optimizer == "adamw" else (*MUON_DECIDES, *usual[1:])
+    return usual if plan.optimizer != "muon" else (*MUON_DECIDES, *usual[1:])
 
 
 def _left_out(strategy: Strategy, exchange: str | None) -> list[str]:
-    """README lines on features of a strategy that the arguments do not express. exchange: the value of `--cp-comm-type`, if
-    any."""
+    """Lines for the README on features of a strategy (levels of parallelism) that Megatron-LM's arguments do not express.
+    exchange: the value of `--cp-comm-type`; None without context parallelism."""
     left_out = left_out_order(strategy)
     if exchange == "all_gather":
         left_out.append(f"{strategy}: keys and values are gathered before attention, not sent around a ring; more time")
@@ -287,14 +290,16 @@ def _left_out(strategy: Strategy, exchange: str | None) -> list[str]:
 
 
 def _exchange(strategy: Strategy, model: Model) -> str:
-    """The value of `--cp-comm-type` for a strategy with context parallelism."""
+    """The value of Megatron-LM's `--cp-comm-type` for context parallelism: a2a if ranks exchange attention heads, all_gather
+    if the model has sliding windows, otherwise p2p (a ring)."""
     slides = any(isinstance(part, Attention) and 0 < part.sliding < part.tokens for part in model.sublayers.values())
     return "a2a" if strategy.exchanges_heads else "all_gather" if slides else "p2p"
 
 
 def _refuse_uncut(plan: Plan, model: Model, strategy: Strategy, runtime: str, where: str) -> None:
-    """Raises InputError if Megatron-LM cannot split the samples of this model for context parallelism, or if ranks would have
-    to hold copies of keys."""
+    """Check that Megatron-LM can split the samples of a model between context-parallel ranks without copies of keys on
+    ranks. strategy: the plan's levels of parallelism. runtime: its name, for messages. where: the plan's file. Raises
+    InputError if it cannot."""
     field, problem = f"units[0].{plan.units[0].field}", f"is {str(strategy)!r}"
     if model.family == "bert":
         raise InputError(where, field, problem, f"give levels of dp, sdp and tp: {runtime}'s BertModel cuts no samples")
@@ -305,9 +310,9 @@ def _refuse_uncut(plan: Plan, model: Model, strategy: Strategy, runtime: str, wh
 
 
 def _steps_by_muon(plan: Plan, runtime: str, where: str) -> bool:
-    """Whether Muon updates the parameters instead of AdamW. Raises InputError for dtypes that the runtime's Muon does not
+    """Whether Muon updates the matrices of layers. Raises InputError for dtypes that the runtime's Muon does not
     support."""
-    if plan.optimizer == "adamw":
+    if plan.optimizer != "muon":
         return False
     if plan.planned_model().dtype == "float16":
         fix = f"plan in bfloat16: {runtime}'s Muon takes no float16"
@@ -316,8 +321,8 @@ def _steps_by_muon(plan: Plan, runtime: str, where: str) -> bool:
 
 
 def _stages(plan: Plan, model: Model) -> tuple[StageCuts, str, StageCuts | None]:
-    """The cuts of a plan as arguments; the training script that supports them; and the same cuts as numbers of layers, or None
-    if that is impossible."""
+    """Three values: the plan's stages as values for Megatron-LM's arguments; the training script that supports them; and the
+    same stages as numbers of layers of the first and the last stage, or None if that is impossible."""
     if half_cut(plan) is not None:
         return StageCuts(pattern=hybrid_pattern(plan)), "pretrain_hybrid.py", None
     bert = model.family == "bert"
@@ -329,7 +334,8 @@ def _stages(plan: Plan, model: Model) -> tuple[StageCuts, str, StageCuts | None]
 
 
 def _array(name: str, arguments: list[str]) -> list[str]:
-    """The lines of bash that define an array of arguments, with one argument and its values per line."""
+    """The lines of a bash script that define an array of arguments, with one argument and its values per line. name: the
+    array's name. arguments: the words."""
     rows: list[list[str]] = []
     for argument in arguments:
         if argument.startswith("--") or not rows:

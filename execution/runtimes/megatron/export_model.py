@@ -15,8 +15,9 @@ ACTIVATIONS = {("silu", True), ("relu2", False), ("gelu", False), ("gelu_tanh", 
 
 
 def model_arguments(model: Model, runtime: str, where: str, counted: bool = False) -> list[str]:
-    """The arguments that make GPTModel this model, as words of a command. counted: whether other arguments give the number of
-    layers. Raises InputError naming a property of the model that GPTModel lacks."""
+    """The arguments with which Megatron Core's GPTModel becomes this model, as words of a command. runtime: the runtime's
+    name, for messages. where: the plan's file. counted: whether other arguments give the number of layers. Raises InputError
+    naming a property of the model that GPTModel lacks."""
     embedding, attention, ffn, head = _parts(model, runtime, where)
     _refuse_odd(embedding, attention, ffn, head, runtime, where)
     layers = None if counted else sum(isinstance(unit.sublayer, Attention) for unit in model.units)
@@ -24,8 +25,12 @@ def model_arguments(model: Model, runtime: str, where: str, counted: bool = Fals
 
 
 def _parts(model: Model, runtime: str, where: str) -> tuple[TokenEmbedding, Attention, FeedForward, LanguageHead]:
-    """The embedding, the attention, the feed-forward network and the head that the whole model consists of. Raises InputError
-    if it has other sub-layers, or several of a kind."""
+    """The model's token embedding, attention, feed-forward network and language head, in this order: the four sub-layers of
+    which Megatron Core's GPTModel consists. runtime: the name of the runtime that is exported to, for the error. where: the
+    plan's file, for the error.
+
+    Raises InputError if one of the four is missing, if the model has any other sub-layer, or if it has more than one distinct
+    sub-layer of one of the four types, such as attentions of different sizes."""
     kinds = (TokenEmbedding, Attention, FeedForward, LanguageHead)
     parts = [[part for part in model.sublayers.values() if isinstance(part, kind)] for kind in kinds]
     if any(len(of_kind) != 1 for of_kind in parts) or len(model.sublayers) != len(kinds):
@@ -41,10 +46,12 @@ def _parts(model: Model, runtime: str, where: str) -> tuple[TokenEmbedding, Atte
 def _refuse_odd(
     embedding: TokenEmbedding, attention: Attention, ffn: FeedForward, head: LanguageHead, runtime: str, where: str
 ) -> None:
-    """Raises InputError naming the first property that GPTModel has no argument for."""
+    """Check that Megatron Core's GPTModel has arguments for all properties of a model. embedding, attention, ffn, head: the
+    model's sub-layers, one of each kind. runtime: the runtime's name, for messages. where: the plan's file. Raises
+    InputError naming the first property that it lacks."""
     scaling, width = attention.scaling, attention.rotary_width or attention.width
     odd = [
-        *((part.unexecuted, bool(part.unexecuted)) for part in (embedding, attention, ffn, head)),
+        *((part.unexecuted_feature, bool(part.unexecuted_feature)) for part in (embedding, attention, ffn, head)),
         ("norms after the sub-layers", attention.post_norm or ffn.post_norm),
         ("norms on both sides of the sub-layers", attention.sandwich or ffn.sandwich),
         ("norms without bias", embedding.norm == "layer" and not embedding.norm_bias),

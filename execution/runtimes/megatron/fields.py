@@ -16,7 +16,7 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import Exchange, Module, Strategy
 from trainplan.profiling.clusters.recipes import Recipe, RecipeName
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.models.optimizers import ITERATIONS
+from trainplan.profiling.models.optimizers import ITERATIONS, OPTIMIZERS, OptimizerName
 from trainplan.profiling.models.sublayers import Attention, FeedForward, TokenEmbedding
 
 SCALINGS: dict[str, RecipeName] = {
@@ -29,13 +29,20 @@ MODULES: dict[str, Module] = {"core_attn": "attention", "layernorm": "norms"}  #
 EXCHANGES: dict[str, Exchange] = {"p2p": "keys", "allgather": "keys", "a2a": "heads"}  # without underlines
 POSITIONS = ("learned_absolute", "rope", "alibi", "none", "rotary")  # the last one is BigScience's name of rope
 SHARDED: dict[str, Literal[0, 1, 2, 3]] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+# Optimizers of plans by Megatron-LM's words, and whether a word deals whole tensors to data-parallel ranks (ZeRO stage 1).
+STEPPED: dict[str, tuple[OptimizerName, bool]] = {
+    "adam": ("adamw", False),
+    "adamw": ("adamw", False),
+    "muon": ("muon", False),
+    "dist_muon": ("muon", True),
+}
 HYBRID_SPEC = "megatron.core.models.hybrid.hybrid_layer_specs"
 
 
 @dataclass(frozen=True)
 class ModelParts:
-    """The parts of a model that GPTModel can run. layers: the number of transformer layers; None if a layer pattern gives it
-    instead."""
+    """The sub-layers of a model that Megatron Core's GPTModel can run, from which the export computes the arguments on the
+    model. layers: the number of transformer layers; None if a layer pattern gives it instead."""
 
     model: Model
     embedding: TokenEmbedding
@@ -46,12 +53,12 @@ class ModelParts:
 
 @dataclass(frozen=True)
 class ExportedValues:
-    """The properties of a plan from which the export computes Megatron-LM's arguments.
+    """The properties of a plan from which the export computes Megatron-LM's arguments on parallelism and batch.
 
-    strategy: that of all units. micro_samples: samples of one micro-batch on one rank. exchange: how context-parallel ranks
-    communicate, in Megatron-LM's terms. recomputes: the method and number for layers that are recomputed as a whole; None if
-    none are. modules: those that are recomputed by themselves.
-    """
+    plan: the plan. strategy: the levels of parallelism of all units. micro_samples: samples per micro-batch on one rank.
+    exchange: how context-parallel ranks communicate, in Megatron-LM's terms (p2p, all_gather, a2a); None without context
+    parallelism. recomputes: if all of a layer is recomputed, Megatron-LM's method and number of layers; None if none are.
+    modules: Megatron-LM's names of modules that are recomputed without the rest of their layer."""
 
     plan: Plan
     strategy: Strategy
@@ -62,20 +69,34 @@ class ExportedValues:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks that share the optimizer's states."""
+        """Number of ranks that share the optimizer's states: data-parallel times context-parallel ranks."""
         return self.strategy.data_degree * self.strategy.degree("cp")
 
     @property
     def distributed(self) -> bool:
-        """Whether the distributed optimizer is used, which is AdamW's."""
-        return bool(self.strategy.zero_stage) and self.plan.optimizer == "adamw"
+        """Whether the distributed optimizer is used, which has no whole matrices as Muon needs them."""
+        return bool(self.strategy.zero_stage) and not self.whole_matrices
+
+    @property
+    def whole_matrices(self) -> bool:
+        """Whether the optimizer updates whole matrices, as Muon does."""
+        return OPTIMIZERS[self.plan.optimizer].whole_matrices
+
+    @property
+    def optimizer(self) -> str | None:
+        """Megatron-LM's word for the plan's optimizer; None for AdamW, its default."""
+        if self.plan.optimizer == "adamw":
+            return None
+        dealt = bool(self.strategy.zero_stage) and self.whole_matrices
+        return next(word for word, (name, deals) in STEPPED.items() if (name, deals) == (self.plan.optimizer, dealt))
 
 
 @dataclass(frozen=True)
 class StageCuts:
-    """The cuts of a pipeline; each field is None if it is not used.
+    """How a plan's pipeline is divided into stages, as values for Megatron-LM's arguments; each field is None if it is not
+    used.
 
-    layers: BERT's number of layers, whose other arguments are the user's. pattern: stages of sub-layers, which may begin within
+    layers: BERT's number of layers, whose other arguments the user gives. pattern: stages of sub-layers, which may begin within
     a layer. layout: stages of whole layers. first, last: numbers of layers of the first and last stage if the other stages are
     equal.
     """
@@ -89,7 +110,9 @@ class StageCuts:
 
 @dataclass(frozen=True)
 class PrecisionValues:
-    """The dtypes of a plan. sharded: whether data-parallel ranks share states, as exported."""
+    """The dtypes of a plan, from which the export computes Megatron-LM's arguments on precision. dtype: the model's dtype.
+    recipe: the low-precision recipe of matrix multiplications; None without. sharded: whether data-parallel ranks shard states
+    in the exported run."""
 
     plan: Plan
     dtype: str
@@ -98,7 +121,7 @@ class PrecisionValues:
 
     @property
     def scaling(self) -> str | None:
-        """The name of the recipe of 8-bit matrix multiplications; None if there is none."""
+        """The name of the recipe of 8-bit matrix multiplications; None if they are not in 8 bits."""
         return None if self.recipe is None or self.recipe.name == "nvfp4" else self.recipe.name
 
     @property
@@ -108,7 +131,7 @@ class PrecisionValues:
 
     @property
     def gathered(self) -> bool:
-        """Whether parameters are gathered in 8 bits."""
+        """Whether data-parallel ranks gather parameters in 8 bits."""
         return self.sharded and self.recipe is not None and not self.recipe.keeps_weights
 
 
@@ -148,7 +171,7 @@ PARALLEL = (
     whole("--make-vocab-size-divisible-by", 128, lambda v: 1),
     whole("--context-parallel-size", 1, lambda v: v.strategy.degree("cp") if v.exchange else None, says="cp"),
     anything("--cp-comm-type", lambda v: v.exchange, says="exchange"),
-    flag("--overlap-grad-reduce", lambda v: v.ranks > 1 and v.plan.optimizer == "adamw"),
+    flag("--overlap-grad-reduce", lambda v: v.ranks > 1 and not v.whole_matrices),
     flag("--use-distributed-optimizer", lambda v: v.distributed),
     flag("--overlap-param-gather", lambda v: v.distributed),
     whole("--num-distributed-optimizer-instances", 1, lambda v: _copies(v), says="copies"),
@@ -181,9 +204,9 @@ PRECISION = (
     flag("--fp8-param-gather", lambda v: v.gathered),
     flag("--reuse-grad-buf-for-mxfp8-param-ag", lambda v: v.gathered and v.recipe.name == "mxfp8"),
 )
+OPTIMIZER = (text("--optimizer", "adam", lambda v: v.optimizer),)  # by STEPPED
 # Muon as torch's that matches AdamW's updates (Liu et al., 2025), each rank of tensor parallelism on its own part.
-OPTIMIZER = (
-    text("--optimizer", "adam", lambda v: "dist_muon" if v.strategy.zero_stage else "muon"),
+MUON = (
     anything("--muon-momentum", lambda v: 0.95),
     flag("--muon-use-nesterov", lambda v: True),
     whole("--muon-num-ns-steps", ITERATIONS, lambda v: ITERATIONS),
@@ -206,23 +229,26 @@ READ = (
     *map(flag, ("--deepspeed", "--deepspeed-activation-checkpointing", "--cpu-optimizer")),  # of Megatron-DeepSpeed
     whole("--zero-stage", 1),
 )
-ARGUMENTS = by_name(MODEL, PARALLEL, STAGES, PRECISION, OPTIMIZER, READ)
+ARGUMENTS = by_name(MODEL, PARALLEL, STAGES, PRECISION, OPTIMIZER, MUON, READ)
 
 
 def _rotated(attention: Attention, value: Any) -> Any:
-    """The value of an argument of rotary positions, if the attention has them and the value is not zero; else None."""
+    """The value that the export writes for an argument on rotary positions: the given value if it is not zero and the
+    attention has such positions; otherwise None, so that the argument is left out."""
     return value if attention.rotary and value else None
 
 
 def _copies(exported_values: ExportedValues) -> int | None:
-    """The number of copies of the distributed optimizer's states if there are several, else None."""
+    """The number of copies of the distributed optimizer's states if there are several; otherwise None, so that the argument
+    is left out."""
     copies = exported_values.strategy.degree("dp")
     return copies if exported_values.distributed and copies > 1 else None
 
 
 def words_of(table: Iterable[Field], values: Any) -> list[str]:
-    """The arguments of a table as words of a command: each argument that has a value, followed by its values. values: what the
-    table's functions are given, such as ExportedValues. Flags that are off are left out."""
+    """The arguments of a table of declarations as words of a command: each argument that has a value, followed by its
+    values, such as ["--bf16", "--seq-length", "4096"]. values: the record from which the table's fields compute their
+    values, such as ExportedValues. Flags that are off are left out."""
     words = list[str]()
     for name, value in values_of(table, values).items():
         if value is False:

@@ -99,8 +99,8 @@ ELSEWHERE = tuple(
 
 
 def printed_at(lines: Sequence[str], where: str) -> tuple[int, int] | None:
-    """The indices of the lines around the arguments, where they were last printed; None if the log has none. Raises InputError
-    if their beginning or end is cut off."""
+    """The indices of the two lines of a log between which Megatron-LM last printed its arguments; None if it printed none.
+    where: the log, for errors. Raises InputError if the beginning or the end is cut off."""
     begins, ends = ([n for n, line in enumerate(lines) if mark.part in line and mark.pattern.search(line)]
                     for mark in (ARGUMENTS, ARGUMENTS_END))  # fmt: skip
     if not begins and not ends:
@@ -113,8 +113,10 @@ def printed_at(lines: Sequence[str], where: str) -> tuple[int, int] | None:
 
 
 def of_megatron(lines: Sequence[str], where: str, user: UserSettings) -> RunConfiguration | None:
-    """The run configuration of the arguments that a log printed last; None if it has none. For Megatron-DeepSpeed, DeepSpeed's
-    own configuration in the log is read, too. Raises InputError for logs of GPT-NeoX, whose names mean other things."""
+    """The run configuration of the arguments that Megatron-LM last printed in a log; None if it printed none. lines: the log.
+    For Megatron-DeepSpeed, DeepSpeed's own configuration in the log is read, too. where: the file, for errors. user: the
+    settings that the user gives in addition to the file. Raises InputError for logs of GPT-NeoX, whose names mean other things.
+    """
     if (around := printed_at(lines, where)) is None:
         return None
     begin, end = around
@@ -147,10 +149,12 @@ def of_printed(
     engine: Mapping[str, Any] | None = None,
     at: str = "",
 ) -> RunConfiguration:
-    """The run configuration of resolved arguments.
+    """The run configuration of the arguments that Megatron-LM prints after it has resolved its defaults.
 
-    printed: value and source by the name that Megatron-LM's code uses. engine: DeepSpeed's configuration, for
-    Megatron-DeepSpeed. at: where that is printed. Raises InputError.
+    printed: each argument's value and its source, by the name that Megatron-LM's code uses. engine: for Megatron-DeepSpeed,
+    DeepSpeed's configuration as nested tables; None for other runs. at: the file and line at which that is printed. where: the
+    file, for errors. user: the settings that the user gives in addition to the file. Raises InputError for a key or value that
+    is invalid or that no plan can have.
     """
     values, sources = _arguments(printed)
     on = {"--" + name.replace("_", "-"): True for name, (value, _) in printed.items() if value is True}
@@ -166,7 +170,9 @@ def of_printed(
 
 
 def _arguments(printed: Mapping[str, tuple[Any, str]]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The resolved arguments as a command would give them, without those that are off, and their sources."""
+    """Turn printed arguments into arguments as a command would give them, without those that are off: {"num_layers": (24,
+    "log:7")} -> {"--num-layers": "24"}, {"--num-layers": "log:7"}. printed: each argument's value and its source, by the
+    name that Megatron-LM's code uses. Returns the values and the sources, by argument."""
     off = tuple(
         start
         for switch, starts in SWITCHED.items()

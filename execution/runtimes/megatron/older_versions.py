@@ -68,7 +68,8 @@ FLASH = (
 
 
 def tool_of(values: Mapping[str, Any]) -> str:
-    """The tool and version whose arguments these are, recognised by arguments that others lack; its defaults apply."""
+    """The tool and version whose defaults apply to a set of arguments (Megatron-DeepSpeed, an older Megatron-LM, or today's
+    Megatron Core), recognised by arguments that others lack. values: the arguments by name."""
     given = {key for key, value in values.items() if value not in (None, False)}
     return DEEPSPEED if given & set(OF_DEEPSPEED) else BEFORE if given & set(OF_OLDER) else CORE
 
@@ -76,8 +77,9 @@ def tool_of(values: Mapping[str, Any]) -> str:
 def with_todays_names(
     values: Mapping[str, Any], sources: Mapping[str, str], undecided: Mapping[str, UndecidedValue]
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, UndecidedValue]]:
-    """Arguments under today's names, with their sources, and the undecided ones among them. An argument given under today's
-    name takes precedence over its older names."""
+    """Arguments of older versions of Megatron-LM under the names that today's version has. values: the arguments by name.
+    sources: file and line by name. undecided: those whose value nobody has given. Returns all three under today's names. An
+    argument given under today's name takes precedence over its older names."""
     result, where, left = dict(values), dict(sources), dict(undecided)
     for old, means in MEANS.items():
         if values.get(old) not in (None, False):
@@ -100,8 +102,9 @@ def with_todays_names(
 
 
 def engine_of(command: Command, where: str, user: UserSettings) -> RunConfiguration | None:
-    """The run configuration of DeepSpeed's file, for a command that uses DeepSpeed; None for other commands. Raises InputError
-    if the file is not there."""
+    """The run configuration of DeepSpeed's file, for a command of Megatron-DeepSpeed that uses DeepSpeed; None for other
+    commands. where: the file of the command. user: the settings that the user gives in addition to the file. Raises InputError
+    if DeepSpeed's file does not exist or is not valid."""
     name = command.values.get("--deepspeed-config")
     if not command.values.get("--deepspeed") and name is None:
         return None
@@ -133,15 +136,18 @@ def engine_of_values(
     arguments: Mapping[str, Any],
     sources: Mapping[str, str] | None = None,
 ) -> RunConfiguration:
-    """The run configuration of the values of DeepSpeed's file, for a run with these arguments of Megatron-DeepSpeed. sources:
-    file and line of the file's keys. Raises InputError."""
+    """The run configuration of the values in DeepSpeed's file, for a run of Megatron-DeepSpeed. data: the values as nested
+    tables. where: DeepSpeed's file. arguments: the run's other arguments by name. sources: file and line of the file's keys;
+    None to state the file alone. user: the settings that the user gives in addition to the file. Raises InputError for a key or
+    value that is invalid or that no plan can have."""
     stepped = {} if "optimizer" in data else {"optimizer.type": ("AdamW", f"{DEEPSPEED} (--optimizer)")}
     recomputes = "full" if arguments.get("--checkpoint-activations") else "none"
     return deepspeed_reader.of_values(data, where, replace(user, recompute=recomputes), sources, given=stepped)
 
 
 def _text(command: Command, where: str, name: str) -> str | None:
-    """The content of a file that a command names: one that the script writes, or one in its folder; None if there is none."""
+    """The content of a file that a command names: a file that the script writes, or one in the script's folder; None if
+    there is none. where: the script. name: the file as the command names it."""
     written = command.files.get(os.path.normpath(os.path.join(command.directory, name)))
     if written is not None:
         return written
@@ -156,7 +162,9 @@ def _text(command: Command, where: str, name: str) -> str | None:
 
 
 def refuse_disagreement(keys: KeyReader, engine: RunConfiguration, fields: Mapping[str, Any]) -> None:
-    """Raises InputError if DeepSpeed's file and the arguments disagree. fields: values of the run configuration by field."""
+    """Check that DeepSpeed's file and the arguments of Megatron-DeepSpeed agree on batch and dtype. engine: the run that
+    DeepSpeed's file describes. fields: what the arguments give, by field of the run configuration. keys: gives the values of
+    the file's keys, and records which keys have been read. Raises InputError if they disagree."""
     names = {"samples": "--global-batch-size", "micro_samples": "--micro-batch-size", "dtype": "--fp16"}
     for field, name in names.items():
         theirs, ours = getattr(engine, field), fields[field]
@@ -165,8 +173,10 @@ def refuse_disagreement(keys: KeyReader, engine: RunConfiguration, fields: Mappi
 
 
 def stage_of(keys: KeyReader, engine: RunConfiguration | None, notes: list[str]) -> int | None:
-    """The ZeRO stage of a run of Megatron-DeepSpeed; None for other runs. notes: lines on differences are added. Raises
-    InputError if DeepSpeed's file is missing or DeepSpeed would not start."""
+    """The ZeRO stage of a run of Megatron-DeepSpeed; None for other runs. engine: the run that DeepSpeed's file describes; None
+    if there is no file. notes: a list to which lines on how the plan differs from the run are appended. keys: gives the values
+    of the file's keys, and records which keys have been read. Raises InputError if DeepSpeed's file is missing or DeepSpeed
+    would not start."""
     if not keys.flag("--deepspeed") and engine is None:
         return None
     keys.get("--deepspeed-config")
@@ -190,8 +200,10 @@ def stage_of(keys: KeyReader, engine: RunConfiguration | None, notes: list[str])
 
 
 def buffers_of(keys: KeyReader, engine: RunConfiguration | None, older: bool) -> Buffers:
-    """The trainer's buffers, and the attention kernel if the arguments select it. older: whether attention is fused only on
-    request. Raises InputError."""
+    """The memory that the trainer holds in addition to states and activations, and how attention is computed if the arguments
+    select it. engine: the run that DeepSpeed's file describes, if any. older: whether the version is one that fuses attention
+    only on request. keys: gives the values of the file's keys, and records which keys have been read. Raises InputError for a
+    key or value that is invalid or that no plan can have."""
     held = NO_BUFFERS if engine is None else engine.buffers
     backend = keys.text("--attention-backend")
     if not older:

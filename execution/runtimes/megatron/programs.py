@@ -66,8 +66,9 @@ DENSE = "give the command that trains a dense decoder of text"
 
 
 def refuse_others(program: str, values: Mapping[str, Any], where: str, undecided: Mapping[str, UndecidedValue]) -> None:
-    """Raises InputError for a program, or arguments, that train another model than a decoder of text, or train it differently.
-    undecided: arguments whose values are undecided."""
+    """Check that a program, by its name and arguments, trains all of a dense decoder of text, the only kind of model whose
+    runs are read here. program: the script that is started. values: its arguments by name. where: the file, for errors.
+    undecided: arguments whose values nobody has given. Raises InputError if it trains another model, or trains differently."""
     given = KeyReader(where, values, undecided=undecided).get
     parts = program.split("/")
     name = "/".join(parts[-3:]) if parts[-1] in ANYTHING else parts[-1]
@@ -99,5 +100,6 @@ def refuse_others(program: str, values: Mapping[str, Any], where: str, undecided
 
 
 def _shown(value: Any) -> str:
-    """The value of an argument for an error message."""
+    """The value of an argument as error messages show it: "given" for an argument without a value (True), otherwise the
+    value in quotes."""
     return "given" if value is True else shown(value)

@@ -14,8 +14,9 @@ SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def batch_of(keys: KeyReader, notes: list[str]) -> int | None:
-    """Samples of a step; for growing batches those of the last batch. Raises InputError for arguments with which Megatron-LM
-    does not start."""
+    """Samples per step, over all ranks; for a batch that grows during training, the last size; None if it is not given. notes:
+    a list to which lines on how the plan differs from the run are appended. keys: gives the values of the file's keys, and
+    records which keys have been read. Raises InputError for arguments with which Megatron-LM does not start."""
     samples, ramp, schedule = keys.whole(BATCH), keys.get(RAMP), keys.get(SCHEDULE)
     ramped = ramp not in (None, "none", "None")
     if schedule is not None:
@@ -27,7 +28,9 @@ def batch_of(keys: KeyReader, notes: list[str]) -> int | None:
 
 def _scheduled(keys: KeyReader, schedule: str, samples: int | None, notes: list[str]) -> int:
     """Samples of the last batch of a schedule such as `0:64 1B:256`: the size at the highest threshold (in tokens), wherever it
-    stands in the text. samples: the value of `--global-batch-size`. Raises InputError."""
+    stands in the text. samples: the value of `--global-batch-size`; None if not given. notes: a line is appended that the plan
+    has only this batch. keys: gives the values of the file's keys, and records which keys have been read. Raises InputError for
+    a key or value that is invalid or that no plan can have."""
     steps = dict[int, int]()
     parts = schedule.replace(",", " ").split()
     length = keys.whole("--seq-length", 1) or 1
@@ -53,15 +56,18 @@ def _scheduled(keys: KeyReader, schedule: str, samples: int | None, notes: list[
 
 
 def _number(text: str) -> int:
-    """A number with a suffix for thousands (K), millions (M) and so on. Raises ValueError or OverflowError."""
+    """A number with a suffix for thousands (K), millions (M) and so on: "1.5B" -> 1500000000. Raises ValueError or
+    OverflowError."""
     text = text.strip().upper()
     factor = SUFFIXES.get(text[-1:], 1)
     return int(float(text[:-1] if factor > 1 else text) * factor)
 
 
 def _ramped(keys: KeyReader, ramp: str, samples: int | None, notes: list[str]) -> int:
-    """Samples of the batch that a ramp such as `32 32 100000` ends with. samples: the value of `--global-batch-size`. Raises
-    InputError."""
+    """Samples of the batch that a ramp such as `32 32 100000` (start, increment, samples over which it grows) ends with.
+    samples: the value of `--global-batch-size`; None if it is not given. notes: a line is appended that the plan has only the
+    last batch. keys: gives the values of the file's keys, and records which keys have been read. Raises InputError for a key or
+    value that is invalid or that no plan can have."""
     parts = ramp.replace("_", "").split()  # as Python's int() reads 2_000_000
     if len(parts) != 3 or not all(part.isdecimal() for part in parts) or "0" in parts[:2]:
         fix = "give where it starts, by how much it grows, and over how many samples, such as 32 32 100000"

@@ -23,7 +23,7 @@ from trainplan.execution.launch_files.run_configuration import (
     UserSettings,
 )
 from trainplan.execution.launch_files.shell import Command, command_of, values_of
-from trainplan.execution.runtimes.megatron.fields import ARGUMENTS, EXCHANGES, MODULES
+from trainplan.execution.runtimes.megatron.fields import ARGUMENTS, EXCHANGES, MODULES, STEPPED
 from trainplan.execution.runtimes.megatron.older_versions import (
     CORE,
     buffers_of,
@@ -47,24 +47,25 @@ from trainplan.formulations.plan.strategy import Exchange
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.clusters.recipes import RECIPES, RecipeName
 from trainplan.profiling.models.model import load_model
-from trainplan.profiling.models.optimizers import ITERATIONS, OptimizerName
+from trainplan.profiling.models.optimizers import ITERATIONS, OPTIMIZERS, OptimizerName
 from trainplan.profiling.models.precision import PLAIN, Precision
 
 KNOWN = known_keys(__file__)
 OF_EXPERTS = ("moe", "moe_act", "shared_experts", "mla_up_proj", "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc")
-MUON = ("muon", "dist_muon")
 SHARDED_STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
 DEALT = "--decoder-pipeline-manual-split-list"  # of Primus
 OVERLAPS = ("--overlap-grad-reduce", "--overlap-param-gather", "--tp-comm-overlap", "--untie-embeddings-and-output-weights")
 
 
 def read(path: Path, user: UserSettings) -> RunConfiguration:
-    """The run configuration of a script or a list of arguments. Raises InputError."""
+    """The run configuration of a script that starts Megatron-LM, or of a list of its arguments. user: the settings that the
+    user gives in addition to the file. Raises InputError for a key or value that is invalid or that no plan can have."""
     return of_command(command_of(path, user.variables), str(path), user)
 
 
 def of_command(command: Command, where: str, user: UserSettings) -> RunConfiguration:
-    """The run configuration of a command of a script. Raises InputError, also for commands of other tools."""
+    """The run configuration of a training command that was found in a script. where: the script, for errors. user: the settings
+    that the user gives in addition to the file. Raises InputError, also for commands of other tools than Megatron-LM."""
     if command.tool not in ("megatron", ""):
         raise foreign(command, where)
     refuse_others(command.program, command.values, where, command.open)
@@ -76,7 +77,9 @@ def of_command(command: Command, where: str, user: UserSettings) -> RunConfigura
 
 
 def of_arguments(words: Sequence[str], where: str, user: UserSettings, devices: int | None = None) -> RunConfiguration:
-    """The run configuration of a list of arguments. devices: as the launcher says. Raises InputError."""
+    """The run configuration of a list of Megatron-LM's arguments. words: the arguments as words of a command. devices: number
+    of devices that the launcher starts, if known. where: the file, for errors. user: the settings that the user gives in
+    addition to the file. Raises InputError for a key or value that is invalid or that no plan can have."""
     return of_values(values_of(words), where, user, devices)
 
 
@@ -89,11 +92,13 @@ def of_values(
     undecided: Mapping[str, UndecidedValue] | None = None,
     engine: RunConfiguration | None = None,
 ) -> RunConfiguration:
-    """The run configuration of arguments by name.
+    """The run configuration of Megatron-LM's arguments by name.
 
-    values: a text, several joined by blanks, or True for an argument without a value. devices: number of devices, as the
-    launcher says. sources: where each argument is written. undecided: arguments whose values nobody has given. engine: what
-    DeepSpeed's file says, for Megatron-DeepSpeed. Raises InputError.
+    values: each argument's value: a text (several values joined by blanks), or True for an argument without a value. where: the
+    file, for errors. devices: number of devices, as the launcher states it; None if it does not. sources: file and line of each
+    argument; None to state the file alone. undecided: arguments whose values nobody has given, by name; None for none. engine:
+    for Megatron-DeepSpeed, the run that DeepSpeed's file describes; None for other runs. user: the settings that the user gives
+    in addition to the file. Raises InputError for a key or value that is invalid or that no plan can have.
     """
     tool = tool_of(values)
     values, sources, undecided = with_todays_names(values, sources or {}, undecided or {})
@@ -117,7 +122,7 @@ def of_values(
     optimizer, dealt = _optimizer(keys, notes)
     if dealt:
         zero = max(zero, 1)
-    if optimizer == "muon":
+    if OPTIMIZERS[optimizer].whole_matrices:
         _refuse_sharded_muon(keys, copies, zero)
     layers = _layers(keys, user.model)
     cuts, chunks = _stages(keys, layers, pp)
@@ -157,8 +162,10 @@ def of_values(
 def _sharding(
     keys: KeyReader, engine: RunConfiguration | None, notes: list[str]
 ) -> tuple[Literal[0, 1, 2, 3], Literal["megatron-core", "megatron-deepspeed"]]:
-    """The ZeRO stage that corresponds to the way in which states are shared, and the software that shares them. engine: what
-    DeepSpeed's file says, if it is there. notes: lines on differences are added. Raises InputError."""
+    """The ZeRO stage that corresponds to how data-parallel ranks shard states, and the software that shards them. engine: for
+    Megatron-DeepSpeed, the run that DeepSpeed's file describes; None for other runs. notes: a list to which lines on how the
+    plan differs from the run are appended. keys: gives the values of the file's keys, and records which keys have been read.
+    Raises InputError for a key or value that is invalid or that no plan can have."""
     distributed = keys.flag("--use-distributed-optimizer")
     fsdp_stage: Literal[0, 1, 2, 3] = keys.word("--data-parallel-sharding-strategy")
     reshards = not keys.flag("--torch-fsdp2-no-reshard-after-forward")
@@ -174,7 +181,9 @@ def _sharding(
 
 
 def _refuse_sharded_muon(keys: KeyReader, copies: int, zero: int) -> None:
-    """Raises InputError for Muon with copies of the distributed optimizer's states, or with sharded gradients."""
+    """Check that the optimizer Muon is not combined with what Megatron-LM or plans lack. copies: number of copies of the
+    distributed optimizer's states. zero: the ZeRO stage; above 1, gradients are sharded. keys: gives the values of the file's
+    keys, and records which keys have been read. Raises InputError if there are several copies or sharded gradients."""
     if copies > 1:
         fix = "leave it out: Muon's tensors are dealt to all data-parallel ranks"
         raise keys.error("--num-distributed-optimizer-instances", f"is {copies}, with Muon", fix)
@@ -184,7 +193,8 @@ def _refuse_sharded_muon(keys: KeyReader, copies: int, zero: int) -> None:
 
 
 def _precision(keys: KeyReader) -> tuple[str, Precision]:
-    """The dtype of matrix multiplications, and the dtypes of master weights and gradients."""
+    """The dtype of matrix multiplications, and the dtypes of master weights and gradients. keys: gives the values of the file's
+    keys, and records which keys have been read."""
     dtype = "bfloat16" if keys.flag("--bf16") else "float16" if keys.flag("--fp16") else "float32"
     narrow = keys.flag("--grad-reduce-in-bf16") or dtype == "float16"
     if keys.flag("--accumulate-allreduce-grads-in-fp32"):
@@ -195,8 +205,10 @@ def _precision(keys: KeyReader) -> tuple[str, Precision]:
 
 
 def _model(keys: KeyReader, layers: int, user: UserSettings, notes: list[str]) -> dict[str, Any] | None:
-    """The configuration fields of the model that the arguments describe. notes: lines are added on how it differs from a model
-    that the user names. Raises InputError if these are different models."""
+    """The fields of a Hugging Face configuration of the model that the arguments describe; None if they leave it to a
+    checkpoint. layers: number of layers. notes: lines are appended on how the model differs from one that the user names. keys:
+    gives the values of the file's keys, and records which keys have been read. user: the settings that the user gives in
+    addition to the file. Raises InputError if these are different models."""
     try:
         fields = model_fields(keys, layers)
     except Unlike as error:
@@ -218,8 +230,10 @@ def _model(keys: KeyReader, layers: int, user: UserSettings, notes: list[str]) -
 
 
 def _recipe(keys: KeyReader, dtype: str, shared: bool, notes: list[str]) -> RecipeName | None:
-    """The low-precision recipe of matrix multiplications; None if there is none. shared: whether data-parallel ranks share
-    states. Raises InputError."""
+    """The low-precision recipe of matrix multiplications; None if there is none. dtype: the dtype of other matrix
+    multiplications. shared: whether data-parallel ranks shard states. notes: a list to which lines on how the plan differs from
+    the run are appended. keys: gives the values of the file's keys, and records which keys have been read. Raises InputError
+    for a key or value that is invalid or that no plan can have."""
     eight, four = keys.get("--fp8-format"), keys.get("--fp4-format")
     scaling = keys.word("--fp8-recipe")
     keys.text("--fp4-recipe")
@@ -238,7 +252,10 @@ def _recipe(keys: KeyReader, dtype: str, shared: bool, notes: list[str]) -> Reci
 
 
 def _exchange(keys: KeyReader, cp: int, notes: list[str]) -> Exchange:
-    """The data that context-parallel ranks exchange: keys or heads. Raises InputError if it differs by layer, or is both."""
+    """The data that context-parallel ranks exchange during attention: keys (and values), or heads. cp: number of
+    context-parallel ranks. notes: a line is appended if the plan predicts another way of exchange. keys: gives the values of
+    the file's keys, and records which keys have been read. Raises InputError if the exchange differs by layer, or is of both
+    kinds."""
     name, words_given = "--cp-comm-type", str(keys.get("--cp-comm-type") or "p2p").split()
     words = {word.replace("_", "") for word in words_given}
     if cp == 1:
@@ -253,8 +270,9 @@ def _exchange(keys: KeyReader, cp: int, notes: list[str]) -> Exchange:
 
 
 def _layers(keys: KeyReader, model: str | None) -> int:
-    """Number of transformer layers, from the arguments or the layer pattern, else that of the model that the user names. Raises
-    InputError."""
+    """Number of transformer layers: from the arguments or the layer pattern, otherwise from the model that the user names.
+    model: the name of that model, if any. keys: gives the values of the file's keys, and records which keys have been read.
+    Raises InputError if nothing states the number."""
     if (pattern := keys.get("--hybrid-layer-pattern")) is not None:
         odd = set(str(pattern)) - set("*-|")
         if odd or str(pattern).count("*") != str(pattern).count("-"):
@@ -272,8 +290,10 @@ def _layers(keys: KeyReader, model: str | None) -> int:
 
 
 def _stages(keys: KeyReader, layers: int, pp: int) -> tuple[tuple[int, ...] | None, int]:
-    """The first units of all stages but the first, and the number of stages of each rank. Raises InputError if the layers
-    cannot be divided so."""
+    """Two values on the pipeline's stages: the index of the first unit of every stage but the first (None if no argument states
+    it), and the number of stages per rank. A unit is the embedding, a sub-layer (attention or feed-forward network) or the
+    head. layers: number of layers. pp: pipeline-parallel ranks. keys: gives the values of the file's keys, and records which
+    keys have been read. Raises InputError if the layers cannot be divided in this way."""
     pattern, layout = keys.get("--hybrid-layer-pattern"), keys.get("--pipeline-model-parallel-layout")
     dealt = keys.get(DEALT)
     per_chunk, virtual = (
@@ -321,8 +341,9 @@ def _stages(keys: KeyReader, layers: int, pp: int) -> tuple[tuple[int, ...] | No
 
 
 def _partitioned(keys: KeyReader) -> list[bool] | None:
-    """Whether the embedding and the head count as layers when DeepSpeed divides layers into stages; None if no argument says
-    so. Raises InputError."""
+    """Whether the embedding and the head count as layers when DeepSpeed divides layers into stages, as two values; None if no
+    argument says it. keys: gives the values of the file's keys, and records which keys have been read. Raises InputError for
+    division by another measure."""
     name = "--pp-partition-method"
     method = keys.get(name)
     if method is None:
@@ -338,7 +359,9 @@ def _partitioned(keys: KeyReader) -> list[bool] | None:
 
 
 def _layout(keys: KeyReader, layout: str) -> list[int]:
-    """Units of each stage of a layout such as `Et*3|(tt|)*2tL`. Raises InputError."""
+    """Number of units (embedding, two sub-layers per layer, head) of each stage of a pipeline layout such as `Et*3|(tt|)*2tL`,
+    here [7, 4, 4, 3]. keys: gives the values of the file's keys, and records which keys have been read. Raises InputError for a
+    key or value that is invalid or that no plan can have."""
     name, text = "--pipeline-model-parallel-layout", layout.replace(",", "")
     text = re.sub(r"\(([^()]*)\)\*(\d{1,4})", lambda match: match[1] * int(match[2]), text)
     text = re.sub(r"([EtL|])\*(\d{1,4})", lambda match: match[1] * int(match[2]), text)
@@ -349,8 +372,10 @@ def _layout(keys: KeyReader, layout: str) -> list[int]:
 
 
 def _dealt(keys: KeyReader, text: str, pp: int) -> list[int]:
-    """Units of each stage of a list such as `[2,3,2,2]`, which has the layers of the first rank's stages, then those of the
-    next rank's. Raises InputError."""
+    """Number of units (embedding, two sub-layers per layer, head) of each stage, in stage order. text: a list such as
+    `[2,3,2,2]`, which has the numbers of layers of the first rank's stages, then those of the next rank's stages. pp:
+    pipeline-parallel ranks. keys: gives the values of the file's keys, and records which keys have been read. Raises InputError
+    for a key or value that is invalid or that no plan can have."""
     sizes = [int(number) for number in re.findall(r"\d{1,6}", text)]
     if re.search(r"[^\d\[\],\s]", text) or not sizes or len(sizes) % pp:
         raise keys.error(
@@ -364,8 +389,10 @@ def _dealt(keys: KeyReader, text: str, pp: int) -> list[int]:
 
 
 def _cuts(keys: KeyReader, name: str, counts: Sequence[int], pp: int, units: int) -> tuple[tuple[int, ...], int]:
-    """The first units of all stages but the first, and the number of stages of each rank, from the number of units of each
-    stage. name: the argument, for errors. units: units of the whole model. Raises InputError."""
+    """Two values on the pipeline's stages: the index of the first unit of every stage but the first, and the number of stages
+    per rank. name: the argument, for errors. counts: the number of units (embedding, sub-layers, head) of each stage. pp:
+    pipeline-parallel ranks. units: number of units of the whole model. keys: gives the values of the file's keys, and records
+    which keys have been read. Raises InputError if they do not match."""
     if len(counts) % pp or min(counts) < 1 or sum(counts) != units:
         problem = f"has {len(counts)} stages of {shown(list(counts))} sub-layers"
         fix = f"give a multiple of {pp} stages, none of them empty, with {units} sub-layers in all, embedding and head counted"
@@ -374,24 +401,27 @@ def _cuts(keys: KeyReader, name: str, counts: Sequence[int], pp: int, units: int
 
 
 def _optimizer(keys: KeyReader, notes: list[str]) -> tuple[OptimizerName, bool]:
-    """The optimizer, and whether whole tensors are distributed among data-parallel ranks. Raises InputError for other
-    optimizers."""
+    """The optimizer (adamw or muon), and whether Muon distributes whole tensors among data-parallel ranks (`dist_muon`). notes:
+    a list to which lines on how the plan differs from the run are appended. keys: gives the values of the file's keys, and
+    records which keys have been read. Raises InputError for other optimizers."""
     name = keys.text("--optimizer")
-    if name not in MUON:
-        if name not in ("adam", "adamw"):
-            fix = "give adam, or one of " + ", ".join(MUON) + ": plans have no other states"
-            raise keys.error("--optimizer", f"is {shown(name)}", fix)
-        return "adamw", False
+    if name not in STEPPED:
+        others = ", ".join(word for word, (plans, _) in STEPPED.items() if plans != "adamw")
+        raise keys.error("--optimizer", f"is {shown(name)}", f"give adam, or one of {others}: plans have no other states")
+    if STEPPED[name][0] != "muon":
+        return STEPPED[name]
     mode, steps = keys.text("--muon-tp-mode"), keys.whole("--muon-num-ns-steps")
     if mode != "blockwise":
         notes.append(f"Muon's {mode} matrices: the plan's ranks of tp make their own parts orthogonal; less time")
     if steps != ITERATIONS:
         notes.append(f"{steps} iterations of Newton and Schulz: the plan has {ITERATIONS}")
-    return "muon", name == "dist_muon"
+    return STEPPED[name]
 
 
 def _recomputed(keys: KeyReader, notes: list[str]) -> RecomputedLayers:
-    """Which layers or modules are recomputed. Raises InputError for modules that plans cannot recompute."""
+    """The layers or modules that are recomputed in backward passes, by Megatron-LM's arguments. notes: lines on modules that
+    the plan's model lacks are appended. keys: gives the values of the file's keys, and records which keys have been read.
+    Raises InputError for modules that plans cannot recompute."""
     granularity = keys.text("--recompute-granularity")
     if keys.flag("--recompute-activations") and granularity == "none":
         granularity = "selective"
@@ -411,8 +441,8 @@ def _recomputed(keys: KeyReader, notes: list[str]) -> RecomputedLayers:
 
 
 def in_fields(error: InputError, fields: Mapping[str, str]) -> InputError:
-    """An error about Megatron-LM's arguments, restated for a tool whose fields correspond to them. fields: the tool's field by
-    argument."""
+    """An error about Megatron-LM's arguments, restated with the names of another tool's fields. fields: the tool's field by
+    Megatron-LM's argument."""
     fix = error.fix
     for name in sorted(fields, key=len, reverse=True):
         fix = fix.replace(name, fields[name])

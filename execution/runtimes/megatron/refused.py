@@ -87,7 +87,8 @@ GPT_SPEC = "megatron.core.models.gpt.gpt_layer_specs get_gpt_layer_with_transfor
 
 
 def refuse(keys: KeyReader) -> None:
-    """Raises InputError for arguments that ask for features that no plan has."""
+    """Check that no argument of Megatron-LM asks for a feature that plans do not have, such as a mixture of experts. keys:
+    gives the values of the file's keys, and records which keys have been read. Raises InputError for the first that does."""
     experts = keys.get("--num-experts")
     if experts is not None and set(str(experts).split()) - {"0", "1"}:
         problem = f"is {shown(experts)}: a mixture of experts ({experts}, {keys.get('--moe-router-topk') or 2} a token)"
@@ -109,7 +110,9 @@ def refuse(keys: KeyReader) -> None:
 
 
 def refuse_mapping(keys: KeyReader, tp: int, pp: int, chunks: int) -> None:
-    """Raises InputError for arguments that matter with certain degrees of parallelism only. chunks: stages of each rank."""
+    """Check arguments of Megatron-LM that contradict plans only with certain degrees of parallelism. tp, pp: numbers of tensor-
+    and pipeline-parallel ranks. chunks: pipeline stages per rank. keys: gives the values of the file's keys, and records which
+    keys have been read. Raises InputError for the first that does."""
     for key in DEALT:
         if key in keys.values and keys.flag(key) and tp > 1:
             fix = "leave it out, or give --sequence-parallel: plans keep the inputs of layers whole on each rank"
@@ -124,7 +127,9 @@ def refuse_mapping(keys: KeyReader, tp: int, pp: int, chunks: int) -> None:
 
 
 def small_differences(keys: KeyReader, tp: int) -> list[str]:
-    """Lines on arguments by which the run differs slightly from the plan. tp: tensor-parallel ranks."""
+    """Lines on arguments of Megatron-LM by which the run differs slightly from the plan. tp: number of tensor-parallel ranks,
+    since some arguments matter only with several. keys: gives the values of the file's keys, and records which keys have been
+    read."""
     every = NOTED | TENSOR_NOTED | FSDP_NOTED
     given = {key: text for key, text in every.items() if key in keys.values and keys.flag(key)}
     sharded = any(keys.flag(name) for name in FSDP)
@@ -133,7 +138,8 @@ def small_differences(keys: KeyReader, tp: int) -> list[str]:
 
 
 def _refuse_spec(keys: KeyReader) -> None:
-    """Raises InputError for layers of another specification than GPT's. Hybrid models with a layer pattern name their own."""
+    """Check that `--spec` names no other layers than those of Megatron Core's GPT model, unless a layer pattern describes the
+    layers. keys: gives the values of the file's keys, and records which keys have been read. Raises InputError if it does."""
     spec = str(keys.get("--spec") or "")
     if spec not in ("", GPT_SPEC) and keys.get("--hybrid-layer-pattern") is None:
         fix = "leave it out: plans have the layers that the other arguments describe"

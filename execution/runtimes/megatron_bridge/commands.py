@@ -32,7 +32,7 @@ OTHERWISE = {  # options by which these scripts train another model, or otherwis
 
 
 def is_one(command: Command) -> bool:
-    """Whether a command starts one of Megatron-Bridge's scripts."""
+    """Whether a command of a script starts one of Megatron-Bridge's training scripts."""
     name = command.program.rsplit("/", 1)[-1]
     overridden = FILE in command.values or any(OVERRIDE.match(word) for word in command.words)
     plain = command.tool in ("", "megatron") and "--num-layers" not in command.values
@@ -40,8 +40,9 @@ def is_one(command: Command) -> bool:
 
 
 def of_command(command: Command, where: str, user: UserSettings, folder: Path) -> RunConfiguration:
-    """The run configuration of such a command. where: the file of the command, for errors. folder: the folder of that file.
-    Raises InputError."""
+    """The run configuration of a command that starts one of Megatron-Bridge's scripts. where: the file of the command, for
+    errors. folder: the folder of that file. user: the settings that the user gives in addition to the file. Raises InputError
+    for a key or value that is invalid or that no plan can have."""
     name = command.program.rsplit("/", 1)[-1]
     refuse_environment(KeyReader(where, command.values, sources=command.sources, ignored=user.ignored), *BACKEND)
     words, own = _apart(command.words)
@@ -62,8 +63,8 @@ def of_command(command: Command, where: str, user: UserSettings, folder: Path) -
 
 
 def _apart(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The words of a command without the script's own options (`--config-file`, `--recipe` and those in OTHERWISE), and the
-    values of these options by name."""
+    """Split the words of a command into the overrides of a recipe and the script's own options: ["--recipe", "llama3",
+    "train.micro_batch_size=1"] -> (["train.micro_batch_size=1"], {"--recipe": "llama3"})."""
     kept, own, rest = list[str](), dict[str, str](), list(words)
     while rest:
         word = rest.pop(0)
@@ -79,9 +80,10 @@ def _apart(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 def _overrides(
     command: Command, named: str | None, where: str, folder: Path, example: str
 ) -> tuple[dict[str, Any], Mapping[str, str]]:
-    """The flat values in a YAML file of overrides, and the file and line of each key; both empty if there is no such file.
-    named: the file's name if the command gives it. example: the name of an example script, which has a file of its own. Raises
-    InputError if the file is not there."""
+    """The values in a YAML file of overrides under keys joined by dots, and the file and line of each key; both empty if the
+    command has no such file. named: the file's name as the command gives it; None if it does not. where: the file of the
+    command. folder: its folder. example: the name of an example script, which has a file of its own; empty for other scripts.
+    Raises InputError if the file does not exist."""
     if named is None and not example:
         return {}, {}
     own = Path(command.program).parent / "conf" / f"{example}_pretrain_override_example.yaml"

@@ -64,8 +64,8 @@ def export(plan: Plan, where: str) -> Export:
 
 
 def argument_values(arguments: list[str]) -> dict[str, Any]:
-    """The values of Megatron-LM's arguments by name: a number, a text, a list of them, or True for an argument without a value.
-    arguments: the words of a command."""
+    """The values of Megatron-LM's arguments by name: a number, a text, a list of them, or True for an argument without a
+    value: ["--bf16", "--seq-length", "4096"] -> {"--bf16": True, "--seq-length": 4096}. arguments: the words of a command."""
     values: dict[str, Any] = {}
     name = ""
     for word in arguments:
@@ -82,7 +82,7 @@ def argument_values(arguments: list[str]) -> dict[str, Any]:
 
 
 def _parsed(word: str) -> int | float | str:
-    """A word of a command as a number, if it is one."""
+    """A word of a command as a number, if it is one ("8" -> 8, "1e-5" -> 1e-05); otherwise the word itself."""
     for kind in (int, float):
         try:
             return kind(word)
@@ -92,8 +92,8 @@ def _parsed(word: str) -> int | float | str:
 
 
 def sections_of(model: Model, values: dict[str, Any], chunks: int) -> dict[str, dict[str, Any]]:
-    """The sections of a ConfigContainer, as dicts by name. values: Megatron-LM's arguments by name. chunks: pipeline stages of
-    each rank."""
+    """The sections of Megatron-Bridge's ConfigContainer, each as a dict from field to value, by name. values: the equivalent
+    arguments of Megatron-LM by name. chunks: pipeline stages per rank."""
     sections: dict[str, dict[str, Any]] = {name: {} for name in ("model", "train", "ddp", "optimizer", "mixed_precision")}
     for name, value in values.items():
         for field in FIELDS.get(name, ()):
@@ -117,7 +117,7 @@ def sections_of(model: Model, values: dict[str, Any], chunks: int) -> dict[str, 
     precision["grad_reduce_in_fp32"] = "--accumulate-allreduce-grads-in-fp32" in values
     if not half:
         del sections["mixed_precision"]
-    if "--optimizer" in values:  # Muon, with which the distributed optimizer is off
+    if "--optimizer" in values and "--use-distributed-optimizer" not in values:  # on by default
         for name in ("ddp", "optimizer"):
             sections[name]["use_distributed_optimizer"] = False
     sections["optimizer"] |= {name: value for name, value in OPTIMIZER.items() if name not in sections["optimizer"]}

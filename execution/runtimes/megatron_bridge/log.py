@@ -29,9 +29,9 @@ NEMO = re.compile(r"\[NeMo [IWE] ")
 
 
 def of_bridge(lines: Sequence[str], where: str, user: UserSettings) -> RunConfiguration | None:
-    """The run configuration of a log of Megatron-Bridge: from the whole ConfigContainer (printed with sorted keys, so that its
-    own name comes first), or from the summary of fields that differ from defaults. None if the log has neither. Raises
-    InputError."""
+    """The run configuration that Megatron-Bridge printed in a log: its whole ConfigContainer, or else a summary of the fields
+    that differ from defaults. lines: the log. None if the log has neither. where: the file, for errors. user: the settings that
+    the user gives in addition to the file. Raises InputError if it is cut off."""
     if (found := last(CONTAINER, lines)) is None:
         return _of_summary(lines, where, user)
     number = found[0]
@@ -46,8 +46,9 @@ def of_bridge(lines: Sequence[str], where: str, user: UserSettings) -> RunConfig
 
 
 def _of_summary(lines: Sequence[str], where: str, user: UserSettings) -> RunConfiguration | None:
-    """The run configuration of the summary of fields that differ from Megatron Core's defaults; None if the log has no summary.
-    Raises InputError if it is cut off or the user has not named the model."""
+    """The run configuration that Megatron-Bridge printed in a log as a summary of the fields that differ from Megatron Core's
+    defaults; None if the log has no summary. lines: the log. where: the file, for errors. user: the settings that the user
+    gives in addition to the file. Raises InputError if it is cut off or the user has not named the model."""
     if (found := last(SUMMARY, lines)) is None:
         return None
     begun = found[0]
@@ -78,8 +79,8 @@ def _of_summary(lines: Sequence[str], where: str, user: UserSettings) -> RunConf
 
 
 def of_nemo(lines: Sequence[str], where: str, user: UserSettings) -> RunConfiguration | None:
-    """The run configuration of a log of NeMo, as NeMo printed it last; None if the log has none. Raises InputError if it is cut
-    off."""
+    """The run configuration that NeMo last printed in a log; None if the log has none. lines: the log. where: the file, for
+    errors. user: the settings that the user gives in addition to the file. Raises InputError if it is cut off."""
     if (found := last(EXPERIMENT, lines)) is None:
         return None
     begun = found[0]
@@ -101,8 +102,8 @@ def of_nemo(lines: Sequence[str], where: str, user: UserSettings) -> RunConfigur
 
 
 def _yaml(block: Sequence[str], where: str, number: int) -> Any:
-    """The mapping that a block of lines holds as YAML. number: the index of its first line, for errors. Raises InputError if it
-    holds none."""
+    """The mapping that a block of lines of a log holds as YAML. where: the log. number: the index of the block's first line,
+    for errors. Raises InputError if it holds none."""
     try:
         data = yaml.safe_load("\n".join(block))
     except yaml.YAMLError:

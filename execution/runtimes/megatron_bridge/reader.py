@@ -104,7 +104,8 @@ SECTIONS = KNOWN.sections()
 
 
 def is_one(data: Any) -> bool:
-    """Whether the value in a file has some sections of a ConfigContainer and nothing else."""
+    """Whether the value in a YAML file is (a part of) Megatron-Bridge's ConfigContainer: it has some of its sections and
+    nothing else."""
     if not isinstance(data, Mapping):
         return False
     has = [isinstance(data.get(name), Mapping) for name in ("model", "train")]
@@ -112,7 +113,8 @@ def is_one(data: Any) -> bool:
 
 
 def read(path: Path, user: UserSettings) -> RunConfiguration:
-    """The run configuration of a YAML file. Raises InputError."""
+    """The run configuration of a YAML file with sections of Megatron-Bridge's ConfigContainer. user: the settings that the user
+    gives in addition to the file. Raises InputError for a key or value that is invalid or that no plan can have."""
     whole = [key for key in user.variables if "." in key]  # which may be of a section that the file has by a name
     data, sources = with_settings(read_data(path), str(path), user, sources_of(path), ("recipe", *whole))
     return of_sections(data, str(path), user, sources)
@@ -121,8 +123,10 @@ def read(path: Path, user: UserSettings) -> RunConfiguration:
 def of_sections(
     data: Any, where: str, user: UserSettings, sources: Mapping[str, str] | None = None, recipe: str | None = None
 ) -> RunConfiguration:
-    """The run configuration of the sections of a ConfigContainer. sources: the file and line of each key. recipe: the recipe
-    whose values they override, if known. Raises InputError."""
+    """The run configuration of sections of Megatron-Bridge's ConfigContainer. data: the sections, each as a mapping, by name.
+    sources: the file and line of each key; None to state the file alone. recipe: the name of the recipe whose values the
+    sections override; None if it is not known. where: the file, for errors. user: the settings that the user gives in addition
+    to the file. Raises InputError for a key or value that is invalid or that no plan can have."""
     if not is_one(data):
         raise InputError(where, "", f"holds {shown(data)}", "give sections such as model and train, of a ConfigContainer")
     named = data.get("mixed_precision")
@@ -137,10 +141,13 @@ def of_overrides(
     below: Mapping[str, Any] = NOTHING,
     lines: Mapping[str, str] = NOTHING,
 ) -> RunConfiguration:
-    """The run configuration of a recipe with overrides in Hydra's spelling, such as ``model.tensor_model_parallel_size=2``.
+    """The run configuration of a Megatron-Bridge recipe with overrides in Hydra's spelling, such as
+    ``model.tensor_model_parallel_size=2``.
 
-    words: the overrides; `--recipe NAME` among them names the recipe. recipe: its name, if known otherwise. below: flat values
-    of a file, which the words override. lines: the file and line of each of these. Raises InputError.
+    words: the overrides; `--recipe NAME` among them names the recipe. recipe: the recipe's name if the words do not state it;
+    None if it is not known. below: values of a file under keys joined by dots, which the words override. lines: the file and
+    line of each of these keys. where: the file, for errors. user: the settings that the user gives in addition to the file.
+    Raises InputError for a key or value that is invalid or that no plan can have.
     """
     values, sources, rest = dict(below), dict(lines), list(words)
     while rest:
@@ -171,10 +178,12 @@ def of_fields(
     recipe: str | None = None,
     replaced: Collection[str] = (),
 ) -> RunConfiguration:
-    """The run configuration of flat fields, named by section and key.
+    """The run configuration of fields of Megatron-Bridge's ConfigContainer, named by section and key, such as model.num_layers.
 
-    where: the file, for errors. sources: the file and line of each field. recipe: the recipe that the fields override; empty if
-    they are a whole ConfigContainer. replaced: sections that replace the recipe's completely. Raises InputError.
+    where: the file, for errors. sources: the file and line of each field; None to state the file alone. recipe: the recipe that
+    the fields override; empty if they are a whole ConfigContainer; None if it is not known. replaced: sections that replace the
+    recipe's sections completely. user: the settings that the user gives in addition to the file. Raises InputError for a key or
+    value that is invalid or that no plan can have.
     """
     settings = {key: written(text) for key, text in user.variables.items() if "." in key}
     given = {**fields, **settings}
@@ -231,7 +240,9 @@ def of_fields(
 
 
 def _refuse(keys: KeyReader) -> None:
-    """Raises InputError for fields that ask for features that no plan has, and for fields that contradict each other."""
+    """Check that no field of a Megatron-Bridge file asks for a feature that plans do not have, and that fields do not
+    contradict each other. keys: gives the values of the file's keys, and records which keys have been read. Raises InputError
+    for the first that does."""
     for key in keys.values:
         if key.partition(".")[0] == "peft" and keys.values[key] not in (None, False):
             has = key.partition(".")[2] or shown(keys.values[key])
@@ -254,8 +265,9 @@ def _refuse(keys: KeyReader) -> None:
 
 
 def precision_fields(value: Any, where: str) -> dict[str, Any]:
-    """The fields of a named precision recipe, such as `bf16_mixed`; empty if the value is a table or None. Raises InputError
-    for an unknown name."""
+    """The fields that a named precision of Megatron-Bridge, such as `bf16_mixed`, sets: {"mixed_precision.bf16": True, ..};
+    empty if the value is a table of fields or None. value: the file's `mixed_precision`. where: the file, for errors. Raises
+    InputError for an unknown name."""
     if value is None or isinstance(value, Mapping):
         return {}
     match = NAMED.fullmatch(value.replace("-", "_")) if isinstance(value, str) else None
@@ -267,7 +279,9 @@ def precision_fields(value: Any, where: str) -> dict[str, Any]:
 
 
 def _words(keys: KeyReader) -> Iterator[str]:
-    """The equivalent arguments of Megatron-LM's scripts, as words of a command. Raises InputError."""
+    """Translate the fields of a Megatron-Bridge file into the equivalent arguments of Megatron-LM's scripts, as words of a
+    command. keys: gives the values of the file's keys, and records which keys have been read. Raises InputError for values
+    without an equivalent."""
     yield from _model_words(keys)
     for fields in FIELDS.values():
         for field in fields[1:]:
@@ -286,8 +300,9 @@ def _words(keys: KeyReader) -> Iterator[str]:
 
 
 def _model_words(keys: KeyReader) -> Iterator[str]:
-    """Arguments of Megatron-LM that follow from several fields, or from a field with the opposite meaning. Raises InputError
-    for an activation that plans do not have."""
+    """Arguments of Megatron-LM, as words of a command, that follow from several fields of a Megatron-Bridge file or from a
+    field with the opposite meaning. keys: gives the values of the file's keys, and records which keys have been read. Raises
+    InputError for an activation that plans do not have."""
     gated, activation = keys.flag("model.gated_linear_unit"), keys.get("model.activation_func")
     function = str(activation or keys.get("model.activation_func._target_") or "gelu").rpartition(".")[2]
     if (gated, function) not in ((True, "silu"), (False, "gelu"), (False, "squared_relu")):

@@ -50,12 +50,9 @@ ARGUMENTS = {
 
 @dataclass(frozen=True)
 class RecipeValues:
-    """The values that a file's own values override.
-
-    fields: a recipe's values by section and key. sources: where each comes from, for reports. model: the name of the recipe's
-    model; None if the file has the model's sizes. notes: lines on assumptions. unknown: whether there is a recipe whose name
-    nobody has given.
-    """
+    """The values of a Megatron-Bridge recipe, which a file's own values override. fields: the recipe's values by dotted key,
+    such as model.num_layers. sources: where each comes from, for reports. model: the name of the recipe's model; None if the
+    file has the model's sizes. notes: lines on assumptions. unknown: whether there is a recipe whose name nobody has given."""
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -66,18 +63,19 @@ class RecipeValues:
 
 @cache
 def _table() -> dict[str, Any]:
-    """The recipes and their values, as read from the data file."""
+    """The data file of Megatron-Bridge's recipes: its version, the values that all recipes share ("common"), and model and
+    values by name of the recipe ("recipes")."""
     return dict(json.loads(files("trainplan.data").joinpath("recipes", "megatron-bridge.json").read_text()))
 
 
 def recipes() -> list[str]:
-    """The names of all known recipes."""
+    """The names of all known recipes of Megatron-Bridge."""
     return list(_table()["recipes"])
 
 
 def usual(name: str) -> dict[str, dict[str, Any]]:
-    """The values that a recipe sets when called without arguments, by section and field; empty for an unknown recipe. name: a
-    recipe, or COMMON for what all recipes share."""
+    """The values that a Megatron-Bridge recipe sets when called without arguments, by section and field; empty for an
+    unknown recipe. name: a recipe's name, or COMMON for the values that all recipes share."""
     if name != COMMON and name not in recipes():
         return {}
     result = dict[str, dict[str, Any]]()
@@ -89,8 +87,8 @@ def usual(name: str) -> dict[str, dict[str, Any]]:
 
 
 def known(name: str, where: str) -> str:
-    """The full name of a recipe, given with or without its ending. where: the file, for errors. Raises InputError for an
-    unknown recipe."""
+    """The full name of a Megatron-Bridge recipe, which may be given without its ending: "llama3_8b" ->
+    "llama3_8b_pretrain_config". where: the file, for errors. Raises InputError for an unknown recipe."""
     last = name.rpartition(".")[2]
     for recipe in (last, last + END):
         if recipe in _table()["recipes"]:
@@ -107,12 +105,12 @@ def known(name: str, where: str) -> str:
 def recipe_values(
     values: Mapping[str, Any], where: str, user: UserSettings, recipe: str | None, replaced: Collection[str] = ()
 ) -> RecipeValues:
-    """The recipe values that a file overrides.
+    """The values of a Megatron-Bridge recipe that a file overrides.
 
-    values: the file's own flat values. recipe: the name of the recipe that the file calls; empty if the file is a whole
-    ConfigContainer; None if unknown. Then it is the recipe of `--set recipe=NAME` or, if the file has no sizes, the recipe of
-    the model that the user names. replaced: sections that the file replaces completely. Raises InputError if no model is
-    known.
+    values: the file's own values by dotted key. where: the file, for errors. recipe: the name of the recipe that the file
+    calls; empty if the file is a whole ConfigContainer; None if unknown. Then it is the recipe of `--set recipe=NAME` or, if
+    the file has no sizes, the recipe of the model that the user names. replaced: sections that the file replaces completely.
+    user: the settings that the user gives in addition to the file. Raises InputError if no model is known.
     """
     name, table = recipe if recipe is not None else user.variables.get("recipe"), _table()
     unknown = False

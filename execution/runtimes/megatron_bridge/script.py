@@ -22,27 +22,28 @@ ACTIVATIONS = {"silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gel
 DATASET = {"random_seed": 1234, "reset_position_ids": False, "reset_attention_mask": False, "eod_mask_loss": False}
 
 
-def configuration(asked: argparse.Namespace) -> bridge.ConfigContainer:
-    """The ConfigContainer: a field that a section does not have is an error of its class."""
-    said = yaml.safe_load((HERE / "bridge.yaml").read_text())
-    model, precision, tokenizer = said["model"], said.get("mixed_precision"), said["tokenizer"]
+def configuration(chosen: argparse.Namespace) -> bridge.ConfigContainer:
+    """Megatron-Bridge's ConfigContainer for the sections of bridge.yaml and the command line's options; a field that a section
+    does not have is an error of its class."""
+    sections = yaml.safe_load((HERE / "bridge.yaml").read_text())
+    model, precision, tokenizer = sections["model"], sections.get("mixed_precision"), sections["tokenizer"]
     model["activation_func"] = ACTIVATIONS[model["activation_func"]]
     if "window_size" in model:
         model["window_size"] = tuple(model["window_size"])
     if precision is not None:
         dtypes = {name: getattr(torch, precision[name]) for name in ("params_dtype", "pipeline_dtype")}
         precision = MixedPrecisionConfig(**{**precision, **dtypes})
-    if asked.tokenizer:
-        tokenizer = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": asked.tokenizer}
-    blend = {"blend": ([asked.data], None), "split": "99,1,0"} if asked.data else {"blend": None, "split": "1,1,1"}
-    checkpoint = {"save": asked.save, "load": asked.save, "save_interval": 1000, "pretrained_checkpoint": asked.weights}
+    if chosen.tokenizer:
+        tokenizer = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": chosen.tokenizer}
+    blend = {"blend": ([chosen.data], None), "split": "99,1,0"} if chosen.data else {"blend": None, "split": "1,1,1"}
+    checkpoint = {"save": chosen.save, "load": chosen.save, "save_interval": 1000, "pretrained_checkpoint": chosen.weights}
     return bridge.ConfigContainer(
         model=GPTModelProvider(**model),
-        train=bridge.TrainingConfig(**said["train"], train_iters=asked.steps, eval_iters=0),
-        ddp=bridge.DistributedDataParallelConfig(**said["ddp"]),
-        optimizer=bridge.OptimizerConfig(**said["optimizer"]),
+        train=bridge.TrainingConfig(**sections["train"], train_iters=chosen.steps, eval_iters=0),
+        ddp=bridge.DistributedDataParallelConfig(**sections["ddp"]),
+        optimizer=bridge.OptimizerConfig(**sections["optimizer"]),
         scheduler=bridge.SchedulerConfig(lr_decay_style="cosine", start_weight_decay=0.1, end_weight_decay=0.1),
-        dataset=bridge.GPTDatasetConfig(**said["dataset"], **DATASET, **blend, dataloader_type="single"),
+        dataset=bridge.GPTDatasetConfig(**sections["dataset"], **DATASET, **blend, dataloader_type="single"),
         logger=bridge.LoggerConfig(log_interval=1, log_throughput=True),
         tokenizer=bridge.TokenizerConfig(**tokenizer),
         checkpoint=bridge.CheckpointConfig(**checkpoint),
@@ -51,7 +52,7 @@ def configuration(asked: argparse.Namespace) -> bridge.ConfigContainer:
 
 
 def options(arguments: list[str] | None = None) -> argparse.Namespace:
-    """What the command line says, or these arguments."""
+    """The options of this training script, parsed. arguments: the words of a command line; None for those of the process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=100)
     for name in ("data", "tokenizer", "weights", "save"):

@@ -87,7 +87,7 @@ REFERENCE = re.compile(r"\$\{(\.?)([\w.]+)\}")
 
 
 def is_one(data: Any) -> bool:
-    """Whether a value is the configuration of NeMo's GPT pre-training or fine-tuning."""
+    """Whether the value in a YAML file is the configuration of NeMo's GPT pre-training or fine-tuning."""
     model = data.get("model") if isinstance(data, Mapping) else None
     if not isinstance(model, Mapping) or not isinstance(data.get("trainer"), Mapping):
         return False
@@ -95,13 +95,15 @@ def is_one(data: Any) -> bool:
 
 
 def _tuned(values: Mapping[str, Any]) -> bool:
-    """Whether flat values are those of fine-tuning: the model's sizes are in the .nemo file that it starts from."""
+    """Whether a NeMo configuration is one of fine-tuning, in which the model's sizes are in the .nemo file that it starts
+    from. values: the configuration's values by dotted key."""
     return "model.restore_from_path" in values and any(key.startswith(TRAINED) for key in values)
 
 
 def _of_tuning(values: dict[str, Any], where: str, user: UserSettings) -> dict[str, Any]:
-    """The flat values of a fine-tuning configuration with batch and sequence under the keys that pre-training has for them.
-    Raises InputError if the model is not known."""
+    """The values of a fine-tuning configuration by dotted key, with batch and sequence under the keys that pre-training has for
+    them. values: changed in place and returned. where: the file, for errors. user: the settings that the user gives in addition
+    to the file. Raises InputError if neither file nor user gives the model."""
     if values.get("model.num_layers") is None and user.model is None:
         problem = f"is {shown(values['model.restore_from_path'])}: fine-tuning, whose model is in that file alone"
         raise InputError(where, "model.restore_from_path", problem, "give the model by --model NAME")
@@ -112,7 +114,8 @@ def _of_tuning(values: dict[str, Any], where: str, user: UserSettings) -> dict[s
 
 
 def read(path: Path, user: UserSettings) -> RunConfiguration:
-    """The run configuration of a YAML file of NeMo. Raises InputError."""
+    """The run configuration of a YAML file of NeMo. user: the settings that the user gives in addition to the file. Raises
+    InputError for a key or value that is invalid or that no plan can have."""
     data, sources = read_with_settings(path, user)
     return of_tables(data, str(path), user, sources)
 
@@ -120,8 +123,10 @@ def read(path: Path, user: UserSettings) -> RunConfiguration:
 def of_tables(
     data: Any, where: str, user: UserSettings, sources: Mapping[str, str] | None = None, padded: int | None = None
 ) -> RunConfiguration:
-    """The run configuration of NeMo's nested tables. sources: the file and line of each key. padded: the size of the padded
-    vocabulary, if a log says it. Raises InputError."""
+    """The run configuration of NeMo's nested tables. data: the tables. sources: the file and line of each key; None to state
+    the file alone. padded: the size of the padded vocabulary as a log states it; None without a log. where: the file, for
+    errors. user: the settings that the user gives in addition to the file. Raises InputError for a key or value that is invalid
+    or that no plan can have."""
     if not is_one(data):
         raise InputError(where, "", f"holds {shown(data)}", "give trainer and model, as NeMo's GPT pretraining has them")
     values, sources = _resolved(flattened(data)), dict(sources or {})
@@ -168,7 +173,9 @@ def of_tables(
 
 
 def _arguments(keys: KeyReader, notes: list[str]) -> Iterator[tuple[str, Any]]:
-    """The equivalent arguments of Megatron-LM and their values. notes: lines on differences are added. Raises InputError."""
+    """Translate NeMo's keys into the equivalent arguments of Megatron-LM, as pairs of name and value. notes: a list to which
+    lines on how the plan differs from the run are appended. keys: gives the values of the file's keys, and records which keys
+    have been read. Raises InputError for a key or value that is invalid or that no plan can have."""
     for name, field in ARGUMENTS.items():
         value = keys.get(field)
         if isinstance(value, float | str) and WHOLE.fullmatch(str(value)):
@@ -205,13 +212,14 @@ def _arguments(keys: KeyReader, notes: list[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _text(value: Any) -> Any:
-    """The value as a text, as arguments of a command are; None and booleans are returned unchanged."""
+    """A value of NeMo's configuration as a text, as arguments of a command have it: 8 -> "8". None and booleans are returned
+    unchanged."""
     return value if value is None or isinstance(value, bool) else str(value)
 
 
 def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Flat values in which references to other keys, such as `${.encoder_seq_length}`, are replaced by the values of these;
-    other expressions stay as they are."""
+    """Replace references between keys in a NeMo configuration by the values that they refer to, such as
+    `${.encoder_seq_length}` for a key of the same section; other expressions stay as they are. values: by dotted key."""
     resolved = dict(values)
     for key, value in values.items():
         match = REFERENCE.fullmatch(value) if isinstance(value, str) else None

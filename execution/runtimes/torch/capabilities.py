@@ -7,7 +7,7 @@ sequence parallelism if units are recomputed. `refusals` lists what torch's own 
 
 from __future__ import annotations
 
-from trainplan.execution.support import COMPILED
+from trainplan.execution.support import COMPILED, OF_COPIES, OF_OPTIMIZERS
 from trainplan.formulations.runtimes import DECODERS, Runtime
 
 CAPABILITIES = Runtime(
@@ -18,5 +18,6 @@ CAPABILITIES = Runtime(
     cuts_layers=True,
     by_torch=True,
     families=DECODERS,
-    features=COMPILED - {"Muon", "states on the host"},
+    features=COMPILED - OF_OPTIMIZERS - OF_COPIES - {"states on the host"},
+    by_programs=True,
 )

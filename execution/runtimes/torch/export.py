@@ -41,13 +41,12 @@ from trainplan.execution.runtimes.torch.source_text import (
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import Strategy
 from trainplan.formulations.plan.torch_sharding import why_not_split
-from trainplan.formulations.schedule.orders import in_flight, orders
+from trainplan.formulations.schedule.orders import SCHEDULES, in_flight, orders
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, plural
 from trainplan.profiling.models.sublayers import Attention
 
 RUNTIME, VERSION = "torch", "torch 2.13 and transformers 5 (2026)"
-SCHEDULES = {"1f1b": "Schedule1F1B", "gpipe": "ScheduleGPipe", "interleaved-1f1b": "ScheduleInterleaved1F1B"}
 DECIDES = (
     "tokens are read in order, one sample after the other, whatever ranks there are; the optimizer's numbers are in train.py",
     "FSDP2 gathers parameters one layer ahead and reduces gradients during the backward pass: faster than without overlap",
@@ -84,8 +83,8 @@ def export(plan: Plan, where: str) -> Export:
 
 
 def _carried(plan: Plan, where: str) -> Strategy:
-    """The strategy of all units, recomputation aside. Raises InputError for features of the plan that the script cannot
-    have."""
+    """The strategy (levels of parallelism) of all units of a plan, without recomputation, after checks that the torch script
+    can run the plan. where: the plan's file. Raises InputError for features of the plan that the script does not have."""
     check_pipeline(plan, CAPABILITIES, RUNTIME, where)
     strategy, model = common_strategy(plan, RUNTIME, where), plan.planned_model()
     for refusal in refusals(plan):
@@ -115,7 +114,10 @@ def _carried(plan: Plan, where: str) -> Strategy:
 
 
 def _as_exported(plan: Plan) -> Plan:
-    """The plan as the script runs it: whole forward passes, and modules kept that it cannot recompute by themselves."""
+    """A copy of the plan, changed to what the exported torch script does: every micro-batch runs as a whole, where the plan may
+    run some in two halves (a sliced schedule), and a unit (sub-layer) recomputes only those modules of its list, such as
+    "attention", that the script can recompute without the rest of the sub-layer. The plan's prediction and claim are removed.
+    """
     units = []
     for unit in plan.units:
         modules = tuple(module for module in unit.strategy.modules if module in CAPABILITIES.modules)
@@ -125,8 +127,8 @@ def _as_exported(plan: Plan) -> Plan:
 
 
 def held_alongside(plan: Plan) -> dict[str, int]:
-    """Bytes that the script holds on the fullest rank in addition to what the plan's own programs hold, by a text that says
-    what they are."""
+    """Bytes that the torch script holds on the fullest rank in addition to what the plan's own programs hold, by a text for
+    the README that says what they are for. plan: the plan as the script runs it."""
     return {
         "gradients of shards are in float32, as FSDP2 has them with float32 parameters": _widened_bytes(plan),
         "a rank has its shard of the parameters and, for a while, all of them": _doubled_bytes(plan),
@@ -135,7 +137,8 @@ def held_alongside(plan: Plan) -> dict[str, int]:
 
 
 def _rank_parameters(plan: Plan) -> int:
-    """The largest number of parameters of a rank: its own ones, or its shard of those that it shares with other ranks."""
+    """The largest number of parameters that one rank keeps: its part of its stages' parameters, divided among tensor-parallel
+    ranks and the ranks that shard states."""
     model, strategy = plan.planned_model(), plan.units[0].strategy
     counts = [unit.sublayer.parameter_count() for unit in model.units]
     stages = [sum(counts[stage.first_unit : stage.last_unit + 1]) for stage in plan.stages]
@@ -144,24 +147,25 @@ def _rank_parameters(plan: Plan) -> int:
 
 
 def _widened_bytes(plan: Plan) -> int:
-    """Bytes by which FSDP2's gradients exceed the plan's, because FSDP2 has them in the dtype of the parameters."""
+    """Bytes on the fullest rank by which gradients under FSDP2 exceed the plan's, because FSDP2 has them in the dtype of the
+    parameters that are stepped."""
     model = plan.planned_model()
-    precision = plan.precision.of(model)
+    precision = plan.precision.for_model(model)
     wide = precision.stepped_bytes(model.element_bytes) - precision.gradient_bytes(model.element_bytes)
     return _rank_parameters(plan) * wide
 
 
 def _doubled_bytes(plan: Plan) -> int:
-    """Bytes of the shards of parameters that FSDP2 holds in addition to the whole parameters; 0 if the plan's own programs hold
-    both, too."""
+    """Bytes on the fullest rank of the shards of parameters that FSDP2 holds in addition to the whole parameters; 0 if the
+    plan's own programs hold both, too."""
     model = plan.planned_model()
-    kept = plan.units[0].strategy.gathers_updates and plan.precision.of(model).master is None
+    kept = plan.units[0].strategy.gathers_updates and plan.precision.for_model(model).master is None
     return _rank_parameters(plan) * model.element_bytes if kept else 0
 
 
 def _gathered_bytes(plan: Plan) -> int:
-    """The largest number of bytes of a rank for gathered tokens that the script keeps until the backward pass; the plan's own
-    programs gather them again."""
+    """Bytes on the fullest rank of tokens that the script gathers for sequence parallelism and keeps until the backward
+    pass; the plan's own programs gather them again instead. 0 without sequence parallelism."""
     if not plan.units[0].strategy.sequence_parallel:
         return 0
     parts, most = plan.planned_model().units, 0
@@ -179,52 +183,55 @@ def _gathered_bytes(plan: Plan) -> int:
 
 
 def _script(plan: Plan, strategy: Strategy) -> str:
-    """The text of train.py for a plan. strategy: that of all units."""
-    model, stages, parts = plan.planned_model(), len(plan.stages), plan.batch.micro_batches
-    precision, dtype = plan.precision.of(model), TORCH_DTYPES[model.dtype]
-    dp, sdp, tp = (strategy.degree(axis) for axis in ("dp", "sdp", "tp"))
-    sharded = sdp > 1 or precision.master is not None
-    zero = 2 if plan.units[0].states.kept_whole and strategy.zero_stage == 3 else strategy.zero_stage
-    calls = {0: ["set_reshard_after_backward", "set_requires_gradient_sync"], 2: ["set_reshard_after_backward"], 3: []}
-    calls[1] = calls[0]
-    before = [*calls[zero], *(["set_requires_all_reduce"] if zero > 1 and dp > 1 else [])] if sharded and parts > 1 else []
-    units, inner = len(plan.units), range(1, len(plan.units) - 1)
+    """The text of train.py for a plan. strategy: the levels of parallelism of all units."""
+    context = _of_batch_and_stages(plan, strategy) | _of_ranks(plan, strategy) | _of_model(plan) | _of_precision(plan)
+    template = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    source = Path(__file__).with_name("torch_script.py.jinja").read_text()
+    return template.from_string(source).render(**context, imports=imports(context))
+
+
+def _of_batch_and_stages(plan: Plan, strategy: Strategy) -> dict[str, Any]:
+    """The values that fill the template of the torch script and follow from batch, stages, schedule and recomputation. Returns
+    a dict from each variable of the template to its value. strategy: the levels of parallelism of all units."""
+    stages, parts = len(plan.stages), plan.batch.micro_batches
+    inner = range(1, len(plan.units) - 1)
     recomputes = [n for n, unit in enumerate(plan.units) if unit.strategy.ckpt or "loss" in unit.strategy.modules]
-    modules = {module for position in inner for module in plan.units[position].strategy.modules}
-    short = plan.schedule == "1f1b" and stages > 1 and parts < stages
-    sublayers = [unit.sublayer for unit in model.units]
-    dropout = [getattr(part, "dropout", 0.0) for part in sublayers]
-    embedding_dropout, residual_dropout = dropout[0] > 0, max(dropout[1:-1]) > 0
-    reduce = TORCH_DTYPES["float32" if precision.gradients == "float32" else model.dtype]
-    mesh, ranks = mesh_of(strategy, stages=plan.depth, sharded=sharded)
     pipeline_words = f"{plural(stages, 'stage')} ({plan.schedule}), {strategy}" if stages > 1 else str(strategy)
-    tied = None if not model.tied else "table" if stages == 1 else "ends"
-    windows = {
-        n: part.sliding for n, part in enumerate(sublayers) if isinstance(part, Attention) and 0 < part.sliding < part.tokens
-    }
-    attentions = [n for n, part in enumerate(sublayers) if isinstance(part, Attention)]
-    context: dict[str, Any] = {
-        "window": max(windows.values(), default=0),
-        "slid": None if list(windows) == attentions else numbers(list(windows)),
-        "model": model.name,
+    short = plan.schedule == "1f1b" and stages > 1 and parts < stages
+    return {
         "layout": f"{pipeline_words}, {plural(parts, 'micro-batch')} of {plan.batch.global_samples // parts} samples",
-        "world": plan.world,
-        "per_node": min(PER_NODE, plan.world),
-        "version": VERSION.removesuffix(" (2026)"),
-        "tokens": model.tokens,
         "batch": plan.batch.global_samples,
         "parts": parts,
         "counted": parts > 1 or stages > 1,
         "rows": micro_batch_samples(plan, strategy.data_degree),
-        "units": units,
+        "units": len(plan.units),
         "stages": stages,
         "depth": plan.depth,
         "chunks": plan.chunks,
-        "size": plan.stage_sizes[0],
-        "last_rank": plan.world - plan.stage_sizes[0],
         "first_units": numbers([stage.first_unit for stage in plan.stages], "[]"),
         "again": numbers(recomputes) if recomputes else None,
-        "recomputed_modules": modules,
+        "recomputed_modules": {module for position in inner for module in plan.units[position].strategy.modules},
+        "schedule": SCHEDULES[plan.schedule].torch,
+        "orders": order_rows(plan) if short else None,
+    }
+
+
+def _of_ranks(plan: Plan, strategy: Strategy) -> dict[str, Any]:
+    """The values that fill the template of the torch script and follow from the ranks: their device mesh, and how units and
+    states are divided among them. Returns a dict from each variable of the template to its value. strategy: the levels of
+    parallelism of all units."""
+    dp, sdp, tp = (strategy.degree(axis) for axis in ("dp", "sdp", "tp"))
+    sharded = sdp > 1 or plan.precision.for_model(plan.planned_model()).master is not None
+    zero = 2 if plan.units[0].states.kept_whole and strategy.zero_stage == 3 else strategy.zero_stage
+    calls = {0: ["set_reshard_after_backward", "set_requires_gradient_sync"], 2: ["set_reshard_after_backward"], 3: []}
+    calls[1] = calls[0]
+    several = sharded and plan.batch.micro_batches > 1
+    mesh, ranks = mesh_of(strategy, stages=plan.depth, sharded=sharded)
+    return {
+        "world": plan.world,
+        "per_node": min(PER_NODE, plan.world),
+        "size": plan.stage_sizes[0],
+        "last_rank": plan.world - plan.stage_sizes[0],
         "mesh": mesh,
         "ranks": ranks,
         "data": strategy.data_degree,
@@ -236,27 +243,49 @@ def _script(plan: Plan, strategy: Strategy) -> str:
         "sharded": sharded,
         "zero": zero,
         "shard_mesh": '"dp", "sdp"' if dp > 1 else '"sdp"',
-        "policy": f"MixedPrecisionPolicy(param_dtype={dtype}, reduce_dtype={reduce})" if precision.master else None,
-        "before_backward": before,
+        "before_backward": [*calls[zero], *(["set_requires_all_reduce"] if zero > 1 and dp > 1 else [])] if several else [],
         "tokens_shared": strategy.sequence_parallel,
         "outside": "Shard(1)" if strategy.sequence_parallel else "Replicate()",
-        "tied": tied,
+    }
+
+
+def _of_model(plan: Plan) -> dict[str, Any]:
+    """The values that fill the template of the torch script and follow from the model: its family, attention windows, tied
+    embedding table and dropout. Returns a dict from each variable of the template to its value."""
+    model = plan.planned_model()
+    sublayers = [unit.sublayer for unit in model.units]
+    dropout = [getattr(part, "dropout", 0.0) for part in sublayers]
+    attentions = {n: part for n, part in enumerate(sublayers) if isinstance(part, Attention)}
+    windows = {n: part.sliding for n, part in attentions.items() if 0 < part.sliding < part.tokens}
+    return {
+        "window": max(windows.values(), default=0),
+        "slid": None if list(windows) == list(attentions) else numbers(list(windows)),
+        "model": model.name,
+        "version": VERSION.removesuffix(" (2026)"),
+        "tokens": model.tokens,
+        "tied": None if not model.tied else "table" if len(plan.stages) == 1 else "ends",
         "gpt2": model.family == "gpt2",
         "family": model.family,
         "middle": MIDDLES[model.family],
         "into": ", ".join(f'"{name}"' for name in ("attention.q", "attention.k", "attention.v", *MIDDLES[model.family].into)),
         "head_norms": any(getattr(part, "normed_heads", False) for part in sublayers),
-        "embedding_dropout": embedding_dropout,
-        "residual_dropout": residual_dropout and model.family == "phi3",
+        "embedding_dropout": dropout[0] > 0,
+        "residual_dropout": max(dropout[1:-1]) > 0 and model.family == "phi3",
         "dropout": max(dropout) > 0 or any(getattr(part, "attention_dropout", 0) for part in sublayers),
+        "narrow": model.vocabulary <= 2**16,
+    }
+
+
+def _of_precision(plan: Plan) -> dict[str, Any]:
+    """The values that fill the template of the torch script and follow from the dtypes of parameters, gradients and sums.
+    Returns a dict from each variable of the template to its value."""
+    model = plan.planned_model()
+    precision, dtype = plan.precision.for_model(model), TORCH_DTYPES[model.dtype]
+    reduced = TORCH_DTYPES["float32" if precision.gradients == "float32" else model.dtype]
+    return {
+        "policy": f"MixedPrecisionPolicy(param_dtype={dtype}, reduce_dtype={reduced})" if precision.master else None,
         "dtype": dtype,
         "kept": TORCH_DTYPES[precision.master or model.dtype],
         "half": model.dtype in ("bfloat16", "float16"),
         "wide": TORCH_DTYPES["float64" if model.dtype == "float64" else "float32"],
-        "narrow": model.vocabulary <= 2**16,
-        "schedule": SCHEDULES[plan.schedule],
-        "orders": order_rows(plan) if short else None,
     }
-    template = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    source = Path(__file__).with_name("torch_script.py.jinja").read_text()
-    return template.from_string(source).render(**context, imports=imports(context))

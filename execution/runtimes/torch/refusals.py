@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.rank_grid import common_digits
-from trainplan.formulations.plan.strategy import Strategy
+from trainplan.formulations.plan.strategy import COPIES, LEVELS, Strategy
 from trainplan.formulations.plan.torch_sharding import uneven_splits
+from trainplan.formulations.schedule.orders import SCHEDULES
 from trainplan.profiling.base.errors import shown
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.sublayers import (
@@ -29,7 +30,8 @@ LOWERED_PARTS = (Attention, FeedForward, LanguageHead, ParallelBlock, TokenEmbed
 
 
 class Refusal(NamedTuple):
-    """A field of a plan that torch cannot run, with the problem and a change that would work."""
+    """A field of a plan whose value torch cannot run. field: its path in the plan, such as units[0].precision. problem: what
+    its value is. fix: a change that would work."""
 
     field: str
     problem: str
@@ -40,31 +42,36 @@ class Refusal(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The field without indices, for counting."""
+        """The refused field without the indices in its path, such as units.precision, for counting."""
         return re.sub(r"\[\d+\]", "", self.field)
 
 
 def refusals(plan: Plan, model: Model | None = None) -> list[Refusal]:
-    """All refusals of a plan, in the order of its fields. model: a model to run instead of the plan's own."""
+    """All fields of a plan whose values torch's own parallel modules cannot run, each with a change that would work: first
+    fields of the whole step, then of stages, then of units (sub-layers). Empty if torch can run the plan. model: the model to
+    run instead of the plan's own; None for the plan's own."""
     model = model or plan.planned_model()
     return [*_of_step(plan), *_of_stages(plan), *_of_units(plan, model)]
 
 
 def _of_step(plan: Plan) -> Iterator[Refusal]:
-    """Refusals of properties of the whole step: optimizer, uneven shares, schedule, sliced passes."""
+    """Refusals of properties of the whole step that torch cannot run: optimizer, uneven shares of the batch, schedule,
+    sliced forward passes."""
     if plan.optimizer != "adamw":
         yield Refusal("optimizer", f"is {plan.optimizer!r}", "give 'adamw': torch's own pieces are stepped by it")
     if plan.batch.shares is not None:
         problem = f"is {shown(plan.batch.shares)}"
         yield Refusal("batch.shares", problem, "leave it out: torch's replicas take equal numbers of micro-batches")
-    if plan.schedule == "zero-bubble":
-        yield Refusal("schedule", "is 'zero-bubble'", "give 1f1b, gpipe or interleaved-1f1b")
+    if not SCHEDULES[plan.schedule].torch:
+        *some, last = (name for name, spec in SCHEDULES.items() if spec.torch)
+        yield Refusal("schedule", f"is {plan.schedule!r}", f"give {', '.join(some)} or {last}")
     if plan.sliced:
         yield Refusal("sliced", f"is {plan.sliced}", "leave it out: torch's schedules have no halves of micro-batches")
 
 
 def _of_stages(plan: Plan) -> Iterator[Refusal]:
-    """Refusals of the ranks of stages: their number, and their order between stages."""
+    """Refusals of the ranks of stages that torch cannot run: different numbers of ranks per stage, and ranks that are not in
+    the order of the stages."""
     own = plan.stages[: plan.depth]
     size = len(own[0].ranks)
     for number, stage in enumerate(own):
@@ -82,7 +89,9 @@ def _of_stages(plan: Plan) -> Iterator[Refusal]:
 
 
 def _of_units(plan: Plan, model: Model) -> Iterator[Refusal]:
-    """Refusals of single units: sub-layers, levels, states on the host, precision, uneven or incompatible layouts."""
+    """Refusals of single units (embedding, sub-layers, head) that torch cannot run: kinds of sub-layers, levels of
+    parallelism, states on the host, precision, uneven splits, and layouts that do not follow on each other. model: the model
+    that is run."""
     strategies = plan.strategies()
     for position, (unit, described) in enumerate(zip(plan.units, model.units, strict=True)):
         where, part, strategy = f"units[{position}]", described.sublayer, unit.strategy
@@ -90,7 +99,7 @@ def _of_units(plan: Plan, model: Model) -> Iterator[Refusal]:
             problem = f"is {model.family!r}, whose {described.name} is not lowered"
             yield Refusal("model.config.model_type", problem, "run it by program, where that has it")
             return
-        for axis in ("cp", "ep"):
+        for axis in (name for name in LEVELS if name not in (*COPIES, "sdp", "tp")):
             if axis in dict(strategy.levels):
                 yield Refusal(f"{where}.layout.levels", f"have {axis}", "give levels of dp, sdp and tp")
         for name in ("parameters", "gradients", "optimizer"):
@@ -109,5 +118,6 @@ def _of_units(plan: Plan, model: Model) -> Iterator[Refusal]:
 
 
 def _unlike_digits(before: Strategy, after: Strategy) -> bool:
-    """Whether two consecutive units split the same ranks so differently that no device mesh has both layouts."""
+    """Whether two consecutive units split the same ranks so differently that no device mesh has dimensions for both layouts.
+    before, after: the two units' strategies (levels of parallelism)."""
     return before.group == after.group and common_digits([before, after]) is None

@@ -16,11 +16,10 @@ TORCH_DTYPES = {name: f"torch.{name}" for name in ("bfloat16", "float16", "float
 
 
 class Middle(NamedTuple):
-    """The code of a feed-forward network of transformers.
-
-    into: the paths of its first matrices. inner: code that computes their results. names: variables for these. out: code that
-    computes the network's result from them.
-    """
+    """Python code, for the torch script, of a feed-forward network of transformers between its input y and its output. into:
+    the paths of its first matrices without the ending "_proj", whose columns tensor-parallel ranks divide; empty if it has none
+    of that form. inner: code that computes the results of the first matrices. names: variables for these results. out: code
+    that computes the network's output from them."""
 
     into: tuple[str, ...]
     inner: str
@@ -49,8 +48,8 @@ MIDDLES = {
 
 
 def numbers(values: Sequence[int], brackets: str = "{}") -> str:
-    """Increasing numbers as Python source, with runs of equal steps as ranges, such as `{1, *range(4, 20, 2)}`. brackets: those
-    of a set or a list."""
+    """Python source of a set or a list of increasing numbers, with runs of equal steps as ranges, such as `{1, *range(4, 20,
+    2)}`. brackets: "{}" for a set, "[]" for a list."""
     pieces, rest = list[str](), list(values)
     while rest:
         step, count = (rest[1] - rest[0] if len(rest) > 1 else 1), 1
@@ -77,9 +76,10 @@ def numbers(values: Sequence[int], brackets: str = "{}") -> str:
 
 
 def mesh_of(strategy: Strategy, *, stages: int, sharded: bool) -> tuple[str | None, str | None]:
-    """The source of the device mesh of all ranks, with the dimensions stages (pp), dp, sdp and tp that are needed; and the
-    source of the ranks on it, if the strategy's levels are in another order (else None). Both are None if no dimension is
-    needed. sharded: whether FSDP needs a dimension of its own, of one rank if no states are shared."""
+    """Python source, for the torch script, of the device mesh of all ranks, with only the dimensions that the plan needs of pp,
+    dp, sdp and tp; and, if the strategy's levels are in another order than these, the source of the tensor of ranks on the mesh
+    (otherwise None). Both are None if no dimension is needed. stages: number of pipeline-parallel ranks. sharded: whether FSDP
+    needs a dimension of its own, of one rank if no states are sharded."""
     degrees: dict[str, int] = {"pp": stages} if stages > 1 else {}
     degrees.update(strategy.levels)
     degrees |= {"sdp": 1} if sharded and "sdp" not in degrees else {}
@@ -96,7 +96,8 @@ def mesh_of(strategy: Strategy, *, stages: int, sharded: bool) -> tuple[str | No
 
 
 def part_of(strategy: Strategy) -> str:
-    """The source of a rank's index among data-parallel ranks; the first level is the most significant."""
+    """Python source of a rank's index among data-parallel ranks; the strategy's first level is the most significant. Empty
+    without data parallelism."""
     text = ""
     for axis, degree in strategy.levels:
         if axis in ("dp", "sdp"):
@@ -106,12 +107,13 @@ def part_of(strategy: Strategy) -> str:
 
 
 def order_rows(plan: Plan) -> str:
-    """The source of the order of passes of all stages, one text per stage."""
+    """Python source of the order of passes of all stages: a tuple with one text per stage, such as "0F0 0F1 0B0 0B1"."""
     return "(\n" + "".join(f'    "{" ".join(row)}",\n' for row in pass_names(plan)) + ")"
 
 
 def imports(context: Mapping[str, Any]) -> str:
-    """The import lines of the script. context: the values that the template is filled with."""
+    """The import lines of the torch script, only those that it uses. context: the values that fill the script's template, by
+    name."""
     tp, sharded, stages = context["tp"] > 1, context["sharded"], context["stages"] > 1
     attention, activation = ("attention" in context["recomputed_modules"], "activation" in context["recomputed_modules"])
     shared = context["tokens_shared"]
@@ -145,13 +147,15 @@ def imports(context: Mapping[str, Any]) -> str:
 
 
 def _uses_shard(context: Mapping[str, Any]) -> bool:
-    """Whether the script uses DTensor's `Shard`."""
+    """Whether the torch script uses `Shard` of torch's DTensor. context: the values that fill the script's template, by
+    name."""
     tp = context["tp"] > 1
     return tp and (context["tokens_shared"] or context["tied"] != "table" or (context["sharded"] and context["sdp"] > 1))
 
 
 def _line(module: str, names: Iterable[tuple[str, bool]]) -> str | None:
-    """An import line for the names that are used; None if none is. names: each name and whether it is used."""
+    """An import line for the names of a module that the torch script uses; None if it uses none. names: each name, and
+    whether it is used."""
     used = [name for name, is_used in names if is_used]
     if not used:
         return None

@@ -9,9 +9,18 @@ its configurations name.
 from __future__ import annotations
 
 from trainplan.execution.support import products_by
+from trainplan.formulations.plan.plan import Plan, RunBy
 from trainplan.formulations.runtimes import Runtime
 
 RECIPES = ("fp8-current", "mxfp8")
+
+
+def _run_by(plan: Plan) -> RunBy:
+    """The settings with which torchtitan runs a plan: low-precision recipes need `compile`, which fuses the casts."""
+    recipe = any(unit.precision != "model" for unit in plan.units)
+    return RunBy(name="torchtitan", software="torchtitan", flags="compile" if recipe else "")
+
+
 CAPABILITIES = Runtime(
     ("1f1b", "gpipe"),
     (0, 2, 3),
@@ -26,4 +35,6 @@ CAPABILITIES = Runtime(
         *("master weights", "ZeRO stage 2", "sequence parallelism", "context parallelism"),
         *map(products_by, RECIPES),
     ),
+    run_by=_run_by,
+    states_training=True,
 )

@@ -26,7 +26,7 @@ from trainplan.profiling.shipped import sized
 TABLES = ("training", "parallelism", "compile", "activation_checkpoint", "optimizer")
 POLICIES = {"SelectiveAC": ("selective", "op"), "FullAC": ("full", None), "MemoryBudgetAC": ("memory_budget", None)}
 CONVERTERS = {"Float8LinearConverter": "float8", "MXFP8LinearConverter": "mx", "MXLinearConverter": "mx"}
-# Of HEAD of August 2026; versions before have the defaults of 0.2, but for this one.
+# Of HEAD of August 2026; versions before have the defaults of 0.2, except for this one.
 DEFAULTS = {"activation_checkpoint": ("selective", "op")}
 NAMES = ("llama2", "llama3", "qwen3", *MIXTURES)
 ARGUMENTS = ("name", "flavor", "converters", "quantization", "attn_backend", "tp_gemm_backend")  # of model_registry
@@ -41,12 +41,14 @@ TOKENS, CONTEXT, STEP = "num_tokens_per_microbatch_per_dp_rank", "max_context_le
 
 
 def is_config(value: Any) -> bool:
-    """Whether an object of a Python file is the configuration of a job."""
+    """Whether an object that a followed Python file makes is the configuration of a torchtitan job."""
     return isinstance(value, ConstructedObject) and value.name.endswith(("Trainer.Config", "JobConfig"))
 
 
 def of_config(config: ConstructedObject, path: Path, user: UserSettings) -> RunConfiguration:
-    """The run configuration of such an object. path: the Python file. Raises InputError for parts that are not written out."""
+    """The run configuration of the object that configures a torchtitan job. config: the object, from a Python file that is
+    followed without running it. path: this file. user: the settings that the user gives in addition to the file. Raises
+    InputError for parts that are not written out in the file."""
     where = str(path)
     kind = config.name.split(".")[-2] if config.name.endswith(".Config") else config.name
     if kind not in ("Trainer", "JobConfig"):
@@ -97,7 +99,9 @@ def of_config(config: ConstructedObject, path: Path, user: UserSettings) -> RunC
 
 
 def _settings(tables: dict[str, dict[str, Any]], sources: dict[str, str], user: UserSettings) -> None:
-    """Adds the values of `--set table.key=VALUE` to the tables. Raises InputError for other tables."""
+    """Add the values of `--set table.key=VALUE` to the tables of a torchtitan configuration. tables: values by table and key,
+    which are changed. sources: the source by dotted key, which is changed, too. user: the settings that the user gives in
+    addition to the file. Raises InputError for other tables."""
     for name, text in user.variables.items():
         table, _, key = name.partition(".")
         if key and table not in TABLES:
@@ -107,7 +111,8 @@ def _settings(tables: dict[str, dict[str, Any]], sources: dict[str, str], user: 
 
 
 def _tokens(tables: dict[str, dict[str, Any]], sources: dict[str, str], where: str) -> None:
-    """Replaces batch sizes in tokens by batch sizes in samples, in the tables. Raises InputError if a micro-batch is not a
+    """Replace batch sizes in tokens by batch sizes in samples. tables: values by table and key, which are changed. sources:
+    the source by dotted key, which is changed, too. where: the file, for errors. Raises InputError if a micro-batch is not a
     whole number of samples."""
     training, parallelism = tables.setdefault("training", {}), tables.setdefault("parallelism", {})
     if "local_batch_size" in training or "seq_len" in training:
@@ -137,8 +142,9 @@ def _tokens(tables: dict[str, dict[str, Any]], sources: dict[str, str], where: s
 
 
 def _recomputed(config: ConstructedObject, take: Any, where: str) -> None:
-    """Adds the mode of recomputation to the tables (by `take`), from a class per policy or, before June 2026, from mode and
-    option. Raises InputError."""
+    """Find the mode of recomputation in a torchtitan configuration. It comes from a class per policy or, before June 2026, from
+    mode and option. take: called with table, key, value and line for each value found. config: the object that configures the
+    job. where: the file, for errors. Raises InputError for a key or value that is invalid or that no plan can have."""
     policy = config.fields.get("activation_checkpoint", "default")
     line = config.lines.get("activation_checkpoint", config.line)
     mode, option = DEFAULTS["activation_checkpoint"]
@@ -161,8 +167,10 @@ def _recomputed(config: ConstructedObject, take: Any, where: str) -> None:
 
 
 def _model(config: ConstructedObject, path: Path, take: Any, user: UserSettings) -> None:
-    """Adds the name, the flavour and the converters of the model to the tables (by `take`). The name is that of --model if the
-    file does not say it. Raises InputError."""
+    """Find the name, the flavour (size) and the low-precision converters of the model in a torchtitan configuration. The name
+    is that of --model if the file does not say it. take: called with table, key, value and line for each value found. config:
+    the object that configures the job. path: the file. user: the settings that the user gives in addition to the file. Raises
+    InputError if they are not written out."""
     where, spec = str(path), config.fields.get("model_spec", config.fields.get("model"))
     if not isinstance(spec, ConstructedObject) or not isinstance(
         flavour := spec.fields.get("0", spec.fields.get("flavor")), str

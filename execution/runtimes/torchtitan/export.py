@@ -93,13 +93,14 @@ REGISTERED = ("llama3_8b", "llama3_70b", "llama3_405b", "qwen3_14b", "qwen3_32b"
 
 
 def warmup_of(steps: int) -> int:
-    """Steps of learning-rate warm-up: a tenth of all steps, since a short run would never finish torchtitan's default of
-    200."""
+    """Number of steps of learning-rate warm-up: a tenth of all steps, since a short run would never finish torchtitan's
+    default of 200."""
     return max(1, steps // 10)
 
 
 def modules(plan: Plan, head: str) -> list[list[str]]:
-    """Names of the modules of each stage. head: the name of the output matrix."""
+    """The names of the model's modules in each stage, such as [["tok_embeddings", "layers.0"], ["layers.1", "norm",
+    "output"]]. head: torchtitan's name of the output matrix."""
     stages, layer = [], 0
     for stage in layers_of(plan):
         names = ["tok_embeddings"] if "E" in stage else []
@@ -137,10 +138,8 @@ def export(plan: Plan, where: str, training: Training = UNSAID) -> Export:
     shared = replace(strategy, sequence_parallel=tp > 1)
     exported = as_exported(plan, shared, precision=precision)
     peak_bytes = fitting_bytes(plan, exported, where, RUNTIME)
-    files: dict[str, str] = {}
     # torch's 1F1B wants as many micro-batches as stages; an order of passes that is written out does not.
-    if plan.schedule == "1f1b" and parts < stages and stages > 1:
-        files[CSV] = "".join(",".join(row) + "\n" for row in pass_names(plan))
+    by_csv = plan.schedule == "1f1b" and parts < stages and stages > 1
     flavour = FLAVOURS.get(model.name)
     if flavour is None:
         left_out.append(f"the model {model.name}: name a flavour of its sizes in [model]")
@@ -158,7 +157,7 @@ def export(plan: Plan, where: str, training: Training = UNSAID) -> Export:
         samples=samples,
         modules=modules(plan, "output"),
         recomputes=recomputes,
-        csv=CSV if CSV in files else None,
+        csv=CSV if by_csv else None,
         recipe=None if recipe is None else recipe.name,
         compiled=compiled,
         tokenizer=training.tokenizer or NO_TOKENIZER,
@@ -170,23 +169,14 @@ def export(plan: Plan, where: str, training: Training = UNSAID) -> Export:
     )
     toml = sections_of(values_of(KEYS, exported_values))
     python = _python_tables(toml, plan)
-    toml_args = [f"--job.config_file {here('torchtitan.toml')}"]
-    if CSV in files:
-        toml_args.append(f"--parallelism.pipeline_parallel_schedule_csv {here(CSV)}")
-    before = [f"CONFIG=({' '.join(toml_args)})"]
+    script = None
     if recipe is None or recipe.name == "mxfp8":
-        files = {
-            "torchtitan_config.py": _script(
-                python, recomputes, flavour, None if recipe is None else compiled, _yours(exported_values)
-            ),
-            **files,
-        }
-    if "def planned" in files.get("torchtitan_config.py", ""):
-        before += ['if [ "${TORCHTITAN:-0.2}" = 0.3 ]; then  # TORCHTITAN=0.3 bash launch.sh for that version', *PYTHON]
+        script = _script(python, recomputes, flavour, None if recipe is None else compiled, _yours(exported_values))
     files = {
         "torchtitan.toml": _toml(toml),
-        **files,
-        "launch.sh": torchrun(plan.world, '-m torchtitan.train "${CONFIG[@]}" "$@"', before),
+        **({} if script is None else {"torchtitan_config.py": script}),
+        **({CSV: "".join(",".join(row) + "\n" for row in pass_names(plan))} if by_csv else {}),
+        "launch.sh": _launch(plan.world, by_csv, script),
         "slurm.sh": slurm(plan.world),
         "README.md": page(plan, RUNTIME, VERSION, peak_bytes, left_out, (*_to_fill_in(training), *DECIDES)),
     }
@@ -194,8 +184,21 @@ def export(plan: Plan, where: str, training: Training = UNSAID) -> Export:
     return Export("torchtitan", settings, files, tuple(left_out), exported)
 
 
+def _launch(world: int, by_csv: bool, script: str | None) -> str:
+    """The text of launch.sh. world: number of ranks. by_csv: whether the order of passes is in a CSV file. script: the text of
+    torchtitan_config.py; None if it is not exported. If it has a configuration of the whole job, launch.sh can start it."""
+    arguments = [f"--job.config_file {here('torchtitan.toml')}"]
+    if by_csv:
+        arguments.append(f"--parallelism.pipeline_parallel_schedule_csv {here(CSV)}")
+    before = [f"CONFIG=({' '.join(arguments)})"]
+    if script is not None and "def planned" in script:
+        before += ['if [ "${TORCHTITAN:-0.2}" = 0.3 ]; then  # TORCHTITAN=0.3 bash launch.sh for that version', *PYTHON]
+    return torchrun(world, '-m torchtitan.train "${CONFIG[@]}" "$@"', before)
+
+
 def _refuse_model(model: Model, where: str) -> None:
-    """Raises InputError for a model with a dtype that torchtitan does not train in, or with tied embeddings."""
+    """Check that torchtitan trains a model's dtype, and that the model has no tied embeddings. where: the plan's file.
+    Raises InputError if it cannot run the model."""
     if model.dtype not in ("bfloat16", "float32"):
         fix = "plan in bfloat16 or float32: torchtitan trains in no other"
         raise InputError(where, "model.dtype", f"is {model.dtype!r}", fix)
@@ -205,8 +208,8 @@ def _refuse_model(model: Model, where: str) -> None:
 
 
 def _as_sharded(strategy: Strategy, stages: int, left_out: list[str]) -> Strategy:
-    """The strategy as torchtitan runs it: copies of states become shards that are gathered once a step. left_out: README lines
-    on the differences are added."""
+    """A copy of the strategy (levels of parallelism) as torchtitan runs it: copies of states become shards that are gathered
+    once a step. stages: number of pipeline stages. left_out: README lines on how the run differs from the plan are appended."""
     dp, sdp, cp = (strategy.degree(paradigm) for paradigm in ("dp", "sdp", "cp"))
     if dp > 1 and sdp == 1:
         left_out.append(f"{strategy}: parameters are sharded between steps and gathered once a step; less memory, more time")
@@ -219,7 +222,8 @@ def _as_sharded(strategy: Strategy, stages: int, left_out: list[str]) -> Strateg
 
 
 def _python_tables(toml: dict[str, dict[str, Any]], plan: Plan) -> dict[str, dict[str, Any]]:
-    """The fields of torchtitan 0.3's training and parallelism configurations, from the tables of 0.2."""
+    """The fields of torchtitan 0.3's training and parallelism configurations. toml: the tables of version 0.2, from which
+    they are computed."""
     training = {name: value for name, value in toml["training"].items() if name not in OF_DATA}
     if len(plan.stages) == 1:
         return {"training": training, "parallelism": toml["parallelism"]}
@@ -229,14 +233,14 @@ def _python_tables(toml: dict[str, dict[str, Any]], plan: Plan) -> dict[str, dic
 
 
 def _yours(values: ExportedValues) -> dict[str, Any]:
-    """The values of the names in YOURS, which are the user's to change."""
+    """The values of the names at the top of torchtitan_config.py, which the user is to change, such as TOKENIZER and STEPS."""
     given = (values.tokenizer, values.dataset, values.folder, values.steps, values.rate, values.warmup)
     return dict(zip(YOURS, given, strict=True))
 
 
 def _toml(sections: dict[str, dict[str, Any]]) -> str:
-    """The text of a TOML file with these sections; JSON spells the values as TOML does. Lines for the user to fill in are
-    marked."""
+    """The text of a TOML file with these sections (values by key, by section). Lines for the user to fill in are marked by a
+    comment. Values are written as JSON, which spells them as TOML does."""
     about = dict(zip(THEIR_KEYS, YOURS.values(), strict=True))
 
     def line(section: str, key: str, value: Any) -> str:
@@ -249,7 +253,7 @@ def _toml(sections: dict[str, dict[str, Any]]) -> str:
 
 
 def _to_fill_in(training: Training) -> list[str]:
-    """A README line on the values that the user has not given and has to fill in."""
+    """Lines for the README on the values that the user has not given and has to fill in; empty if there are none."""
     given = (training.tokenizer, training.data, training.steps, training.learning_rate)
     names = [name for name, value in zip(("tokenizer", "data", "steps", "learning rate"), given, strict=True) if value is None]
     return [f"to be filled in, in the lines that say so: {', '.join(names)}"] if names else []
@@ -262,12 +266,11 @@ def _script(
     mxfp8: bool | None,
     yours: dict[str, Any],
 ) -> str:
-    """The text of torchtitan_config.py, with a function `apply`, and with `planned` if torchtitan has a configuration of the
-    model's flavour.
-
-    mxfp8: whether matrix multiplications in MXFP8 are compiled; None if there are none. yours: the values of the names in
-    YOURS.
-    """
+    """The text of torchtitan_config.py for torchtitan 0.3, with a function `apply` that sets the plan's fields, and a
+    function `planned` if torchtitan has a configuration of the model. python: values by field, by section. recomputes:
+    whether layers are recomputed. flavour: the model's name and size in torchtitan; None if it has none. mxfp8: whether
+    matrix multiplications in MXFP8 are compiled; None if there are none. yours: the values that stand at the top, for the
+    user to change."""
     registered = "_".join(flavour).lower() if flavour else ""
     name = registered if registered in REGISTERED else ""
     starts = "python -m torchtitan.train --module torchtitan_config --config planned"

@@ -31,11 +31,11 @@ HALF = ("bfloat16", "float32")
 class ExportedValues:
     """The properties of a plan from which the export computes torchtitan's keys.
 
-    strategy: that of all units, as torchtitan runs it. flavour: the model's name and size in torchtitan, if it has them.
-    samples: of a micro-batch on one rank. modules: module names of each stage. recomputes: whether layers are recomputed. csv:
-    a file with the order of passes if torchtitan has no such schedule. recipe: that of low-precision matrix multiplications.
-    compiled: whether torch.compile fuses their casts. tokenizer, dataset, folder, steps, rate (learning rate), warmup (steps):
-    values that a plan does not have.
+    plan: the plan. strategy: the levels of parallelism of all units, as torchtitan runs them. flavour: the model's name and
+    size in torchtitan, if it has them. samples: samples per micro-batch on one rank. modules: module names of each stage.
+    recomputes: whether layers are recomputed. csv: the name of a file with the order of passes, if torchtitan has no such
+    schedule. recipe: the recipe of low-precision matrix multiplications. compiled: whether torch.compile fuses its casts.
+    tokenizer, dataset, folder, steps, rate (learning rate), warmup (steps): values that a plan does not have.
     """
 
     plan: Plan
@@ -56,21 +56,23 @@ class ExportedValues:
 
     @property
     def pipelined(self) -> bool:
-        """Whether there are several stages."""
+        """Whether the plan has several pipeline stages."""
         return len(self.plan.stages) > 1
 
     @property
     def local(self) -> int:
-        """Samples that a rank loads at once: all of its samples with a pipeline, one micro-batch without (gradients are
-        accumulated then)."""
+        """Samples that a rank loads at once: all of its samples of a step with a pipeline; otherwise those of one
+        micro-batch, since gradients are then accumulated."""
         return self.samples * self.plan.batch.micro_batches if self.pipelined else self.samples
 
     def mixed(self, dtype: str) -> str | None:
-        """The dtype if the plan has master weights (mixed precision), else None."""
+        """The value that the export writes for a key on mixed precision: the given dtype if the plan has master weights,
+        otherwise None, so that the key is left out."""
         return dtype if self.plan.precision.master is not None else None
 
     def converter(self, recipe: RecipeName, value: Any) -> Any:
-        """The value of a key of a recipe's converter if the plan has this recipe, else None."""
+        """The value that the export writes for a key of a low-precision converter: the given value if the plan has this
+        recipe, otherwise None, so that the key is left out. recipe: the recipe that the converter implements."""
         return value if self.recipe == recipe else None
 
 

@@ -60,7 +60,8 @@ SINGLE = "mixed precision is off without data-parallel ranks that share states: 
 
 
 def read(path: Path, user: UserSettings) -> RunConfiguration:
-    """The run configuration of a TOML file. Raises InputError, also for a file that is not torchtitan's."""
+    """The run configuration of torchtitan's TOML file. user: the settings that the user gives in addition to the file. Raises
+    InputError, also for a file of another tool."""
     where = str(path)
     try:
         tables = tomllib.loads(path.read_text())
@@ -82,8 +83,10 @@ def is_one(tables: Mapping[str, Any]) -> bool:
 def of_tables(
     tables: Mapping[str, Any], where: str, user: UserSettings, sources: Mapping[str, str] | None = None, latest: bool = False
 ) -> RunConfiguration:
-    """The run configuration of the tables of a file, or of those that a job prints. sources: where each key is written. latest:
-    whether they are of version 0.3. Raises InputError."""
+    """The run configuration of torchtitan's tables, from a file or as a job prints them. tables: values by table and key.
+    sources: file and line by dotted key; None to state the file alone. latest: whether the tables are of version 0.3. where:
+    the file, for errors. user: the settings that the user gives in addition to the file. Raises InputError for a key or value
+    that is invalid or that no plan can have."""
     written_sources = sources or {}
     if "model_spec" in tables:  # as 0.3 prints it, without the classes of its parts
         problem = "is printed by torchtitan 0.3, which does not say what is recomputed, nor which converters there are"
@@ -112,8 +115,9 @@ def of_tables(
 
 
 def _of_keys(keys: KeyReader, early: bool, latest: bool) -> RunConfiguration:
-    """The run configuration of the keys of 0.2. early: whether the file is of a version before April 2025. latest: whether it
-    is of 0.3. Raises InputError."""
+    """The run configuration of torchtitan's keys, under the names of version 0.2. early: whether the file is of a version
+    before April 2025. latest: whether the file is of version 0.3. keys: gives the values of the file's keys, and records which
+    keys have been read. Raises InputError for a key or value that is invalid or that no plan can have."""
     _refuse(keys)
     cp = keys.whole("parallelism.context_parallel_degree") or 1  # of either rotation keys go around
     notes = list[str]()
@@ -177,7 +181,8 @@ def _of_keys(keys: KeyReader, early: bool, latest: bool) -> RunConfiguration:
 
 
 def _refuse(keys: KeyReader) -> None:
-    """Raises InputError for keys that ask for features that no plan has."""
+    """Check that no key of torchtitan asks for a feature that plans do not have. keys: gives the values of the file's keys, and
+    records which keys have been read. Raises InputError for the first that does."""
     for kind in ("expert_parallel", "expert_tensor_parallel"):
         keys.refuse(f"parallelism.{kind}_degree", [1], "runs with expert parallelism are not read yet")
     keys.refuse("training.enable_cpu_offload", ["false"], "states that FSDP2 keeps on the host are no option of plans for it")
@@ -194,8 +199,9 @@ def _refuse(keys: KeyReader) -> None:
 
 
 def _micro(keys: KeyReader, local: int, pp: int, chunks: int, early: bool) -> int:
-    """Samples of a micro-batch on one rank. local: samples of a step on one rank. early: as of `_of_keys`. Raises
-    InputError."""
+    """Samples per micro-batch on one rank. local: samples per step on one rank. pp: pipeline-parallel ranks. chunks: stages per
+    pipeline-parallel rank. early: whether the file is of a version before April 2025. keys: gives the values of the file's
+    keys, and records which keys have been read. Raises InputError if `local` is no multiple of the result."""
     size, count = "parallelism.pipeline_parallel_microbatch_size", "parallelism.pipeline_parallel_microbatches"
     given_size, number = keys.whole(size, None if early else DECLARED), keys.whole(count)
     if pp == 1:
@@ -215,8 +221,10 @@ def _micro(keys: KeyReader, local: int, pp: int, chunks: int, early: bool) -> in
 
 
 def _recipe(keys: KeyReader, notes: list[str]) -> RecipeName | None:
-    """The low-precision recipe of the converters of linear layers, by their names in 0.2 and in earlier versions; None if there
-    is none. Raises InputError."""
+    """The low-precision recipe of the converters of linear layers, under their names in version 0.2 and earlier ones; None if
+    there is none. notes: a list to which lines on how the plan differs from the run are appended. keys: gives the values of the
+    file's keys, and records which keys have been read. Raises InputError for a key or value that is invalid or that no plan can
+    have."""
     converters = _listed(keys, "model.converters")
     linear = [converter for converter in converters if converter in CONVERTERS]
     for converter in converters:
@@ -249,7 +257,9 @@ def _recipe(keys: KeyReader, notes: list[str]) -> RecipeName | None:
 
 
 def _listed(keys: KeyReader, key: str) -> list[str]:
-    """A list of names; versions before April 2025 may have it as a text with commas. Raises InputError."""
+    """The list of names under a key of torchtitan's file; versions before April 2025 may have it as a text with commas. keys:
+    gives the values of the file's keys, and records which keys have been read. Raises InputError for a key or value that is
+    invalid or that no plan can have."""
     value = keys.get(key) or []
     if not isinstance(value, str | list | tuple):
         raise keys.error(key, f"is {shown(value)}", "give a list of names")
@@ -257,8 +267,10 @@ def _listed(keys: KeyReader, key: str) -> list[str]:
 
 
 def _model(keys: KeyReader, notes: list[str]) -> tuple[str | None, dict[str, Any] | None]:
-    """The shipped model with the file's name and flavour, such as llama3 and 8B, or else a configuration with its sizes; both
-    are None if its sizes are not known. Raises InputError for mixtures of experts."""
+    """The name of the shipped model that has the file's name and flavour, such as llama3 and 8B, or else the fields of a
+    Hugging Face configuration with its sizes; both are None if its sizes are not known. notes: a line is appended if attention
+    is masked by document. keys: gives the values of the file's keys, and records which keys have been read. Raises InputError
+    for mixtures of experts."""
     name, flavour = keys.text("model.name"), keys.text("model.flavor")
     if keys.flag("model.use_flex_attn") and keys.text("model.attn_mask_type") != "causal":
         notes.append("attention within documents: predicted over whole samples; less time")
@@ -274,9 +286,12 @@ def _model(keys: KeyReader, notes: list[str]) -> tuple[str | None, dict[str, Any
 def _stages(
     keys: KeyReader, pp: int, schedule: PlanSchedule, early: bool
 ) -> tuple[tuple[int, ...] | None, int, tuple[int, int]]:
-    """The cuts of the pipeline, in three parts: the first units of all stages but the first, if they are written out; the
-    number of stages of each rank; and by how many layers the first and the last stage are shorter. early: whether the file is
-    of a version before April 2025. Raises InputError."""
+    """Three values on the pipeline's stages: the index of the first unit of every stage but the first (None if the file does
+    not write it out); the number of stages per rank; and by how many layers the first and the last stage are shorter. A unit is
+    the embedding, a sub-layer (attention or feed-forward network) or the head. pp: pipeline-parallel ranks. schedule: the
+    pipeline schedule, by which a rank has one stage or several. early: whether the file is of a version before April 2025.
+    keys: gives the values of the file's keys, and records which keys have been read. Raises InputError for a key or value that
+    is invalid or that no plan can have."""
     lists = [keys.get(f"parallelism.{name}") for name in ("module_fqns_per_model_part",)]
     lists += [keys.get("parallelism.pipeline_parallel_module_fqns_per_model_part")]
     points = _listed(keys, "parallelism.pipeline_parallel_split_points")
@@ -312,15 +327,17 @@ def _stages(
 
 
 def _early_cuts(layers: int, stages: int) -> tuple[int, ...]:
-    """The first units of all stages but the first, as versions before April 2025 divide layers (`generate_split_points`):
-    left-over layers go to the stages after the first, one each."""
+    """The index of the first unit (embedding, two sub-layers per layer, head) of every stage but the first, as torchtitan
+    versions before April 2025 divide layers (`generate_split_points`): left-over layers go to the stages after the first,
+    one each."""
     per_stage, more = divmod(layers, stages)
     counts = [per_stage + (0 < index <= more) for index in range(stages - 1)]
     return tuple(1 + 2 * ends for ends in accumulate(counts))
 
 
 def _known_layers(keys: KeyReader) -> int:
-    """Number of layers of the file's model. Raises InputError if its sizes are not known."""
+    """Number of layers of the model that the file names. keys: gives the values of the file's keys, and records which keys have
+    been read. Raises InputError if its sizes are not known."""
     name, config = _model(keys, [])
     if name is None and config is None:
         fix = "give parallelism.module_fqns_per_model_part, or a flavour that is shipped"
@@ -329,8 +346,9 @@ def _known_layers(keys: KeyReader) -> int:
 
 
 def _cuts(keys: KeyReader, modules: Any, pp: int) -> tuple[int, ...]:
-    """The first units of all stages but the first, from the lists of modules of all stages. pp: pipeline-parallel ranks. Raises
-    InputError."""
+    """The index of the first unit (embedding, two sub-layers per layer, head) of every stage but the first. modules: the names
+    of the modules of each stage, as the file lists them. pp: pipeline-parallel ranks. keys: gives the values of the file's
+    keys, and records which keys have been read. Raises InputError if the lists do not match the model."""
     name = "parallelism.module_fqns_per_model_part"
     if not isinstance(modules, list) or len(modules) % pp or not all(isinstance(part, list) and part for part in modules):
         raise keys.error(name, f"is {shown(modules)}", f"give a list of a multiple of {pp} lists of module names")
@@ -351,7 +369,9 @@ def _cuts(keys: KeyReader, modules: Any, pp: int) -> tuple[int, ...]:
 
 
 def _recomputed(keys: KeyReader, notes: list[str]) -> RecomputedLayers:
-    """Which layers or modules are recomputed. notes: a line is added if the run recomputes by operations. Raises InputError."""
+    """The layers or modules that are recomputed in backward passes, by torchtitan's keys. notes: a line is appended if the run
+    recomputes single operations. keys: gives the values of the file's keys, and records which keys have been read. Raises
+    InputError for a key or value that is invalid or that no plan can have."""
     mode = keys.text("activation_checkpoint.mode")
     option = str(keys.get("activation_checkpoint.selective_ac_option") or "2")
     if mode == "memory_budget":

@@ -105,8 +105,9 @@ TIED = ("llama3-1B", "llama3-3B", "qwen3-0.6B", "qwen3-1.7B", "qwen3-4B")
 
 
 def as_today(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values under the keys of 0.2, and the key in the file for each that is different there. Raises InputError if a file
-    has a key of two versions with different values."""
+    """The values of a torchtitan file of any version under the keys of version 0.2; and, for keys that are named differently
+    in the file, the file's key by that of 0.2. values: by the file's dotted keys. where: the file. Raises InputError if a
+    file has a key of two versions with different values."""
     result, written = dict(values), dict[str, str]()
 
     def take(key: str, old: str, value: Any) -> None:
@@ -151,8 +152,9 @@ def as_today(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dic
 
 
 def version_of(values: Mapping[str, Any], written: Mapping[str, str]) -> str:
-    """The version whose defaults apply to keys that a file leaves out: the earliest that its keys belong to, else 0.2. values:
-    under the file's own keys. written: the second result of `as_today`."""
+    """The version of torchtitan whose defaults apply to keys that a file leaves out: the earliest version that has the
+    file's keys, such as "before April 2025", otherwise "0.2". values: under the file's own keys. written: the file's key by
+    the key of 0.2, if they differ."""
     degrees = [old for key, old in written.items() if key.startswith("parallelism.") and old.startswith(BEFORE)]
     for month, keys in (*UNTIL, ("March 2025", degrees), *LATER):
         if any(key in values for key in keys):
@@ -161,15 +163,16 @@ def version_of(values: Mapping[str, Any], written: Mapping[str, str]) -> str:
 
 
 def before_parallelism(values: Mapping[str, Any], written: Mapping[str, str]) -> bool:
-    """Whether a file is of the versions before 7 April 2025, whose pipelines had as many micro-batches as stages. Arguments as
-    of `version_of`."""
+    """Whether a torchtitan file is of the versions before 7 April 2025, whose pipelines by default had as many micro-batches
+    as stages. values: under the file's own keys. written: the file's key by the key of 0.2, if they differ."""
     layout = (old for key, old in written.items() if key.startswith("parallelism."))
     return "parallelism.pipeline_parallel_microbatches" in values or any(old.startswith(BEFORE) for old in layout)
 
 
 def model_of(name: str, flavour: str) -> tuple[str | None, dict[str, Any] | None]:
-    """The shipped model with a name and a flavour, such as llama3 and 8B, or else the fields of its configuration. Both are
-    None if the sizes are the user's own, or differ by version, as those of debugmodel."""
+    """The name of the shipped model for torchtitan's name and flavour of a model, such as llama3 and 8B, or else the fields
+    of its Hugging Face configuration. Both are None if the sizes are the user's own, or differ by version, as those of
+    debugmodel."""
     wanted = f"{name}-{flavour}"
     wanted = next((wanted.removesuffix(end) for end in ATTENTIONS if wanted.endswith(end)), wanted)
     found = next((shipped_name for shipped_name in shipped("models") if shipped_name.lower() == wanted.lower()), None)

@@ -6,7 +6,7 @@ executor has Muon for copies of states only.
 
 from __future__ import annotations
 
-from trainplan.execution.support import COMPILED
+from trainplan.execution.support import COMPILED, DEALT
 from trainplan.formulations.plan.strategy import EXCHANGES, MODULES
 from trainplan.formulations.runtimes import Runtime
 
@@ -21,6 +21,7 @@ CAPABILITIES = Runtime(
     sliced=True,
     exchanges=EXCHANGES,
     first_layers=True,
-    muon=(0,),
-    features=COMPILED - {"Muon in ZeRO stage 1"},  # what the executor runs of them
+    optimizers={"muon": (0,)},
+    by_programs=True,
+    features=COMPILED - DEALT,  # what the executor runs of them
 )

@@ -51,8 +51,9 @@ CLOSE = 0.02  # of a number of parameters
 
 
 def of_deepspeed(lines: Sequence[str], where: str, user: UserSettings) -> RunConfiguration | None:
-    """The run configuration of a log in which DeepSpeed printed its configuration file; batch, devices and precision are as its
-    engine resolved them. None if the log has no such lines. Raises InputError if they are cut off."""
+    """The run configuration of a log in which DeepSpeed printed its configuration; batch, devices and precision are as its
+    engine resolved them. lines: the log. None if the log has no such lines. where: the file, for errors. user: the settings
+    that the user gives in addition to the file. Raises InputError if they are cut off."""
     if (found := last(ENGINE, lines)) is None:
         return None
     number, at = found[0], f"{where}:{found[0] + 1}"
@@ -79,8 +80,10 @@ def of_deepspeed(lines: Sequence[str], where: str, user: UserSettings) -> RunCon
 def _with_recomputation(
     lines: Sequence[str], where: str, user: UserSettings, read: Callable[[UserSettings], RunConfiguration]
 ) -> RunConfiguration:
-    """The run configuration of a log whose other lines may say that layers are recomputed (gradient checkpointing). read: gives
-    the configuration for given user settings. Raises InputError if the log contradicts --recompute."""
+    """The run configuration of a log, with full recomputation if a line of the log says that layers are recomputed (gradient
+    checkpointing). lines: the log. read: gives the configuration for given user settings. where: the file, for errors. user:
+    the settings that the user gives in addition to the file. Raises InputError if the log contradicts the user's --recompute.
+    """
     if (found := first(CHECKPOINTING, lines)) is None:
         return read(user)
     at = f"{where}:{found[0] + 1}"
@@ -92,8 +95,9 @@ def _with_recomputation(
 
 def of_trainer(lines: Sequence[str], where: str, user: UserSettings) -> RunConfiguration | None:
     """The run configuration of a log of transformers' Trainer without DeepSpeed: data-parallel copies, or FSDP; None if the log
-    prints no arguments. If only the launcher's own file would say whether FSDP is used, the number of parameters that each
-    device trains decides it. Raises InputError if states are shared and the log does not say how."""
+    prints no arguments. lines: the log. If only the launcher's own file would say whether FSDP is used, the number of
+    parameters that each device trains decides it. where: the file, for errors. user: the settings that the user gives in
+    addition to the file. Raises InputError if states are sharded and the log does not say how."""
     if (run := _of_arguments(lines, where, user, None, where)) is None:
         return None
     shares = _trained(lines, where, user, run)
@@ -108,8 +112,10 @@ def of_trainer(lines: Sequence[str], where: str, user: UserSettings) -> RunConfi
 def _of_arguments(
     lines: Sequence[str], where: str, user: UserSettings, engine: Mapping[str, Any] | None, at: str
 ) -> RunConfiguration | None:
-    """The run configuration of the TrainingArguments that a log prints; None if it prints none. engine: DeepSpeed's
-    configuration, if the log has one. at: the line of that, for errors. Raises InputError if the arguments are cut off."""
+    """The run configuration of the TrainingArguments that a log prints; None if it prints none. lines: the log. engine:
+    DeepSpeed's configuration; None if the log has none. at: the file and line of that configuration; unused. where: the file,
+    for errors. user: the settings that the user gives in addition to the file. Raises InputError if the arguments are cut off.
+    """
     found = last(TRAINER, lines) or last(TRL, lines)
     if found is None:
         return None
@@ -151,21 +157,25 @@ PRINTED = ("logging_dir", "fp16_opt_level", "xpu_backend", "tpu_metrics_debug", 
 
 
 def _argument(text: str) -> Any:
-    """The value of one of TrainingArguments' fields, from the text that Python prints for it."""
+    """The value of one of TrainingArguments' fields, from the text that Python prints for it; of an enumeration, its value
+    in lower case."""
     if (member := ENUMERATION.match(text)) is not None:
         return member[1].lower()
     return value_of(OPTION.sub(lambda option: option[1], text))
 
 
 def _model(lines: Sequence[str]) -> dict[str, Any] | None:
-    """The Hugging Face configuration of the model, if transformers printed it while loading the model; else None."""
+    """The Hugging Face configuration of the model, if transformers printed it in the log while loading the model; otherwise
+    None. lines: the log."""
     found = last(MODEL, lines)
     return None if found is None else mapping_at(lines, found[0], found[1][1])
 
 
 def _trained(lines: Sequence[str], where: str, user: UserSettings, run: RunConfiguration) -> bool | None:
     """Whether each device trains a share of the parameters (True) or all of them (False), by the number of trainable parameters
-    in the log; None if the log does not decide it. Raises InputError if only some parameters are trained, as with adapters."""
+    in the log; None if the log does not decide it. lines: the log. run: the run configuration that has been read so far. where:
+    the file, for errors. user: the settings that the user gives in addition to the file. Raises InputError if only some
+    parameters are trained, as with adapters."""
     if (adapters := last(ADAPTERS, lines)) is not None:
         some, every = (int(text.replace(",", "")) for text in adapters[1].groups())
         if some < every * (1 - CLOSE):
@@ -187,8 +197,9 @@ def _trained(lines: Sequence[str], where: str, user: UserSettings, run: RunConfi
 
 
 def of_accelerate(lines: Sequence[str], where: str, user: UserSettings) -> RunConfiguration | None:
-    """The run configuration of a log in which Accelerate printed its state, with the batch as the examples of its trainers
-    print it; None if the log has no state. Raises InputError for FSDP, whose options the state does not contain."""
+    """The run configuration of a log in which Accelerate printed its state, with the batch as transformers' example scripts
+    print it; None if the log has no state. lines: the log. where: the file, for errors. user: the settings that the user gives
+    in addition to the file. Raises InputError for FSDP, whose options the state does not contain."""
     if (state := last(STATE, lines)) is None:
         return None
     begun, kind, at = state[0], state[1][1], f"{where}:{state[0] + 1}"

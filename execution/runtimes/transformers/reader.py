@@ -84,14 +84,17 @@ NAMES = {
 
 
 def read(path: Path, user: UserSettings) -> RunConfiguration:
-    """The run configuration of a YAML or JSON file of TrainingArguments. Raises InputError."""
+    """The run configuration of a YAML or JSON file of TrainingArguments. user: the settings that the user gives in addition to
+    the file. Raises InputError for a key or value that is invalid or that no plan can have."""
     data, keys = tables_and_keys(path, user, DEFAULTS)
     return of_keys(data, keys, path, user)
 
 
 def of_keys(data: Mapping[str, Any], keys: KeyReader, path: Path, user: UserSettings) -> RunConfiguration:
-    """The run configuration of TrainingArguments. data: the arguments with nested tables. keys: the same, flattened. path: the
-    file that they come from; files that the arguments name are looked up from there. Raises InputError."""
+    """The run configuration of transformers' TrainingArguments. data: the arguments as nested tables. keys: reads the same
+    arguments under dotted keys. path: the file that they come from; files that the arguments name are looked up from there.
+    user: the settings that the user gives in addition to the file. Raises InputError for a key or value that is invalid or that
+    no plan can have."""
     notes = list[str]()
     user = with_precision(user, keys, ("bf16", "fp16"))
     refuse_all(keys, REFUSED)
@@ -146,18 +149,21 @@ def of_keys(data: Mapping[str, Any], keys: KeyReader, path: Path, user: UserSett
 
 
 def _loss(keys: KeyReader) -> Literal["full", "chunked"] | None:
-    """How TRL's loss holds the logits: all at once (full) or in chunks; None if `loss_type` is not given. Raises InputError for
-    losses of other trainers."""
+    """How TRL's loss holds the logits: all at once (full) or in chunks; None if `loss_type` is not given. keys: gives the
+    values of the file's keys, and records which keys have been read. Raises InputError for losses of other trainers."""
     if keys.get("loss_type") is None:
         return None
     return "chunked" if keys.text("loss_type", "nll", ("nll", "chunked_nll", "dft")) == "chunked_nll" else "full"
 
 
 def _size(keys: KeyReader, name: str) -> int:
-    """A degree of parallelism in `parallelism_config`, such as that of tp; 1 if it is not given. Raises InputError."""
+    """A degree of parallelism in TrainingArguments' `parallelism_config`; 1 if it is not given. name: the dimension, such as
+    tp. keys: gives the values of the file's keys, and records which keys have been read. Raises InputError for a key or value
+    that is invalid or that no plan can have."""
     return keys.whole(f"parallelism_config.{name}_size", 1) or 1
 
 
 def _sizes(keys: KeyReader) -> dict[str, int]:
-    """Sizes of the shard and replicate dimensions of `parallelism_config`, by name."""
+    """The sizes of the mesh dimensions `dp_shard` and `dp_replicate` in TrainingArguments' `parallelism_config`, by name. keys:
+    gives the values of the file's keys, and records which keys have been read."""
     return {name: _size(keys, name) for name in ("dp_shard", "dp_replicate")}

@@ -29,19 +29,22 @@ from trainplan.execution.runtimes.accelerate.reader import ON_HOST, find_named_f
 from trainplan.execution.runtimes.deepspeed import reader as deepspeed_reader
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 from trainplan.profiling.clusters.recipes import RecipeName
-from trainplan.profiling.models.optimizers import OptimizerName
+from trainplan.profiling.models.optimizers import OPTIMIZERS, OptimizerName
 from trainplan.profiling.models.precision import MASTERS, PLAIN
 
-ADAMW = (
-    "adamw_torch",
-    "adamw_torch_fused",
-    "adamw_hf",
-    "adamw_apex_fused",
-    "adamw_torch_xla",
-    "adamw_torch_npu_fused",
-    "adamw",
-)
 PAGED = ("paged_adamw", "paged_adamw_32bit")
+STEPPED: dict[str, OptimizerName] = {  # optimizers of plans by transformers' words
+    "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw",
+    "adamw_hf": "adamw",
+    "adamw_apex_fused": "adamw",
+    "adamw_torch_xla": "adamw",
+    "adamw_torch_npu_fused": "adamw",
+    "adamw": "adamw",
+    "paged_adamw": "adamw",
+    "paged_adamw_32bit": "adamw",
+    "muon": "muon",
+}
 EAGER = ("eager", "disabled")
 FLASH = ("sdpa", "fa2", "fa3", "flash", "flex", "xformers", "sage")  # how the names of kernels begin that keep no scores
 LAUNCHED = "give --set accelerate=FILE, what `accelerate launch` reads, or --set accelerate=none: every device has copies"
@@ -55,17 +58,18 @@ FSDP_WORDS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSettings:
-    """Settings of a run by transformers' Trainer, whatever its tool calls them.
+    """Settings of a run by transformers' Trainer, whichever tool uses it and whatever the tool calls them.
 
-    tool: the tool's name. model: a name or folder; None if not given. sequence: tokens per sample. micro: samples of a
-    micro-batch on one rank. accumulation: micro-batches of a step. dtype: that of matrix multiplications. masters: whether
+    tool: the tool's name. model: a name or folder; None if not given. sequence: tokens per sample. micro: samples per
+    micro-batch on one rank. accumulation: micro-batches per step. dtype: the dtype of matrix multiplications. masters: whether
     parameters are in float32 unless DeepSpeed or FSDP widens them. widened: whether FSDP version 2 widens them. mixed: whether
     matrix multiplications are in half precision whatever the parameters' dtype is; without it no FSDP widens parameters.
-    recomputes: whether layers are recomputed. attention: eager keeps attention scores, flash does not; None is the model's own
-    choice. loss: how the loss holds logits. sizes: dimensions of the device mesh by name. version: of FSDP if the file gives
-    none. names: the tool's key by field of the run configuration, for errors. words: words for a note in tables of measured
-    runs, such as compile. launched: whether the program that launches the run may be the only one that says how states are
-    shared.
+    recomputes: whether layers are recomputed. optimizer: its name in plans. attention: eager keeps attention scores, flash does
+    not; None is the model's own choice. loss: how the loss holds logits. recipe: low-precision recipe of matrix
+    multiplications. tp, cp: degrees of tensor and context parallelism. sizes: sizes of dimensions of the device mesh by name.
+    version: the version of FSDP if the file gives none. names: the tool's key by field of the run configuration, for errors.
+    words: words for a note in tables of measured runs, such as compile. launched: whether the program that launches the run may
+    be the only one that says how states are sharded.
     """
 
     tool: str
@@ -92,8 +96,9 @@ class TrainerSettings:
 
 
 def tables_and_keys(path: Path, user: UserSettings, defaults: str) -> tuple[Mapping[str, Any], KeyReader]:
-    """The tables of a file, and a reader of its keys. defaults: the source to state for default values. Raises InputError if
-    the file holds no table."""
+    """The values of a trainer's configuration file with the user's settings applied, as nested tables, and a reader of its
+    keys. path: the file. defaults: the source to state for default values in reports. user: the settings that the user gives in
+    addition to the file. Raises InputError if the file holds no table."""
     data, sources = read_with_settings(path, user, LAUNCHED_BY)
     if not isinstance(data, Mapping):
         raise InputError(str(path), "", f"holds {shown(data)}", "give a mapping of keys")
@@ -102,22 +107,21 @@ def tables_and_keys(path: Path, user: UserSettings, defaults: str) -> tuple[Mapp
 
 
 def optimizer_of(keys: KeyReader, key: str, default: str, notes: list[str]) -> OptimizerName:
-    """The optimizer of a run, given the key that holds transformers' name of it. notes: a line is added for paged optimizers.
-    Raises InputError for optimizers whose states no plan has."""
+    """The plan's name of a run's optimizer. key: the file's key that holds transformers' name of it. default: the name if the
+    key is missing. notes: a line is appended for paged optimizers. keys: gives the values of the file's keys, and records which
+    keys have been read. Raises InputError for optimizers whose states no plan has."""
     name = str(keys.text(key, default)).lower()
-    if name == "muon":
-        return "muon"
     if name in PAGED:
         notes.append(f"{key}: {name} may move states to the host where memory is short: the plan keeps them on the device")
-    elif name not in ADAMW:
+    if name not in STEPPED:
         fix = "give adamw_torch: plans keep two moments of every parameter, as wide as what is stepped"
         raise keys.error(key, f"is {shown(name)}", fix)
-    return "adamw"
+    return STEPPED[name]
 
 
 def attention_of(value: Any) -> Literal["eager", "flash"] | None:
-    """Whether attention keeps its scores (eager) or not (flash), by the name of an implementation; None if the name leaves it
-    to the model."""
+    """How an implementation of attention computes: eager keeps attention scores in memory, flash does not; None if its name
+    leaves that to the model. value: transformers' name of it, such as sdpa or flash_attention_2."""
     name = str(value or "").lower().rpartition("/")[2]
     if name in EAGER:
         return "eager"
@@ -125,8 +129,10 @@ def attention_of(value: Any) -> Literal["eager", "flash"] | None:
 
 
 def with_precision(user: UserSettings, keys: KeyReader, names: Collection[str]) -> UserSettings:
-    """The user's settings with the dtype of the file that Accelerate is launched with, which transformers uses if its own
-    arguments (named by `names`) request no half precision. Raises InputError."""
+    """The user's settings, with the dtype from the file that Accelerate is launched with; transformers uses that dtype if its
+    own arguments request no half precision. keys: the trainer's keys. names: the keys that request half precision. user: the
+    settings that the user gives in addition to the file. Raises InputError for a key or value that is invalid or that no plan
+    can have."""
     launched = user.variables.get(ACCELERATE)
     half_requested = any(keys.values.get(name) not in (None, False) for name in names)
     if launched in (None, "none") or user.dtype is not None or half_requested:
@@ -141,8 +147,9 @@ def with_precision(user: UserSettings, keys: KeyReader, names: Collection[str]) 
 
 def half_of(keys: KeyReader, bf16: tuple[str, ...], fp16: tuple[str, ...], user: UserSettings, missing: str | None) -> str:
     """The dtype of matrix multiplications, by the first key that is set. bf16, fp16: the tool's keys that turn on each dtype.
-    missing: the tool's dtype if no key is there. Raises InputError if that is None and nothing says the dtype, or if both
-    dtypes are on."""
+    missing: the dtype if no such key is set; None if the tool has no default. keys: gives the values of the file's keys, and
+    records which keys have been read. user: the settings that the user gives in addition to the file. Raises InputError if
+    nothing states the dtype, or if both dtypes are on."""
     keys.read.update((*bf16, *fp16))
     enabled = [next((key for key in names if keys.values.get(key) is True), None) for names in (bf16, fp16)]
     if None not in enabled:
@@ -171,8 +178,10 @@ def half_of(keys: KeyReader, bf16: tuple[str, ...], fp16: tuple[str, ...], user:
 def configured(
     keys: KeyReader, data: Mapping[str, Any], path: Path, user: UserSettings, trainer: TrainerSettings, notes: list[str]
 ) -> RunConfiguration:
-    """The run configuration of a trainer's file, before keys that were not read are listed (see `finished`). keys, data: the
-    file's keys, flat and nested. path: the file. notes: lines on how the plan differs from the run. Raises InputError."""
+    """The run configuration of a trainer's file, before it is checked which keys were not read. keys, data: the file's values,
+    by dotted key and as nested tables. path: the file. trainer: the settings that were read from it. notes: lines on how the
+    plan differs from the run. user: the settings that the user gives in addition to the file. Raises InputError for a key or
+    value that is invalid or that no plan can have."""
     keys.read.update(("deepspeed", "fsdp", "fsdp_config"))
     if data.get("deepspeed") is not None:
         run = _deepspeed(keys, data["deepspeed"], path, user, trainer)
@@ -180,10 +189,9 @@ def configured(
         run = _sharded(keys, data, user, trainer, notes)
         if run.runtime == "accelerate" and not trainer.recomputes:
             refuse_denied(run.recomputed.of == "full", user, run.where)
-    if trainer.optimizer == "muon" and run.zero > 1:
-        raise keys.error(
-            trainer.names["optimizer"], f"is muon, with ZeRO stage {run.zero}", "give adamw_torch, or stage 0 or 1"
-        )
+    if run.zero not in (stages := OPTIMIZERS[trainer.optimizer].zero):
+        fix = f"give adamw_torch, or stage {' or '.join(map(str, stages))}"
+        raise keys.error(trainer.names["optimizer"], f"is {trainer.optimizer}, with ZeRO stage {run.zero}", fix)
     stepped = () if run.runtime == "deepspeed" else (name for name, _ in _stepped(keys, trainer).values())
     synced = SYNCED.rpartition(".")[2] if SYNCED in keys.values and keys.flag(SYNCED) else ""
     flags = " ".join(filter(None, (trainer.words, run.flags, *stepped, synced)))
@@ -193,14 +201,17 @@ def configured(
         accumulation=trainer.accumulation, recipe=trainer.recipe,
         recomputed=RecomputedLayers("full") if trainer.recomputes else run.recomputed,
         tp=max(trainer.tp, run.tp), cp=max(trainer.cp, run.cp), cuts=(), buffers=buffers, notes=(*notes, *run.notes),
-        optimizer="muon" if trainer.optimizer == "muon" else run.optimizer, flags=flags,
+        optimizer=run.optimizer if trainer.optimizer == "adamw" else trainer.optimizer, flags=flags,
         keys={**run.keys, **trainer.names}, undecided=run.undecided,
     )  # fmt: skip
 
 
 def _deepspeed(keys: KeyReader, named: Any, path: Path, user: UserSettings, trainer: TrainerSettings) -> RunConfiguration:
-    """The DeepSpeed part of a trainer's configuration. named: the name of DeepSpeed's file, or its content as a table within
-    the trainer's file. Keys that are "auto" get the trainer's values. Raises InputError."""
+    """The run configuration of the DeepSpeed part of a trainer's file. named: the name of DeepSpeed's file, or its content as a
+    table within the trainer's file. path: the trainer's file. trainer: the settings that were read from it; DeepSpeed's keys
+    that are "auto" get their values. keys: gives the values of the file's keys, and records which keys have been read. user:
+    the settings that the user gives in addition to the file. Raises InputError for a key or value that is invalid or that no
+    plan can have."""
     where = keys.source("deepspeed")
     given: dict[str, tuple[Any, str]] = {
         f"{name}.enabled": (trainer.dtype == dtype, f"{trainer.tool}'s {name} ({keys.source(trainer.names['dtype'])})")
@@ -229,8 +240,9 @@ def _deepspeed(keys: KeyReader, named: Any, path: Path, user: UserSettings, trai
 
 
 def _stepped(keys: KeyReader, trainer: TrainerSettings) -> dict[str, tuple[str, str]]:
-    """The trainer's name of the optimizer, with its source, as a dict with the key `optim`; empty if the file does not say
-    it."""
+    """The optimizer that a trainer fills into DeepSpeed's configuration: transformers' name of it and its source, as {"optim":
+    (name, source)}; empty if the file does not say it. trainer: the settings that were read from the file. keys: gives the
+    values of the file's keys, and records which keys have been read."""
     taken = next((value for value in keys.taken if value.key == trainer.names["optimizer"]), None)
     return {} if taken is None else {"optim": (str(taken.value), taken.source)}
 
@@ -238,8 +250,11 @@ def _stepped(keys: KeyReader, trainer: TrainerSettings) -> dict[str, tuple[str, 
 def _sharded(
     keys: KeyReader, data: Mapping[str, Any], user: UserSettings, trainer: TrainerSettings, notes: list[str]
 ) -> RunConfiguration:
-    """The FSDP part of a trainer's configuration, from its own keys or from the file that Accelerate is launched with;
-    data-parallel copies of everything if neither is there. Raises InputError."""
+    """The run configuration of the FSDP part of a trainer's file, from its own keys or from the file that Accelerate is
+    launched with; with data-parallel copies of all states if neither exists. data: the file's nested tables. trainer: the
+    settings that were read from it. notes: a list to which lines on how the plan differs from the run are appended. keys: gives
+    the values of the file's keys, and records which keys have been read. user: the settings that the user gives in addition to
+    the file. Raises InputError for a key or value that is invalid or that no plan can have."""
     launched = user.variables.get(ACCELERATE)
     if launched not in (None, "none"):
         text = user.variables.get(WRITTEN)
@@ -294,8 +309,9 @@ def _sharded(
 
 def _masters(trainer: TrainerSettings, shared: bool, version: int, notes: list[str]) -> bool:
     """Whether the parameters that the optimizer updates are in float32: because they are loaded so, or because Accelerate
-    widens them for FSDP in mixed precision (`fsdp2_prepare_model`; `prepare_model` for version 1). shared: whether FSDP shares
-    states."""
+    widens them for FSDP in mixed precision (`fsdp2_prepare_model`; `prepare_model` for version 1). trainer: the trainer's
+    settings. shared: whether FSDP shards states. version: the version of FSDP. notes: a line is appended if they are in half
+    precision."""
     masters = trainer.masters or (shared and trainer.mixed and (version == 1 or trainer.widened))
     if trainer.dtype != "float32" and not masters:
         notes.append("parameters and moments are in half precision, as they are loaded: no float32 masters")
@@ -303,7 +319,9 @@ def _masters(trainer: TrainerSettings, shared: bool, version: int, notes: list[s
 
 
 def _words(keys: KeyReader) -> list[str]:
-    """The options in transformers' key `fsdp`, which is a list, a text or true. Raises InputError for an unknown one."""
+    """The options in transformers' key `fsdp`, which is a list, a text or true: "full_shard auto_wrap" -> ["full_shard",
+    "auto_wrap"]. keys: gives the values of the file's keys, and records which keys have been read. Raises InputError for an
+    unknown option."""
     value = keys.get("fsdp")
     if value in (None, False, [], "false", "False"):
         return []
@@ -319,8 +337,11 @@ def _words(keys: KeyReader) -> list[str]:
 
 
 def _fsdp_key(keys: KeyReader) -> Any:
-    """A function that gives the key under which the file has an FSDP option: within `fsdp_config` or at the top, with or
-    without the prefix `fsdp_`."""
+    """A function from the name of an FSDP option, such as `version`, to the key under which the file has it: within
+    `fsdp_config` or at the top, with or without the prefix `fsdp_`; of several, `fsdp_config.fsdp_NAME` comes first, then
+    `fsdp_config.NAME`; `fsdp_config.fsdp_NAME` also if the file has none. keys: gives the values of the file's keys, and
+    records which keys have been read.
+    """
 
     def find(name: str) -> str:
         indices = (f"fsdp_config.fsdp_{name}", f"fsdp_config.{name}", f"fsdp_{name}")
@@ -330,8 +351,14 @@ def _fsdp_key(keys: KeyReader) -> Any:
 
 
 def finished(run: RunConfiguration, keys: KeyReader, known: KnownKeys) -> RunConfiguration:
-    """The run configuration with the lists of keys that were not read. Raises InputError for an unread key that may affect the
-    plan."""
+    """A copy of the run configuration, with the keys of the file added to its lists, after all keys that decide the run have
+    been read.
+
+    The copy's `unread` begins with the keys that were not read and are known to affect no plan, or that the user ignores; its
+    `unknown` with the keys that are not known; its `taken` with the keys that were read, with their values and sources, in
+    place of entries of the same key. known: keys that affect no plan. keys: gives the values of the file's keys, and records
+    which keys have been read. Raises InputError for an unread key that may affect the plan.
+    """
     unread, unknown = keys.left(known)
     own = {value.key for value in keys.taken}
     taken = (*keys.taken, *(value for value in run.taken if value.key not in own))
@@ -339,8 +366,9 @@ def finished(run: RunConfiguration, keys: KeyReader, known: KnownKeys) -> RunCon
 
 
 def refuse_all(keys: KeyReader, refused: Mapping[str, str]) -> None:
-    """Raises InputError if a key turns on a feature that no plan has. refused: the reason by key, or by name of a table of
-    keys."""
+    """Check that no key turns on a feature that plans do not have. refused: the reason why a key, or a whole table of keys, is
+    refused, by its name. keys: gives the values of the file's keys, and records which keys have been read. Raises InputError
+    for the first that does."""
     for key, why in refused.items():
         keys.refuse(key, ("false", "0", "none", "[]"), why)
     for key in list(keys.values):

@@ -17,13 +17,15 @@ NEVER = float("-inf")
 
 @dataclass(frozen=True)
 class Block:
-    """Times of one block in ns, for one micro-batch.
+    """Times in ns of one block (a transformer layer, the embedding or the head) for one micro-batch under fully sharded data
+    parallelism.
 
     Attributes:
         forward_ns, backward_ns: its passes.
-        gather_ns: gathering its parameters.
-        reduce_ns: reducing its gradients to shards.
-        copies_ns: summing these shards over the copies, in the last micro-batch only.
+        gather_ns: the all-gather of its parameters.
+        reduce_ns: the reduce-scatter of its gradients to shards.
+        copies_ns: in the last micro-batch only, the sum of these shards over the copies of the model states (hybrid
+            sharding).
     """
 
     forward_ns: float
@@ -36,13 +38,14 @@ class Block:
 def sharded_ns(
     blocks: Sequence[Block], micro_batches: int, gathers_again: bool = True, prefetched: int = 1, reduces_last: bool = False
 ) -> float:
-    """Time in ns until the last gradient of a step is reduced.
+    """The time in ns from the beginning of a step until its last gradient is reduced, with fully sharded data parallelism. One
+    lane of the device computes; another moves parameters and gradients at the same time.
 
     Args:
-        blocks: in order of the forward pass.
-        micro_batches: of the step.
-        gathers_again: whether parameters are gathered again for the backward pass, and in every micro-batch (ZeRO-3), instead
-            of once a step (ZeRO-2).
+        blocks: the times of each block (transformer layer, embedding or head), in the order of the forward pass.
+        micro_batches: the number of micro-batches per step.
+        gathers_again: whether parameters are gathered again for the backward pass, and in every micro-batch (ZeRO-3),
+            instead of once per step (ZeRO-2).
         prefetched: the number of blocks whose parameters may be gathered before the block that is being computed.
         reduces_last: whether gradients are reduced in the last micro-batch alone.
     """
@@ -65,12 +68,13 @@ def _micro_batch(
     prefetched: int,
     reduces_last: bool,
 ) -> Lanes:
-    """The ends of both lanes after one more micro-batch.
+    """The times in ns, from the step's beginning, at which the two lanes of a device (computations; collectives) end one more
+    micro-batch.
 
-    lanes: their ends before it.
-    gathers: whether its forward pass gathers parameters.
-    last: whether it is the step's last micro-batch.
-    gathers_again, prefetched, reduces_last: as in `sharded_ns`.
+    blocks: the times of each block, in the order of the forward pass. lanes: the times at which both lanes end the
+    micro-batch before. gathers: whether the forward pass gathers parameters. last: whether it is the step's last
+    micro-batch. gathers_again: whether parameters are gathered again for the backward pass (ZeRO-3). prefetched: the number
+    of blocks that may be gathered in advance. reduces_last: whether gradients are reduced in the last micro-batch alone.
     """
     compute, lane = _pass(blocks, *lanes, gathers, prefetched)
     ends: list[float] = []
@@ -91,10 +95,15 @@ def _micro_batch(
 
 
 def _repeated(step: Callable[[Lanes], Lanes], lanes: Lanes, count: int) -> Lanes:
-    """The ends of both lanes after `count` equal micro-batches.
+    """The times in ns, from the step's beginning, at which the two lanes of a device (computations; collectives) end `count`
+    more equal micro-batches.
 
-    The end of each lane is the later of both lanes' ends, each plus a constant, so a micro-batch is a matrix of the algebra
-    that adds where others multiply and takes the maximum where they add; many micro-batches are a power of this matrix.
+    step: takes the times at which the lanes end one micro-batch, returns those at which they end the next. lanes: the times
+    at which they end the micro-batches before.
+
+    The end of each lane is the later of both lanes' ends, each plus a constant, so a micro-batch is a matrix of the
+    max-plus algebra, which adds where others multiply and takes the maximum where they add; many micro-batches are a power
+    of this matrix.
     """
     power = step((0.0, NEVER)), step((NEVER, 0.0))
     while count:
@@ -105,18 +114,22 @@ def _repeated(step: Callable[[Lanes], Lanes], lanes: Lanes, count: int) -> Lanes
 
 
 def _applied(columns: tuple[Lanes, Lanes], lanes: Lanes) -> Lanes:
-    """A matrix of that algebra, given by its columns, applied to the ends of both lanes."""
+    """The product of a 2 by 2 matrix of the max-plus algebra (add for times, maximum for plus) with a vector. columns: the
+    matrix's two columns. lanes: the vector, the times at which the lanes of computations and of collectives end."""
     (a, b), (c, d) = columns
     return max(a + lanes[0], c + lanes[1]), max(b + lanes[0], d + lanes[1])
 
 
 def _reduced(block: Block, last: bool) -> float:
-    """Time to reduce a block's gradients in one micro-batch. last: whether it is the step's last one."""
+    """The time in ns to reduce a block's gradients in one micro-batch; in the step's last one also to sum them over the copies.
+    last: whether it is the step's last micro-batch."""
     return block.reduce_ns + block.copies_ns * last
 
 
 def _pass(blocks: Sequence[Block], compute: float, lane: float, gathers: bool, prefetched: int) -> Lanes:
-    """The ends of both lanes after a forward pass. compute, lane: their ends before it."""
+    """The times in ns, from the step's beginning, at which the lanes of computations and of collectives end a forward pass.
+    blocks: the times of each block, in the order of the pass. compute, lane: the times at which the two lanes end what came
+    before. gathers: whether the pass gathers parameters. prefetched: the number of blocks that may be gathered in advance."""
     ends: list[float] = []
     for index, block in enumerate(blocks):
         ready = NEVER

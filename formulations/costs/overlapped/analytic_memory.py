@@ -21,12 +21,20 @@ from trainplan.formulations.costs.overlapped.analytic_step import (
     parameters_of,
     stepped_parameters,
 )
-from trainplan.formulations.costs.overlapped.layout import RunLayout
+from trainplan.formulations.costs.overlapped.layout import RUN_SCHEDULES, RunLayout
 from trainplan.formulations.costs.overlapped.sublayer_time import splittable
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.clusters.recipes import Recipe
 from trainplan.profiling.models.model import Model, Unit
-from trainplan.profiling.models.sublayers import LAYERED, Attention, FeedForward, HeadShare, Sublayer, attention_of
+from trainplan.profiling.models.optimizers import moments_saved
+from trainplan.profiling.models.sublayers import (
+    LAYER_KINDS,
+    Attention,
+    FeedForward,
+    HeadShare,
+    Sublayer,
+    attention_of,
+)
 from trainplan.profiling.models.sublayers.parallel import ParallelBlock
 
 # Share of what a layer keeps, where every second product's result, the attention's and the layer's input are kept: of a layer
@@ -38,16 +46,18 @@ COPY_BYTES = 4  # of a copy in fp32
 
 @dataclass(frozen=True)
 class RunMemory:
-    """Bytes of one device, in the passes and in the optimizer's step, when no activations are held.
+    """Bytes of one device of a run, at two moments: at the peak of the forward and backward passes, and in the optimizer's
+    step, when no activations are held.
 
     Attributes:
         states_bytes: in the passes, model states with gathered blocks.
-        activation_bytes: in the passes, activations of the micro-batches in flight.
-        workspace_bytes: in the passes, what is held only for a while: the loss, or one layer that is computed again.
+        activation_bytes: in the passes, activations of the micro-batches in flight (forward pass done, backward pass not
+            yet).
+        workspace_bytes: in the passes, temporaries: the loss, or one layer that is recomputed.
         buffers_bytes: in the passes, buffers of the trainer.
         standing_bytes: in the optimizer's step, model states without gathered blocks.
-        copies_bytes: in the optimizer's step, what the step makes in addition to the states.
-        unreduced_bytes: in the passes, whole gradients in addition to shards of them, where they are reduced after the last
+        copies_bytes: in the optimizer's step, temporaries of the step in addition to the states.
+        unreduced_bytes: in the passes, whole gradients in addition to shards of them, if they are reduced after the last
             micro-batch.
     """
 
@@ -61,28 +71,28 @@ class RunMemory:
 
     @property
     def passes_bytes(self) -> float:
-        """Bytes held in the passes."""
+        """Bytes held on one device at the peak of the forward and backward passes."""
         held = self.states_bytes + self.activation_bytes + self.buffers_bytes + self.unreduced_bytes
         return held + self.workspace_bytes
 
     @property
     def stepping_bytes(self) -> float:
-        """Bytes held in the optimizer's step."""
+        """Bytes held on one device in the optimizer's step, when no activations are held."""
         return self.standing_bytes + self.copies_bytes
 
     @property
     def peak_bytes(self) -> float:
-        """The most bytes held at any moment."""
+        """The most bytes held on one device at any moment of the step."""
         return max(self.passes_bytes, self.stepping_bytes)
 
     @property
     def moment(self) -> str:
-        """Whether the peak is in the passes or in the optimizer's step, as a text."""
+        """When the peak of memory is, as a text: `the passes` or `the optimizer's step`."""
         return "the passes" if self.passes_bytes >= self.stepping_bytes else "the optimizer's step"
 
     @property
     def parts(self) -> dict[str, float]:
-        """The parts that make up the peak, in bytes, by their name for people."""
+        """The parts that add up to the peak of memory, in bytes, by their names for people, such as `activations`."""
         if self.passes_bytes < self.stepping_bytes:
             return {"model states": self.standing_bytes, "copies of gradients and buckets": self.copies_bytes}
         states = {"model states": self.states_bytes, "activations": self.activation_bytes}
@@ -91,21 +101,26 @@ class RunMemory:
 
 
 def run_memory(model: Model, layout: RunLayout) -> list[RunMemory]:
-    """Memory of one device per pipeline rank, in rank order."""
+    """The memory of one device of each pipeline rank, in rank order. layout: how the run is laid out on its devices: degrees,
+    batch, precision and framework.
+    """
     chunks = chunks_of(model, layout)
     return [_of_rank(model, layout, chunks[rank :: layout.pp], rank) for rank in range(layout.pp)]
 
 
 def states_bytes(
-    parameters: float, layout: RunLayout, largest: float = 0.0, stepped_parameters: float | None = None, by_muon: float = 0.0
+    parameters: float, layout: RunLayout, largest: float = 0.0, stepped_parameters: float | None = None, saved: float = 0.0
 ) -> float:
-    """Bytes of model states of one rank.
+    """Bytes of model states (parameters, gradients, optimizer states) on one device.
 
     Args:
-        parameters: the number of the rank's parameters.
-        largest: the parameters of its largest block, of which ZeRO-3 gathers the next one in advance; 0 where none is gathered.
-        stepped_parameters: the parameters whose master copy and moments it has in ZeRO's stage 1; None for an equal share.
-        by_muon: of these, those that Muon steps, with one moment instead of two.
+        layout: how the run is laid out on its devices: degrees, batch, precision and framework.
+        parameters: the number of parameters of the device's pipeline rank, on one tensor-parallel rank.
+        largest: the number of parameters of the rank's largest block, of which ZeRO-3 gathers the next one in advance; 0 if
+            none is gathered.
+        stepped_parameters: under ZeRO stage 1, the number of parameters whose master copy and moments the device has; None
+            for an equal share.
+        saved: the number of optimizer moments that the device does not keep, compared with AdamW's two per parameter.
     """
     element, gradient, sharing = DTYPE_BYTES[layout.base], layout.framework.gradient_bytes, layout.sharing
     framework = layout.framework
@@ -122,13 +137,15 @@ def states_bytes(
     if layout.zero == 2 and sharing > 1:
         return parameters * element + parameters * (stepped + gradient) / sharing + largest * gradient
     kept = parameters / sharing if stepped_parameters is None else stepped_parameters
-    return parameters * (element + gradient) + kept * stepped - by_muon * MOMENT_BYTES
+    return parameters * (element + gradient) + kept * stepped - saved * MOMENT_BYTES
 
 
 def _gathered(parameters: float, largest: float, layout: RunLayout) -> float:
-    """The number of parameters that are gathered at a time: the largest block and the next one, or as the trainer keeps them.
+    """The number of parameters that are gathered at a time: those of the largest block and of the next one, or as many as the
+    trainer's settings (`layout.held`) keep.
 
-    parameters: of the rank; largest: of its largest block, 0 where none is gathered.
+    parameters: the number of the rank's parameters. largest: the number of its largest block's parameters, 0 if none is
+    gathered. layout: how the run is laid out on its devices: degrees, batch, precision and framework.
     """
     held = layout.held
     if not largest or held.ahead_elements is None:
@@ -137,9 +154,13 @@ def _gathered(parameters: float, largest: float, layout: RunLayout) -> float:
 
 
 def _device_bytes_with_host_states(parameters: float, layout: RunLayout, largest: float) -> float:
-    """Bytes of model states on the device where others are on the host: parameters, or two gathered blocks; and gradients, or
-    those of one block where they leave as soon as they are computed. Parameters on the host that stage 2 does not free after
-    their forward pass are all on the device when the backward pass begins."""
+    """Bytes of model states on the device if other model states are on the host: either all parameters, or two gathered
+    blocks; and either all gradients, or those of one block if gradients leave as soon as they are computed.
+
+    parameters: the number of the rank's parameters. largest: the number of its largest block's parameters, 0 outside of the
+    passes. Parameters on the host that ZeRO stage 2 does not free after their forward pass are all on the device when the
+    backward pass begins. layout: how the run is laid out on its devices: degrees, batch, precision and framework.
+    """
     element = DTYPE_BYTES[layout.base]
     hosted = "parameters" in layout.on_host
     if hosted and layout.zero == 2 and layout.sharing > 1:
@@ -153,10 +174,12 @@ def _device_bytes_with_host_states(parameters: float, layout: RunLayout, largest
 
 
 def copied_bytes(weights: Sequence[float], recipe: Recipe | None, element_bytes: int, zero: int) -> float:
-    """Bytes of copies of weights in few bits, in addition to the weights in the model's dtype.
+    """Bytes of the low-precision copies of weights that a recipe (such as FP8) needs in addition to the weights in the model's
+    dtype; 0 without a recipe.
 
-    weights: numbers of weights of a rank, by layer or unit; ZeRO-3 gathers the next one in advance, so that it has copies of
-    two.
+    weights: the number of weights of each layer or sub-layer on a rank; under ZeRO-3, which gathers the next one in
+    advance, only the two largest have copies at a time. recipe: the low-precision recipe. element_bytes: bytes of a weight
+    in the model's dtype. zero: the ZeRO stage.
     """
     if recipe is None or not weights:
         return 0.0
@@ -165,8 +188,10 @@ def copied_bytes(weights: Sequence[float], recipe: Recipe | None, element_bytes:
 
 
 def kept_bytes(unit: Unit, layout: RunLayout) -> float:
-    """Bytes that a unit keeps for one micro-batch from its forward to its backward pass, its input included, what is recomputed
-    not."""
+    """Bytes that a sub-layer keeps on one rank for one micro-batch from its forward to its backward pass: its input and what
+    its kernels save, less what is recomputed module by module. unit: the sub-layer in the model. layout: how the run is
+    laid out on its devices: degrees, batch, precision and framework.
+    """
     part, element = splittable(unit.sublayer, layout.tp), DTYPE_BYTES[layout.base]
     tokens = layout.micro * part.tokens / layout.cp
     own = tokens / layout.tp if layout.sequence_parallel else tokens
@@ -194,8 +219,11 @@ def kept_bytes(unit: Unit, layout: RunLayout) -> float:
 
 
 def _cast_bytes(part: Sublayer, layout: RunLayout) -> int:
-    """Bytes under autocast for each number of the hidden state before matrix products: the wider input, and a copy in the
-    model's dtype for each product except one (of queries, keys and values, or of both up-projections)."""
+    """Bytes per element of the hidden states that autocast adds before matrix multiplications: the wider input, and a copy in
+    the model's dtype for each multiplication except one (queries, keys and values count as one, and so do both
+    up-projections); 0 without autocast. part: the sub-layer. layout: how the run is laid out on its devices: degrees,
+    batch, precision and framework.
+    """
     if not layout.held.autocast:
         return 0
     element = DTYPE_BYTES[layout.base]
@@ -204,27 +232,36 @@ def _cast_bytes(part: Sublayer, layout: RunLayout) -> int:
 
 
 def _composed_norm_bytes(part: Sublayer, layout: RunLayout) -> int:
-    """Bytes for each number of an RMS norm that is made of several kernels: its copy in fp32, in place of the input, and the
-    result before the weights; 0 for other norms."""
+    """Bytes per element of the hidden states that an RMS norm made of several kernels keeps: a copy in fp32 in place of the
+    input, and the result before the norm's weights; 0 for other norms and for fused ones. part: the sub-layer whose norm it
+    is. layout: how the run is laid out on its devices: degrees, batch, precision and framework.
+    """
     return COPY_BYTES * (layout.framework.composed and part.norm == "rms")
 
 
 def operand_bytes(layout: RunLayout) -> float:
-    """Bytes for each number that is kept as the operand of a product, for the gradient of its weights; as few as it was
-    multiplied in, and 0 where the weights are frozen."""
+    """Bytes per element of the input that a matrix multiplication keeps, from which the gradient of its weights is computed:
+    those of the multiplication's precision, and 0 if the weights are frozen. layout: how the run is laid out on its
+    devices: degrees, batch, precision and framework.
+    """
     if layout.frozen:
         return 0.0
     return DTYPE_BYTES[layout.base] if layout.recipe is None else layout.recipe.operand_bytes
 
 
 def _masks_bytes(part: object, own: float) -> float:
-    """Bytes of a unit's dropout mask. own: the tokens that the rank holds between matrices."""
+    """Bytes of a sub-layer's dropout mask for one micro-batch; 0 without dropout. part: the sub-layer. own: the number of
+    tokens that the rank holds between matrix multiplications.
+    """
     return own * part.hidden * (part.dropout > 0)  # type: ignore[attr-defined]
 
 
 def _attention_bytes(part: Attention, tokens: float, layout: RunLayout) -> float:
-    """Bytes that an attention keeps for some tokens: queries, keys, values and the result; queries and keys before their norm,
-    if they have one; for unfused cores the probabilities, and where these are dropped their mask and the result."""
+    """Bytes that an attention keeps on one rank for some tokens: queries, keys, values and the result; queries and keys before
+    their norm, if there is one; for unfused kernels the attention probabilities, and with dropout also their mask and the
+    dropped probabilities. tokens: the number of tokens. part: the attention. layout: how the run is laid out on its
+    devices: degrees, batch, precision and framework.
+    """
     element, tp = DTYPE_BYTES[layout.base], layout.tp
     query, key = part.heads // tp * part.width, max(1, part.kv_heads // tp) * part.width
     normed = (element + COPY_BYTES * layout.framework.composed) * part.normed_heads
@@ -232,7 +269,7 @@ def _attention_bytes(part: Attention, tokens: float, layout: RunLayout) -> float
     size = tokens * ((2 * query + 2 * (query if eager else key)) * element + (query + key) * normed)
     size += tokens * part.heads // tp * 4 * (not eager)
     if layout.exchanges_heads and not layout.recompute.attention:
-        copied = HeadShare(part, tp, layout.cp).copies * part.width
+        copied = HeadShare(part, tp, layout.cp).copied_key_heads * part.width
         size += tokens * (query + 2 * copied) * element
     if part.keeps_scores and not layout.recompute.attention:
         dropped = part.attention_dropout > 0
@@ -242,9 +279,11 @@ def _attention_bytes(part: Attention, tokens: float, layout: RunLayout) -> float
 
 
 def score_gradient_bytes(unit: Unit, layout: RunLayout) -> float:
-    """Bytes that the gradient of an attention's scores takes for a while, in addition to what is kept, where its kernels are
-    torch's single ones: the gradients of its softmax's results in both dtypes, or only the wider one where the results are
-    dropped."""
+    """Bytes that an unfused attention holds only during its backward pass, in addition to what is kept, for the gradients of
+    its scores: those of the softmax's results in both dtypes, or, with dropout, in the wider one alone. 0 if the attention
+    is fused or keeps no scores. unit: the sub-layer in the model. layout: how the run is laid out on its devices: degrees,
+    batch, precision and framework.
+    """
     attention = attention_of(splittable(unit.sublayer, layout.tp))
     if attention is None or not attention.keeps_scores or not layout.framework.composed:
         return 0.0
@@ -254,8 +293,11 @@ def score_gradient_bytes(unit: Unit, layout: RunLayout) -> float:
 
 
 def exchanged_bytes(unit: Unit, layout: RunLayout) -> int:
-    """Bytes that an all-to-all of heads needs for a while in addition to what is sent: one micro-batch ordered by rank, and as
-    it arrives."""
+    """Bytes that an all-to-all of attention heads among context-parallel ranks holds only during the exchange, in addition to
+    what is sent: one micro-batch ordered by rank, and the micro-batch as it arrives. 0 for other sub-layers and layouts.
+    unit: the sub-layer in the model. layout: how the run is laid out on its devices: degrees, batch, precision and
+    framework.
+    """
     attention = attention_of(splittable(unit.sublayer, layout.tp))
     if not layout.exchanges_heads or attention is None:
         return 0
@@ -263,13 +305,19 @@ def exchanged_bytes(unit: Unit, layout: RunLayout) -> int:
 
 
 def _network_bytes(part: FeedForward, tokens: float, layout: RunLayout) -> float:
-    """Bytes that a feed-forward network keeps for some tokens: the inputs of the activation, of the gate and of the second
-    product; a relu keeps its result alone. 0 for a network that is recomputed as a whole."""
+    """Bytes that a feed-forward network keeps on one rank for some tokens: the inputs of the activation function, of the gate
+    and of the second matrix multiplication; a ReLU keeps only its result. 0 for a network that is recomputed as a whole.
+    tokens: the number of tokens. part: the feed-forward network. layout: how the run is laid out on its devices: degrees,
+    batch, precision and framework.
+    """
     return 0.0 if layout.recompute.network else _inner_bytes(part, tokens, layout)
 
 
 def _inner_bytes(part: FeedForward, tokens: float, layout: RunLayout) -> float:
-    """Bytes that a feed-forward network keeps between its products, for some tokens."""
+    """Bytes that a feed-forward network keeps on one rank between its matrix multiplications, for some tokens. tokens: the
+    number of tokens. part: the feed-forward network. layout: how the run is laid out on its devices: degrees, batch,
+    precision and framework.
+    """
     products = 2 if part.gated else 0 if part.activation == "relu" and not layout.recompute.activation else 1
     products += part.gated and layout.framework.composed and not layout.recompute.activation  # the activation's result
     copies = products * DTYPE_BYTES[layout.base] + operand_bytes(layout) * (not layout.recompute.activation)
@@ -277,7 +325,10 @@ def _inner_bytes(part: FeedForward, tokens: float, layout: RunLayout) -> float:
 
 
 def _network_again_bytes(unit: Unit, layout: RunLayout) -> float:
-    """Bytes that a feed-forward network that is recomputed as a whole keeps only during its own backward pass."""
+    """Bytes on one rank, for one micro-batch, that a feed-forward network which is recomputed as a whole holds only during its
+    own backward pass; 0 for other sub-layers and layouts. unit: the sub-layer in the model. layout: how the run is laid out
+    on its devices: degrees, batch, precision and framework.
+    """
     part = splittable(unit.sublayer, layout.tp)
     network = part.feed_forward if isinstance(part, ParallelBlock) else part
     if not layout.recompute.network or not isinstance(network, FeedForward):
@@ -286,8 +337,11 @@ def _network_again_bytes(unit: Unit, layout: RunLayout) -> float:
 
 
 def _layer_bytes(chunk: Chunk, layout: RunLayout) -> tuple[float, float]:
-    """Bytes that a chunk keeps for one micro-batch, and the most bytes of a layer, or a group of layers, while it is
-    recomputed."""
+    """Two numbers of bytes on one rank for one micro-batch: those that a chunk (pipeline stage) keeps from its forward to its
+    backward pass; and the largest number that a layer, or a group of layers recomputed together, holds in addition while it
+    is recomputed. chunk: the sub-layers of the stage. layout: how the run is laid out on its devices: degrees, batch,
+    precision and framework.
+    """
     layers: dict[int, list[Unit]] = {}
     for unit in chunk.units:
         layers.setdefault(unit.layer, []).append(unit)
@@ -312,12 +366,16 @@ def _layer_bytes(chunk: Chunk, layout: RunLayout) -> tuple[float, float]:
 
 
 def kept_on_host_bytes(chunk: Chunk, layout: RunLayout) -> float:
-    """Bytes of activations of a micro-batch in a chunk that are on the host between its passes."""
+    """Bytes of one rank's activations of a micro-batch that a chunk (pipeline stage) keeps on the host between its forward and
+    its backward pass. layout: how the run is laid out on its devices: degrees, batch, precision and framework.
+    """
     return _layer_bytes(chunk, layout)[0]
 
 
 def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) -> RunMemory:
-    """Memory of one device of a pipeline rank. chunks: the stages of that rank."""
+    """The memory of one device of a pipeline rank. chunks: the stages of that rank. rank: the index of the pipeline rank.
+    layout: how the run is laid out on its devices: degrees, batch, precision and framework.
+    """
     parameters = sum(parameters_of(model, chunk, layout) for chunk in chunks)
     flights = _in_flight(layout, rank)
     kept = [_layer_bytes(chunk, layout) for chunk in chunks]
@@ -331,7 +389,7 @@ def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) ->
             layers.setdefault(unit.layer, []).append(unit)
     blocks = {layer: parameters_of(model, Chunk(tuple(units)), layout) for layer, units in layers.items()}
     largest = max(blocks.values())
-    inner = [blocks[layer] for layer, units in layers.items() if units[0].kind in LAYERED]
+    inner = [blocks[layer] for layer, units in layers.items() if units[0].kind in LAYER_KINDS]
     units = [unit for chunk in chunks for unit in chunk.units]
     workspace = again + max(max(exchanged_bytes(unit, layout), score_gradient_bytes(unit, layout)) for unit in units)
     head = chunks[-1].units[-1]
@@ -339,18 +397,21 @@ def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) ->
         workspace = max(workspace, loss_bytes(model, head, layout))
     by_muon = sum(muon_parameters(unit.sublayer, layout) for chunk in chunks for unit in chunk.units)
     stepped = stepped_parameters(model, chunks, layout)
+    saved = moments_saved(layout.optimizer, stepped, by_muon)
     copies = copied_bytes(inner, layout.recipe, DTYPE_BYTES[layout.base], layout.zero)
     fixed = layout.framework.fixed_bytes
-    states = states_bytes(parameters, layout, largest, stepped, by_muon) + copies + fixed
-    standing = states_bytes(parameters, layout, 0.0, stepped, by_muon) + fixed
+    states = states_bytes(parameters, layout, largest, stepped, saved) + copies + fixed
+    standing = states_bytes(parameters, layout, 0.0, stepped, saved) + fixed
     buffers, copied = _buffers_bytes(parameters, layout), _step_bytes(stepped, layout)
     return RunMemory(states, activations, workspace, buffers, standing, copied, _unreduced_bytes(parameters, layout))
 
 
 def loss_bytes(model: Model, head: Unit, layout: RunLayout) -> float:
-    """Bytes of the logits of a micro-batch, whole or in chunks of tokens, with the loss's copies and gradients of them. Where
-    the loss makes nothing more than logits, gradients of the hidden states and of the table are computed with it (Liger
-    Kernel)."""
+    """Bytes on one rank for the loss of a micro-batch: the logits, of all tokens or of a chunk of tokens at a time, with the
+    loss's copies and gradients of them. If the loss is computed in place (Liger Kernel), these are the logits, and the
+    gradients of the hidden states and of the weight table that are computed with them. head: the model's head. layout: how
+    the run is laid out on its devices: degrees, batch, precision and framework.
+    """
     held, element, vocabulary = layout.held, DTYPE_BYTES[layout.base], (model.vocabulary or 1) / layout.tp
     tokens = layout.micro * model.tokens / layout.cp
     at_once = min(tokens if held.chunk_tokens is None else held.chunk_tokens, tokens / held.chunks)
@@ -362,8 +423,10 @@ def loss_bytes(model: Model, head: Unit, layout: RunLayout) -> float:
 
 
 def _buffers_bytes(parameters: float, layout: RunLayout) -> float:
-    """Bytes of the trainer's buffers during the passes: its buckets, and one micro-batch's gradients held apart from their
-    sum."""
+    """Bytes of the trainer's buffers on one rank during the passes: its buckets for reducing gradients, and one micro-batch's
+    gradients if they are held apart from their sum. parameters: the number of the rank's parameters. layout: how the run is
+    laid out on its devices: degrees, batch, precision and framework.
+    """
     held = layout.held
     buckets = held.bucket_elements * DTYPE_BYTES[layout.base]
     apart = held.accumulates_apart and layout.zero == 2 and layout.micro_batches > 1 and not layout.frozen
@@ -372,8 +435,11 @@ def _buffers_bytes(parameters: float, layout: RunLayout) -> float:
 
 
 def _unreduced_bytes(parameters: float, layout: RunLayout) -> float:
-    """Bytes of whole gradients in the model's dtype, beyond the shards that are counted with the states (those on the host are
-    not), where gradients are reduced after the last micro-batch. During that reduction their sum only falls."""
+    """Bytes of whole gradients on one rank, in the model's dtype, if gradients are reduced after the last micro-batch alone;
+    less the shards that are counted with the model states. 0 for other layouts. During that reduction memory only falls.
+    parameters: the number of the rank's parameters. layout: how the run is laid out on its devices: degrees, batch,
+    precision and framework.
+    """
     if not layout.reduces_last:
         return 0.0
     on_device = not layout.on_host & {"optimizer", "parameters"}
@@ -382,9 +448,11 @@ def _unreduced_bytes(parameters: float, layout: RunLayout) -> float:
 
 
 def _step_bytes(stepped: float, layout: RunLayout) -> float:
-    """Bytes that the optimizer's step needs in addition to the states, for the parameters that it steps at a time: their
-    gradients as one tensor and its copy in fp32; then what its kernels hold in addition to that copy, while under stages 1 and
-    2 the summed gradients are freed. stepped: the rank's parameters that are stepped."""
+    """Bytes that the optimizer's step needs on one rank in addition to the model states, for the parameters that it steps at a
+    time: first their gradients as one tensor and its copy in fp32; then that copy and what the kernels hold in addition,
+    when, under ZeRO stages 1 and 2, the summed gradients have been freed. The larger of both counts. stepped: the number of
+    parameters that the rank steps. layout: how the run is laid out on its devices: degrees, batch, precision and framework.
+    """
     held, gradient = layout.held, layout.framework.gradient_bytes
     standing = held.standing_elements * DTYPE_BYTES[layout.base]
     if layout.frozen or layout.on_host & {"optimizer", "parameters"}:
@@ -399,10 +467,13 @@ def _step_bytes(stepped: float, layout: RunLayout) -> float:
 
 
 def _in_flight(layout: RunLayout, rank: int) -> list[float]:
-    """The most micro-batches in flight on each of a device's chunks (Megatron-LM's schedules; all of them in GPipe; schedules
-    without bubbles have as many as 1F1B)."""
+    """For each of a device's chunks (pipeline stages), the largest number of micro-batches in flight: their forward pass is
+    done and their backward pass is not. By Megatron-LM's schedules; in GPipe all micro-batches; schedules without bubbles
+    have as many as 1F1B. rank: the index of the pipeline rank. layout: how the run is laid out on its devices: degrees,
+    batch, precision and framework.
+    """
     micro = layout.micro_batches
-    if layout.schedule == "gpipe":
+    if RUN_SCHEDULES[layout.schedule].all_in_flight:
         return [float(micro)] * layout.chunks
     if layout.chunks == 1:
         return [min(micro, layout.pp - rank)]

@@ -26,7 +26,13 @@ from trainplan.profiling.models.model import Model
 
 
 def with_host(step: StreamsStep, model: Model, layout: RunLayout, host: Host, devices: int) -> StreamsStep:
-    """The step with the time of copies and of the host's optimizer added. devices: the run's devices on one node."""
+    """The step with the time added for copies to the host and back, and for the optimizer's step on the host; the step
+    unchanged if nothing is on the host.
+
+    step: the times of the step without the host. host: the host and its link to a device. devices: the number of the run's
+    devices on one node, which share its host. layout: how the run is laid out on its devices: degrees, batch, precision and
+    framework.
+    """
     if not layout.on_host:
         return step
     chunks, element, micro = chunks_of(model, layout), DTYPE_BYTES[layout.base], layout.micro_batches

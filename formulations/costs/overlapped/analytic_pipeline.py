@@ -19,19 +19,20 @@ def pipeline_ns(
     chunks: int = 1,
     parallel_messages: bool = False,
 ) -> list[int]:
-    """When each device has ended its last pass, in ns from the step's beginning, under 1F1B or, with several chunks on each
-    device, interleaved 1F1B.
+    """The time at which each device has ended its last pass, in ns from the step's beginning, under 1F1B or, with several
+    chunks (stages) on each device, interleaved 1F1B.
 
     Args:
-        forward_ns, backward_ns: passes of a micro-batch through each stage; stage s is on device s modulo the number of
-            devices.
-        transfer_ns: a message to the next stage, in either direction.
-        micro_batches: of the step; interleaved, a multiple of the devices.
-        chunks: stages on each device.
-        parallel_messages: whether messages travel in parallel with passes; else the receiver waits for them.
+        forward_ns, backward_ns: for each stage, the pass of a micro-batch in ns; stage s is on device s modulo the number
+            of devices.
+        transfer_ns: the time of a message to the next stage, in either direction.
+        micro_batches: the number of micro-batches per step; with interleaving, a multiple of the number of devices.
+        chunks: the number of stages on each device.
+        parallel_messages: whether messages travel in parallel with passes; otherwise the receiver waits for them.
 
-    The result is exact for any number of micro-batches: repeating rounds are not followed pass by pass (`schedule.repeats`).
-    Raises InputError where there are too many micro-batches and their rounds do not repeat.
+    The result is exact for any number of micro-batches, since equal repetitions of the schedule are not simulated one by
+    one (`schedule.repeats`). Raises InputError if there are too many micro-batches and the schedule does not become
+    periodic.
     """
     stages = len(forward_ns)
     if stages == chunks:

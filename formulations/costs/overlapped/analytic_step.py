@@ -17,15 +17,15 @@ from math import log2
 
 from trainplan.formulations.costs.overlapped.analytic_fsdp import Block, sharded_ns
 from trainplan.formulations.costs.overlapped.analytic_pipeline import pipeline_ns
-from trainplan.formulations.costs.overlapped.layout import Framework, RunLayout
+from trainplan.formulations.costs.overlapped.layout import RUN_SCHEDULES, Framework, RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.formulations.costs.overlapped.sublayer_time import UnitTimes, unit_times
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.estimate import orthogonal_ns
 from trainplan.profiling.models.model import Model, Unit
-from trainplan.profiling.models.optimizers import muon_matrices, stepped_by_muon
-from trainplan.profiling.models.sublayers import LAYERED, Sublayer
+from trainplan.profiling.models.optimizers import OPTIMIZERS, moments_saved, muon_matrices, muon_parameter_count
+from trainplan.profiling.models.sublayers import LAYER_KINDS, Sublayer
 
 OPTIMIZER_BYTES = 36  # read and written for each parameter by AdamW with fp32 copies: gradients twice, for their norm, too
 FULL = Framework("AdamW in fp32")  # whose step that is
@@ -33,32 +33,35 @@ MOMENT_TRAFFIC_BYTES = 8  # of these, a moment in and out
 BACKWARD_ISSUE = 1.5  # what the host takes to issue a backward pass, over its forward pass
 BUCKET, BUCKET_OF_A_RANK = 40e6, 1e6  # parameters
 LEAST_BUCKETS = 8  # that gradients are reduced in, and parameters gathered
-BUBBLES = {"zb-h1": 1 / 3, "zero-bubble": 0.1}  # over that of 1F1B; 0 by the paper's unit times, which no model has
 JITTER = 0.004  # of the step, for each doubling of the devices beyond one node, assumed
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """The units of one pipeline stage, in the order of the chain."""
+    """The sub-layers of one pipeline stage, in model order. With interleaving, a device has several such stages, which are
+    called its chunks.
+    """
 
     units: tuple[Unit, ...]
 
     @cached_property
     def layers(self) -> int:
-        """The number of transformer layers."""
+        """The number of transformer layers of the chunk; embedding and head do not count."""
         return len({unit.layer for unit in self.units if unit.kind not in ("embedding", "head")})
 
     @cached_property
     def first_layer(self) -> int:
-        """The number of its first transformer layer; 0 where it has none."""
+        """The number of the chunk's first transformer layer, counted through the model; 0 if the chunk has none."""
         return min((unit.layer for unit in self.units if unit.kind not in ("embedding", "head")), default=0)
 
 
 def chunks_of(model: Model, layout: RunLayout) -> list[Chunk]:
-    """The chain cut into the stages that the layout names, or into stages of equal numbers of layers.
+    """Cut the model's sub-layers into pipeline stages, in model order: with the numbers of layers per stage that the layout
+    names, or else with numbers as equal as possible.
 
-    The first stage also has the embedding and the last one the head; with `reserved` these count as a layer each. Numbers of
-    layers that cannot be equal differ by one, the larger ones first.
+    The first stage also has the embedding and the last one the head; with `layout.reserved` each of them counts as a layer.
+    Numbers of layers that cannot be equal differ by one, the larger ones first. layout: how the run is laid out on its
+    devices: degrees, batch, precision and framework.
     """
     count, indices = layout.pp * layout.chunks, model.layers + 2 * layout.reserved
     sizes = layout.stage_layers or [indices // count + (stage < indices % count) for stage in range(count)]
@@ -78,16 +81,16 @@ def chunks_of(model: Model, layout: RunLayout) -> list[Chunk]:
 
 @dataclass(frozen=True)
 class StreamsStep:
-    """A step and its parts, in ns.
+    """The time of a step with overlap, in parts.
 
     Attributes:
-        passes_ns: until the last backward pass of any rank.
-        computing_ns: the kernels of the busiest rank, which lie in the passes.
-        reduce_ns: what no pass hides of the reduction of gradients.
+        passes_ns: until the last backward pass of any rank ends.
+        computing_ns: the kernels of the busiest rank, which are a part of passes_ns.
+        reduce_ns: the part of the gradients' reduction that no backward pass hides.
         optimizer_ns: the optimizer's step.
-        gather_ns: what no pass hides of the gathering of updated parameters.
-        ends_ns: what the framework does once a step outside of passes.
-        jitter: the factor by which a step on several nodes takes longer than its parts.
+        gather_ns: the part of the gathering of updated parameters that no forward pass hides.
+        ends_ns: what the framework does once per step outside of passes.
+        jitter: the factor by which a step on several nodes takes longer than the sum of its parts.
         copies_ns: copies to the host and back.
     """
 
@@ -102,13 +105,16 @@ class StreamsStep:
 
     @property
     def step_ns(self) -> float:
-        """The whole step in ns."""
+        """The time in ns of the whole step: the sum of its parts times the jitter."""
         parts = self.passes_ns + self.reduce_ns + self.optimizer_ns + self.gather_ns + self.ends_ns + self.copies_ns
         return parts * self.jitter
 
 
 def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links) -> StreamsStep:
-    """The step of a run. kind: the devices. Raises KeyError for a precision that the kind of device has no rate for."""
+    """The step of a run, with overlap of computations and communication, and its parts. kind: the kind of all devices. links:
+    their links. layout: how the run is laid out on its devices: degrees, batch, precision and framework. Raises KeyError
+    for a precision for which the kind of device has no rate.
+    """
     times = {name: unit_times(part, layout, kind, links) for name, part in model.sublayers.items()}
     chunks = chunks_of(model, layout)
     element = DTYPE_BYTES[layout.base]
@@ -119,7 +125,8 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     optimizer = 0.0
     for rank in range(0 if layout.frozen else layout.pp):
         stepped, units = stepped_parameters(model, chunks[rank :: layout.pp], layout), _units(chunks[rank :: layout.pp])
-        mine = optimizer_ns(stepped, layout, kind, *_sums(by_muon[model.key_of(unit)] for unit in units))
+        count, orthogonal = _sums(by_muon[model.key_of(unit)] for unit in units)
+        mine = optimizer_ns(stepped, layout, kind, moments_saved(layout.optimizer, stepped, count), orthogonal)
         optimizer = max(optimizer, mine)
     micro, ends = layout.micro_batches, float(layout.framework.ends_ns)
     computing = max(
@@ -137,7 +144,7 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     parallel = layout.framework.overlaps_messages and layout.chunks > 1
     ended = pipeline_ns(forward, backward, round(transfer), whole, layout.chunks, parallel)
     passes_ns = max(ended) - (whole - micro) * computing / micro
-    passes_ns = computing + BUBBLES.get(layout.schedule, 1.0) * (passes_ns - computing)
+    passes_ns = computing + RUN_SCHEDULES[layout.schedule].bubble * (passes_ns - computing)
     reduce, gather = zip(
         *(_data_ns(devices[rank], rank, passes, layout, links, element) for rank in range(layout.pp)), strict=True
     )
@@ -146,22 +153,26 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
 
 
 def buckets_of(parameters: float, layout: RunLayout) -> float:
-    """The number of buckets, as a fraction, in which a device's parameters are reduced and gathered. Buckets have
-    Megatron-Core's size: a million parameters for each data-parallel rank, so that latency stays a small part, and at least
-    BUCKET."""
+    """The number of buckets, as a fraction, in which a device's parameters are reduced and gathered. Buckets have the size of
+    Megatron-Core's: a million parameters for each data-parallel rank, so that latency is a small part, and at least BUCKET.
+    parameters: the number of the device's parameters. layout: how the run is laid out on its devices: degrees, batch,
+    precision and framework.
+    """
     return parameters / max(BUCKET, BUCKET_OF_A_RANK * layout.dp * layout.cp)
 
 
 def jitter_of(layout: RunLayout, links: Links) -> float:
-    """The factor by which a step on several nodes takes longer than its parts."""
+    """The factor, at least 1, by which a step on several nodes takes longer than the sum of its parts; 1 on one node. layout:
+    how the run is laid out on its devices: degrees, batch, precision and framework. links: bandwidths and latencies of a
+    device's links.
+    """
     return 1 + JITTER * max(0.0, log2(layout.devices / links.node)) if layout.devices > links.node else 1.0
 
 
 def exposed_gather_ns(gather_ns: float, forward_ns: Sequence[float], layout: RunLayout) -> float:
-    """The part of the gathering of updated parameters that no forward pass of the next step hides, at least that of the first
-    bucket.
-
-    gather_ns: all of it. forward_ns: a micro-batch's forward pass through each of the device's stages.
+    """The part, in ns, of gathering updated parameters that forward passes of the next step do not overlap; at least the first
+    bucket's. gather_ns: the time of all gathers. forward_ns: for each of the device's stages, the forward pass of a
+    micro-batch. layout: how the run is laid out on its devices: degrees, batch, precision and framework.
     """
     if not layout.framework.overlaps_parameters:
         return gather_ns
@@ -170,37 +181,45 @@ def exposed_gather_ns(gather_ns: float, forward_ns: Sequence[float], layout: Run
 
 
 def optimizer_ns(
-    parameters: float, layout: RunLayout, kind: DeviceKind, by_muon: float = 0.0, orthogonal_ns: float = 0.0
+    parameters: float, layout: RunLayout, kind: DeviceKind, saved: float = 0.0, orthogonal_ns: float = 0.0
 ) -> float:
-    """Time of the optimizer's step on a device's parameters, which is limited by memory bandwidth.
+    """The time in ns of the optimizer's step on a device's parameters, which is limited by memory bandwidth.
 
-    parameters: their number; by_muon: of these, those that Muon steps; orthogonal_ns: time to make their momentum orthogonal.
+    parameters: the number of parameters that are stepped. saved: the number of moments that are not read and written,
+    compared with AdamW's two for each parameter. orthogonal_ns: the time to make momentum orthogonal (Muon). kind: the kind
+    of device. layout: how the run is laid out on its devices: degrees, batch, precision and framework.
     """
     reached = kind.reached("memory", layout.base)
     bytes_per_s = kind.memory_bytes_per_s * (reached.value if reached else 1.0)
     framework, master = layout.framework, layout.framework.master_bytes or DTYPE_BYTES[layout.base]
     fewer = 2 * (FULL.master_bytes - master) + 2 * (FULL.moments_bytes - framework.moments_bytes)
-    touched = parameters * (OPTIMIZER_BYTES - fewer) - by_muon * MOMENT_TRAFFIC_BYTES
+    touched = parameters * (OPTIMIZER_BYTES - fewer) - saved * MOMENT_TRAFFIC_BYTES
     return touched * framework.memory_passes / bytes_per_s * 1e9 + orthogonal_ns
 
 
 def muon_parameters(part: Sublayer, layout: RunLayout) -> int:
-    """The number of a sub-layer's parameters that a rank steps by Muon: an equal share of its matrices among all ranks that
-    share states, as if these were many."""
-    return stepped_by_muon(layout.optimizer, part, part.degree(layout.tp), sharing=layout.sharing)
+    """The number of a sub-layer's parameters that one rank steps by Muon: an equal share of its matrices' parameters among all
+    ranks that shard states, also if there are fewer matrices than ranks (matrices are not split). part: the sub-layer.
+    layout: how the run is laid out on its devices: degrees, batch, precision and framework.
+    """
+    return muon_parameter_count(layout.optimizer, part, part.degree(layout.tp), sharing=layout.sharing)
 
 
 def muon_part(part: Sublayer, layout: RunLayout, kind: DeviceKind) -> tuple[int, float]:
-    """The number of a sub-layer's parameters that a rank steps by Muon, and the time to make their momentum orthogonal, in
-    ns."""
+    """Two numbers for a sub-layer: the number of its parameters that one rank steps by Muon, and the time in ns to make their
+    momentum orthogonal; (0, 0.0) without Muon. part: the sub-layer. layout: how the run is laid out on its devices:
+    degrees, batch, precision and framework. kind: the kind of device.
+    """
     if not (count := muon_parameters(part, layout)):
         return 0, 0.0
     return count, orthogonal_ns(muon_matrices(part, part.degree(layout.tp)), kind, layout.base) / layout.sharing
 
 
 def parameters_of(model: Model, chunk: Chunk, layout: RunLayout) -> int:
-    """The number of parameters of a rank's tensor-parallel part of a chunk. Embedding and head have a copy each of a tied table
-    where they are on different devices."""
+    """The number of parameters of a chunk (pipeline stage) on one tensor-parallel rank. A weight table that embedding and head
+    share counts once where both are in the chunk, and in each chunk where they are in different ones. layout: how the run
+    is laid out on its devices: degrees, batch, precision and framework.
+    """
     count = 0
     for unit in chunk.units:
         split = unit.sublayer.degree(layout.tp)
@@ -212,22 +231,25 @@ def parameters_of(model: Model, chunk: Chunk, layout: RunLayout) -> int:
 
 
 def _units(chunks: Sequence[Chunk]) -> list[Unit]:
-    """The units of some chunks."""
+    """The sub-layers of several pipeline stages as one list. chunks: the stages."""
     return [unit for chunk in chunks for unit in chunk.units]
 
 
 def _sums(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """The sums of the first and of the second entries of pairs."""
+    """Add up pairs entry by entry: [(1, 2), (3, 4)] -> (4, 6)."""
     listed = list(pairs)
     return sum(first for first, _ in listed), sum(second for _, second in listed)
 
 
 def stepped_parameters(model: Model, chunks: Sequence[Chunk], layout: RunLayout) -> float:
-    """The number of parameters of a rank's chunks for which it has the master copy and the moments."""
+    """The number of parameters that one rank's optimizer steps, that is, of which the rank has the master copy and the
+    moments. Under Muon, embedding and head are stepped whole on every rank. chunks: the rank's pipeline stages. layout: how
+    the run is laid out on its devices: degrees, batch, precision and framework.
+    """
     whole = sum(parameters_of(model, chunk, layout) for chunk in chunks)
-    if layout.optimizer == "adamw":
+    if not OPTIMIZERS[layout.optimizer].whole_matrices:
         return whole / layout.sharing
-    outside = [Chunk(tuple(unit for unit in chunk.units if unit.kind not in LAYERED)) for chunk in chunks]
+    outside = [Chunk(tuple(unit for unit in chunk.units if unit.kind not in LAYER_KINDS)) for chunk in chunks]
     tables = sum(parameters_of(model, chunk, layout) for chunk in outside)
     return (whole - tables) / layout.sharing + tables
 
@@ -235,8 +257,11 @@ def stepped_parameters(model: Model, chunks: Sequence[Chunk], layout: RunLayout)
 def _chunk_ns(
     model: Model, chunk: Chunk, layout: RunLayout, times: dict[str, UnitTimes], first_layer: int | None = None
 ) -> tuple[float, float]:
-    """Forward and backward pass of one micro-batch through a chunk. first_layer: that of its stage, unless the chunk is the
-    stage."""
+    """The times in ns of the forward and of the backward pass of one micro-batch through the sub-layers of a chunk (a pipeline
+    stage, or a part of one), recomputation included. times: the times of each sub-layer, by name. first_layer: the first
+    layer of the stage of which the chunk is a part; None if the chunk is a whole stage. layout: how the run is laid out on
+    its devices: degrees, batch, precision and framework.
+    """
     forward = backward = 0.0
     first = chunk.first_layer if first_layer is None else first_layer
     for unit in chunk.units:
@@ -256,10 +281,12 @@ def _chunk_ns(
 def _data_ns(
     parameters: int, rank: int, passes: list[tuple[float, float]], layout: RunLayout, links: Links, element: int
 ) -> tuple[float, float]:
-    """The exposed time of the gradients' reduction, which no backward pass hides, and of the gathering of parameters, which no
-    forward pass hides.
+    """Two times in ns of a pipeline rank's data-parallel communication that passes do not hide: the part of the reduction of
+    gradients beyond the backward passes, and the part of the gathering of parameters beyond the forward passes.
 
-    parameters: of the pipeline rank `rank`; passes: forward and backward pass of every stage; element: bytes of a parameter.
+    parameters: the number of parameters of pipeline rank `rank`. passes: the forward and the backward pass in ns of every
+    stage. layout: how the run is laid out on its devices: degrees, batch, precision and framework. links: bandwidths and
+    latencies of a device's links. element: bytes per parameter.
     """
     if layout.frozen:
         return 0.0, 0.0
@@ -284,8 +311,11 @@ def _data_ns(
 
 
 def _blocks(model: Model, layout: RunLayout, links: Links, times: dict[str, UnitTimes], element: int) -> list[Block]:
-    """The chain's blocks, whose parameters are gathered and whose gradients are reduced together. element: bytes of a
-    parameter."""
+    """The model's blocks (each transformer layer, the embedding, the head), whose parameters are gathered and whose gradients
+    are reduced together, with their times. times: the times of each sub-layer, by name. element: bytes of a parameter.
+    layout: how the run is laid out on its devices: degrees, batch, precision and framework. links: bandwidths and latencies
+    of a device's links.
+    """
     blocks: list[Block] = []
     by_layer: dict[int, list[Unit]] = {}
     for unit in model.units:

@@ -10,10 +10,30 @@ from typing import Literal
 from trainplan.formulations.plan.strategy import Exchange
 from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.clusters.recipes import Recipe
-from trainplan.profiling.models.optimizers import OptimizerName
+from trainplan.profiling.models.optimizers import OPTIMIZERS, OptimizerName
 
 RunSchedule = Literal["1f1b", "gpipe", "zb-h1", "zero-bubble"]  # the order of a pipeline's passes
 Hosted = Literal["optimizer", "parameters", "activations"]  # what may be on the host
+
+
+@dataclass(frozen=True)
+class RunScheduleSpec:
+    """A pipeline schedule as the predictions of other runtimes know it.
+
+    bubble: the time that a device waits in the passes of a step, over that under 1F1B. all_in_flight: whether all micro-batches
+    are in flight on every stage at the end of the forward passes, as in GPipe; otherwise there are as many as under 1F1B.
+    """
+
+    bubble: float = 1.0
+    all_in_flight: bool = False
+
+
+RUN_SCHEDULES: dict[RunSchedule, RunScheduleSpec] = {
+    "1f1b": RunScheduleSpec(),
+    "gpipe": RunScheduleSpec(all_in_flight=True),
+    "zb-h1": RunScheduleSpec(bubble=1 / 3),
+    "zero-bubble": RunScheduleSpec(bubble=0.1),  # 0 by the paper's unit times, which no model has
+}
 
 
 @dataclass(frozen=True)
@@ -21,15 +41,16 @@ class RecomputePolicy:
     """The parts of a model that the backward pass computes again.
 
     Attributes:
-        layers: the share of transformer layers that is recomputed as a whole; first: instead, the number of first layers of
-            each stage, or of each chunk where stages are interleaved.
-        group: consecutive layers of a stage that are recomputed together, of which only the first one's input is kept.
-        attention: attention cores, from queries, keys and values.
-        operations: everything but the attention core and every second matrix product.
-        norms: norms before matrices.
-        activation: the activation of the feed-forward network, with its gate; network: instead the feed-forward network as a
-            whole, from the result of its norm.
-        loss: logits and the loss.
+        layers: the share of transformer layers that is recomputed as a whole.
+        first: instead of `layers`, the number of first layers that each stage (with interleaving, each chunk) recomputes.
+        group: the number of consecutive layers of a stage that are recomputed together, so that only the first one's input
+            is kept.
+        attention: whether attention cores are, from queries, keys and values.
+        operations: whether everything but the attention core and every second matrix product is.
+        norms: whether norms before matrix products are.
+        activation: whether the activation function of the feed-forward network is, with its gate.
+        network: instead of `activation`, whether the whole feed-forward network is, from the result of its norm.
+        loss: whether logits and the loss are.
     """
 
     layers: float = 0.0
@@ -43,47 +64,54 @@ class RecomputePolicy:
     loss: bool = False
 
     def share(self, index: int) -> float:
-        """The share of a transformer layer that is recomputed as a whole. index: that of the layer in its stage, from 0."""
+        """The share, 0 to 1, of one transformer layer that is recomputed as a whole (a fraction if only some layers are and it
+        does not matter which). index: the layer's number in its stage, from 0.
+        """
         return self.layers if self.first is None else float(index < self.first)
 
 
 def recompute_of(modules: Iterable[str]) -> RecomputePolicy:
-    """The policy of a strategy that recomputes the given modules."""
+    """The recomputation policy in which every layer recomputes the given modules. modules: names of modules; only `attention`,
+    `norms` and `activation` have an effect.
+    """
     names = set(modules)
     return RecomputePolicy(attention="attention" in names, norms="norms" in names, activation="activation" in names)
 
 
 @dataclass(frozen=True)
 class Framework:
-    """Behaviour of a training framework that decides time and memory of a step, whatever the plan.
+    """The behaviour of a training framework that decides time and memory of a step, whatever the plan.
 
     Attributes:
         name: the framework's name, for people.
         overlaps_gradients: whether gradients are reduced in parallel with backward passes.
         overlaps_parameters: whether updated parameters are gathered in parallel with forward passes.
         overlaps_messages: whether messages between interleaved stages travel in parallel with passes.
-        tensor_overlap: the share of tensor-parallel collectives that runs piece by piece in parallel with the products that
-            need them.
-        overlaps_tensor_backward: whether tensor-parallel collectives of backward passes run in parallel with the gradients of
-            weights, as in Megatron-LM.
-        broadcast_ns: time beyond that of the bytes for each rank in turn to send its updated shard of the parameters to all;
-            0 where they are all-gathered.
-        memory_passes: how often unfused kernels touch memory, relative to fused ones; loss_passes: the same for the loss.
+        tensor_overlap: the share of tensor-parallel collectives that runs piece by piece in parallel with the matrix
+            products that need them.
+        overlaps_tensor_backward: whether tensor-parallel collectives of backward passes run in parallel with the gradients
+            of weights, as in Megatron-LM.
+        broadcast_ns: per rank, the time beyond that of the bytes if ranks broadcast their updated shards of the parameters
+            one after the other; 0 if shards are all-gathered.
+        memory_passes: how often unfused kernels touch memory, relative to fused ones.
+        loss_passes: how often the loss's kernels do, relative to fused ones.
         fused_attention: whether attention scores are never written to memory.
-        drops: whether the configuration's dropout is on.
-        pads: vocabularies are padded to a multiple of this number of entries on each tensor-parallel rank.
-        gradient_bytes: bytes of a gradient that is summed; copied_bytes: of the optimizer's own copy of it.
-        master_bytes: bytes of the optimizer's copy of a parameter, 0 where it works on the model's own; moments_bytes: of all
-            moments of a parameter.
-        logit_bytes: bytes for one logit at the peak of the loss.
-        shards_halves: whether a rank keeps its shard in the model's dtype, next to the optimizer's copy, in ZeRO's stage 3.
-        composed: whether norms, gates and attention are made of several kernels that each keep what they work on: of a norm a
-            copy in fp32 and the result before its weights, of a gate the activation's result, of an attention that keeps its
-            scores these in fp32, too.
+        drops: whether the dropout of the model's configuration is on.
+        pads: the number of which the vocabulary entries on each tensor-parallel rank are a multiple, by padding.
+        gradient_bytes: bytes of a summed gradient element.
+        copied_bytes: bytes of the optimizer's own copy of a gradient element.
+        master_bytes: bytes per parameter of the optimizer's master copy, 0 if it works on the model's own parameters.
+        moments_bytes: bytes per parameter of all moments together.
+        logit_bytes: bytes per logit at the peak of the loss.
+        shards_halves: whether, in ZeRO stage 3, a rank keeps its shard in the model's dtype in addition to the optimizer's
+            copy.
+        composed: whether norms, gates and attention are made of several kernels that each keep what they work on: a norm
+            keeps a copy in fp32 and the result before its weights, a gate the activation's result, an attention that keeps
+            its scores also these in fp32.
         fixed_bytes: bytes of libraries' workspaces and of buffers for reductions.
-        ends_ns: time of a step that is no pass: data, logs, the norm of gradients on the host.
-        issue_ns: time for the host to issue a transformer layer's forward pass, half as long again for its backward pass; a
-            pass whose kernels are shorter takes that long.
+        ends_ns: time per step outside of passes: data, logs, the norm of gradients on the host.
+        issue_ns: time that the host needs to issue a transformer layer's forward pass; half as long again for its backward
+            pass. A pass whose kernels are shorter takes that long.
     """
 
     name: str
@@ -112,25 +140,27 @@ class Framework:
 
 @dataclass(frozen=True)
 class Held:
-    """Memory that a trainer holds in addition to states and activations, and how it computes the loss.
+    """Memory that a trainer holds in addition to model states and activations, and how it computes the loss.
 
     Attributes:
-        bucket_elements: numbers of the model's dtype in the buffers in which gradients are reduced, during the passes;
-            standing_elements: of these, those that are never freed.
-        live_elements: parameters that ZeRO's stage 3 keeps gathered, where these are more than the largest block's.
-        ahead_elements: parameters that it gathers in advance (None: one more block of the largest size).
-        accumulates_apart: under stage 2, whether a micro-batch's own gradients are held apart from their sum.
+        bucket_elements: the number of elements, of the model's dtype, of the buffers in which gradients are reduced during
+            the passes.
+        standing_elements: of these, the number that is never freed.
+        live_elements: the number of parameters that ZeRO stage 3 keeps gathered, if larger than the largest block's.
+        ahead_elements: the number of parameters that it gathers in advance (None: one more block of the largest size).
+        accumulates_apart: whether, under stage 2, a micro-batch's own gradients are held apart from their sum.
         reduces_last: whether gradients are summed whole on each rank, in the model's dtype, and reduced after the last
             micro-batch alone.
-        stepped_elements: numbers of a shard that the optimizer steps at a time (None: all).
-        flattens: whether their gradients are laid out as one tensor, then copied to fp32 where they are not.
-        temporaries: numbers, as wide as what is stepped, that the optimizer's kernels hold for each parameter that they step.
-        autocast: whether parameters are in fp32, as are hidden states and results of norms, and each product has copies of its
-            own in the model's dtype.
-        chunk_tokens: tokens whose logits are held at a time (None: all), by the same kernels; chunks: the least number of parts
-            that the tokens are cut into.
-        in_place: whether no kernel of the loss makes more than the logits themselves, and the gradients of hidden states and
-            table are computed with them.
+        stepped_elements: the number of elements of a shard that the optimizer steps at a time (None: all).
+        flattens: whether their gradients are laid out as one tensor, then copied to fp32 if they are in another dtype.
+        temporaries: the number of temporary elements, as wide as what is stepped, that the optimizer's kernels hold per
+            parameter.
+        autocast: whether parameters, hidden states and results of norms are in fp32, and each matrix product has copies of
+            its operands in the model's dtype.
+        chunk_tokens: the number of tokens whose logits are held at a time (None: all), with unchanged kernels.
+        chunks: the least number of chunks that the tokens are cut into for this.
+        in_place: whether no kernel of the loss makes more than the logits themselves, and the gradients of hidden states
+            and weight table are computed with them.
     """
 
     bucket_elements: int = 0
@@ -158,23 +188,28 @@ class RunLayout:
 
     Attributes:
         dp, tp, pp, cp: degrees of data, tensor, pipeline and context parallelism.
-        chunks: stages on each device.
-        zero: ZeRO's stage; shard: data-parallel ranks that share model states; further ones hold copies.
-        sequence_parallel: whether tensor-parallel ranks share the tokens between matrices.
+        chunks: the number of stages on each device.
+        zero: the ZeRO stage.
+        shard: the number of data-parallel ranks that shard one copy of the model states; further ranks hold further copies.
+        sequence_parallel: whether tensor-parallel ranks split the tokens between matrix products.
         recompute: what the backward pass computes again.
-        base: the dtype of everything but the products of transformer layers; precision: that of these products, where no recipe
-            has them in fewer bits.
-        micro: samples of a micro-batch on one rank; batch: samples of a step.
-        framework: what the framework does by itself.
+        base: the dtype of everything but the matrix products of transformer layers.
+        precision: the precision of these matrix products, if no low-precision recipe applies to them.
+        micro: samples per micro-batch on one rank.
+        batch: samples per step.
+        framework: the behaviour of the training framework.
         reserved: whether embedding and head count as a layer each when the pipeline is divided.
-        stage_layers: transformer layers of each stage, in the order of the chain; None where all stages have the same number.
-        frozen: whether adapters alone are trained: weights have no gradients and no states.
-        exchange: what context-parallel ranks exchange for attention's core: keys, around a ring, or heads, by all-to-alls.
-        optimizer: what steps the parameters.
-        recipe: of the products of transformer layers; None where they are in `precision`.
+        stage_layers: the number of transformer layers of each stage, in pipeline order; None if all stages have the same
+            number.
+        frozen: whether adapters alone are trained: weights have no gradients and no optimizer states.
+        exchange: what context-parallel ranks exchange for attention: `keys` (and values), around a ring, or `heads`, by
+            all-to-alls.
+        optimizer: the optimizer of the parameters.
+        recipe: the low-precision recipe of the transformer layers' matrix products; None if they are in `precision`.
         on_host: what devices copy to their host and back.
-        held: what the trainer holds in addition.
-        schedule: of the pipeline; `zb-h1` and `zero-bubble` (Qi et al., 2023) have a third of 1F1B's bubble, and almost none.
+        held: the memory that the trainer holds in addition.
+        schedule: the pipeline schedule; `zb-h1` and `zero-bubble` (Qi et al., 2023) have a third of 1F1B's bubble, and
+            almost none.
     """
 
     dp: int
@@ -203,42 +238,46 @@ class RunLayout:
 
     @property
     def rate(self) -> Precision:
-        """The precision whose rate the products of transformer layers have."""
+        """The precision in which the device computes the matrix multiplications of transformer layers, which decides their
+        rate: the recipe's, or else `precision`.
+        """
         return self.precision if self.recipe is None else self.recipe.precision
 
     @property
     def devices(self) -> int:
-        """The number of all devices."""
+        """The number of devices of the run, all pipeline stages together."""
         return self.dp * self.tp * self.pp * self.cp
 
     @property
     def micro_batches(self) -> int:
-        """The number of micro-batches of each data-parallel rank in a step."""
+        """The number of micro-batches of each data-parallel rank in a step, at least 1."""
         return max(1, ceil(self.batch / (self.dp * self.micro)))
 
     @property
     def exchanges_heads(self) -> bool:
-        """Whether context-parallel ranks get all tokens of their part of the heads for attention's core."""
+        """Whether context-parallel ranks exchange attention heads: each gets all tokens of a part of the heads for attention's
+        core."""
         return self.exchange == "heads" and self.cp > 1
 
     @property
     def sharing(self) -> int:
-        """The number of ranks that share states under ZeRO, context-parallel ones included."""
+        """The number of ranks that share model states under ZeRO, context-parallel ones included; 1 without ZeRO."""
         return self.shard * self.cp if self.zero else 1
 
     @property
     def sums_gradients(self) -> bool:
-        """Whether all ranks sum whole gradients: where states are copies, or whole matrices are distributed over the ranks that
-        share states (see `profiling.models.optimizers`); else each gets its shard of the sum."""
-        return not self.zero or self.optimizer == "muon"
+        """Whether all ranks sum whole gradients (all-reduce): where states are copies, or whole matrices are distributed over
+        the ranks that share states (see `profiling.models.optimizers`). Otherwise each rank gets its shard of the sum
+        (reduce-scatter)."""
+        return not self.zero or OPTIMIZERS[self.optimizer].whole_matrices
 
     @property
     def reduces_last(self) -> bool:
-        """Whether each rank has whole gradients, not its shard of them, until the last of several micro-batches."""
+        """Whether each rank keeps whole gradients, not its shard of them, until the last of several micro-batches."""
         several = self.micro_batches > 1 and self.pp == 1 and self.sharing > 1
         return self.held.reduces_last and several and self.zero >= 2 and not self.frozen
 
     @property
     def copies(self) -> int:
-        """The number of groups of ranks that share states, each with a copy of them."""
+        """The number of copies of the model states in the run, that is, of groups of ranks that each shard one copy."""
         return self.dp * self.cp // self.sharing

@@ -11,7 +11,6 @@ from trainplan.profiling.clusters.nodes import NETWORK_NS, PCIE_NS
 from trainplan.profiling.clusters.sheets import DeviceSheet
 
 PCIE_LEVELS = {3: "pcie-3", 4: "pcie-4", 5: "pcie-5"}
-# Assumed latency of a ring's step within a node, in addition to the time of its bytes; sheets and cluster files have those of
 # Latency of a ring's step within a node, in addition to the time of its bytes, assumed; sheets and cluster files have that of
 # whole kernels.
 STEP_NS, LAUNCH_NS = 1_500, 15_000
@@ -20,17 +19,18 @@ LONE_BYTES_PER_S = 1e12  # of a node of one device, which has nobody to send to
 
 @dataclass(frozen=True)
 class Links:
-    """Links of a device in a node and through the network. Bandwidths are bytes per second that one device sends while it
-    receives as much.
+    """Links of a device within its node and through the network. A bandwidth is the bytes per second that one device sends
+    while it receives as much.
 
     Attributes:
         node: the number of devices of a node.
         within_bytes_per_s, across_bytes_per_s: bandwidth within the node, and through the network.
-        within_ns, across_ns: time of a step of a ring within the node, and through the network.
-        meshed: the number of devices of which each two have a link of their own, so that a group uses only the links among its
-            members; 0 where there is none.
-        bridged: the number of neighbours that have faster links among themselves; bridge_bytes_per_s: the bandwidth of these.
-        host_bytes_per_s, host_ns: bandwidth and latency of copies between a device and its host, in either direction; 0 where
+        within_ns, across_ns: latency of one step of a ring collective within the node, and through the network.
+        meshed: the number of devices of a node that are linked pairwise, each pair by a link of its own, so that a group
+            uses only the links among its members; 0 if there are no such links.
+        bridged: the number of neighbouring devices that have faster links among themselves.
+        bridge_bytes_per_s: the bandwidth of these faster links.
+        host_bytes_per_s, host_ns: bandwidth and latency of copies between a device and its host, in either direction; 0 if
             nothing is known of the host.
     """
 
@@ -47,8 +47,10 @@ class Links:
 
     @classmethod
     def of(cls, sheet: DeviceSheet, table: EfficiencyTable, devices: int, network_bytes_per_s: float | None = None) -> Links:
-        """The links of nodes of a data sheet's device. network_bytes_per_s: a device's part of the network, where it is not the
-        sheet's."""
+        """The links of a kind of device in nodes, from its data sheet. table: the shares of peak bandwidths that links reach.
+        devices: the number of devices of the run; a node is taken to have no more. network_bytes_per_s: one device's part
+        of the network bandwidth; None for the data sheet's.
+        """
         joined = sheet.joined
         node = min(devices, 1 << (max(8, joined.domain if joined else 8).bit_length() - 1))
         linked = 0.0 if joined is None else joined.links * joined.link_bytes_per_s * table.link(joined.level).value
@@ -63,7 +65,7 @@ class Links:
 
     @classmethod
     def of_cluster(cls, cluster: Cluster) -> Links:
-        """The links of a cluster of equal nodes: within a node, and a device's share of those between nodes."""
+        """The links of a described cluster of equal nodes: within a node, between nodes (a device's share), and to the host."""
         node, network = cluster.nodes[0].devices, cluster.network
         islands = cluster.nodes[0].islands
         step = PCIE_NS if islands and islands[-1].latency_ns >= PCIE_NS else STEP_NS
@@ -74,7 +76,8 @@ class Links:
         return cls(node, within, across, step, meshed=meshed, host_bytes_per_s=copied, host_ns=copy_ns)
 
     def bytes_per_s(self, ranks: int, stride: int) -> float:
-        """Bandwidth of a device in a ring of `ranks` ranks that are `stride` apart, while all such groups communicate."""
+        """The bandwidth in bytes per second of a device in a ring of `ranks` ranks whose numbers are `stride` apart, while all
+        such groups communicate at the same time."""
         if (ranks - 1) * stride < self.bridged:
             return self.bridge_bytes_per_s
         if (ranks - 1) * stride < self.node:
@@ -83,15 +86,16 @@ class Links:
         return min(self._among(members) if members > 1 else self.within_bytes_per_s, self.across_bytes_per_s * members)
 
     def _among(self, ranks: int) -> float:
-        """Bandwidth of a device to the others of a group of `ranks` devices within its node."""
+        """The bandwidth in bytes per second of a device to the other members of a group of `ranks` devices within one node."""
         return self.within_bytes_per_s * (ranks - 1) / (self.meshed - 1) if self.meshed else self.within_bytes_per_s
 
     def collective_ns(self, phases: int, message_bytes: float, ranks: int, stride: int, times: float = 1.0) -> float:
-        """Time of a ring's all-gather or reduce-scatter (1 phase), or all-reduce (2), of `message_bytes` in all.
+        """The time in ns of a ring collective: 1 phase for an all-gather or a reduce-scatter, 2 phases for an all-reduce.
 
-        Ranks are `stride` apart. Steps within nodes run in all nodes in parallel, steps between nodes one after the other.
-        times: the number of collectives in which the bytes are moved, each with latency of its own; less than one where they
-        are part of one.
+        message_bytes: the bytes of the whole message, gathered or to be reduced. ranks, stride: the number of ranks, and the
+        distance of their numbers. Steps within nodes run in all nodes in parallel, steps between nodes one after the other.
+        times: the number of collectives into which the bytes are divided, each with latency of its own; a fraction where the
+        bytes are a part of one collective.
         """
         if ranks < 2 or not message_bytes:
             return 0.0
@@ -102,12 +106,13 @@ class Links:
         return phases * (moved + steps * times) + LAUNCH_NS * times
 
     def copy_ns(self, message_bytes: float) -> float:
-        """Time of a copy between a device and its host, of which something has to be known."""
+        """The time in ns of a copy of `message_bytes` bytes between a device and its host; only for links whose host bandwidth
+        is known (not 0)."""
         return message_bytes / self.host_bytes_per_s * 1e9 + self.host_ns
 
     def all_to_all_ns(self, message_bytes: float, ranks: int, stride: int) -> float:
-        """Time of an all-to-all in which each rank has `message_bytes`, an equal part of them for each rank of its group,
-        itself included.
+        """The time in ns of an all-to-all in which each rank has `message_bytes` bytes, an equal part of them for each rank of
+        its group, itself included. ranks, stride: the number of ranks, and the distance of their numbers.
 
         What a rank sends within its node and through the network goes over separate links in parallel: the slower of both
         counts, for the rank with the fewest others in its node. Messages do not wait for each other, so latency counts only
@@ -124,7 +129,7 @@ class Links:
         return max(within, across) + LAUNCH_NS
 
     def message_ns(self, message_bytes: float, distance: int) -> float:
-        """Time of one message between two ranks whose numbers differ by `distance`."""
+        """The time in ns of one message of `message_bytes` bytes between two ranks whose numbers differ by `distance`."""
         if distance < self.node:
             among = self.bridge_bytes_per_s if distance < self.bridged else self._among(2)
             return message_bytes / among * 1e9 + LAUNCH_NS

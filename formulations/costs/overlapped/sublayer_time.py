@@ -24,7 +24,7 @@ from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.derived_costs import shared_operators
 from trainplan.profiling.estimate import operator_ns
 from trainplan.profiling.models.sublayers import (
-    LAYERED,
+    LAYER_KINDS,
     Attention,
     FeedForward,
     HeadShare,
@@ -46,13 +46,13 @@ CONTENTION = (
 
 @dataclass(frozen=True)
 class UnitTimes:
-    """Times of one unit for one micro-batch, in ns.
+    """Times of one sub-layer for one micro-batch on one rank, in ns.
 
     Attributes:
         forward_ns, backward_ns: kernels of both passes.
-        recompute_ns: kernels and collectives that the backward pass runs again, where it does not run the whole forward pass
+        recompute_ns: kernels and collectives that the backward pass runs again, if it does not run the whole forward pass
             again.
-        collectives_ns: collectives of the forward pass that nothing hides; backward_collectives_ns: those of the backward pass.
+        collectives_ns, backward_collectives_ns: collectives of the forward and of the backward pass that no kernel hides.
     """
 
     forward_ns: float
@@ -63,12 +63,15 @@ class UnitTimes:
 
     @property
     def forward_with_collectives_ns(self) -> float:
-        """The forward pass with its collectives."""
+        """The time in ns of the forward pass, with its collectives that no kernel hides."""
         return self.forward_ns + self.collectives_ns
 
 
 def splittable(part: Sublayer, tp: int) -> Sublayer:
-    """The sub-layer as `tp` ranks run it: with fewer key heads than ranks, ranks have copies of keys."""
+    """The sub-layer in the form in which `tp` tensor-parallel ranks run it: an attention with fewer key heads than ranks gets
+    as many key heads as ranks, since ranks then hold copies of key heads; other sub-layers are returned unchanged. part:
+    the sub-layer.
+    """
     if isinstance(part, Attention) and part.kv_heads < tp:
         return replace(part, kv_heads=tp)
     if isinstance(part, ParallelBlock) and part.attention.kv_heads < tp:
@@ -77,11 +80,12 @@ def splittable(part: Sublayer, tp: int) -> Sublayer:
 
 
 def unit_times(part: Sublayer, layout: RunLayout, kind: DeviceKind, links: Links) -> UnitTimes:
-    """The times of one unit of a layout. part: its sub-layer. Raises KeyError for a precision that the kind of device has no
-    rate for."""
+    """The times of one sub-layer for one micro-batch on one rank. part: the sub-layer. layout: the run's degrees, precision and
+    recomputation. kind: the kind of device. links: its links to other devices. Raises KeyError for a precision for which the
+    kind of device has no rate."""
     part, shared = splittable(part, layout.tp), _shares_tokens(part, layout)
     work = _kernels(part, layout)
-    layered = part.kind in LAYERED
+    layered = part.kind in LAYER_KINDS
     forward = sum(_kernel_ns(operator, layout, kind, layered, False) for operator in work)
     backward = sum(_kernel_ns(operator, layout, kind, layered, True) for operator in work)
     matrices = [operator for operator in work if operator.m and not operator.core]
@@ -108,27 +112,38 @@ def unit_times(part: Sublayer, layout: RunLayout, kind: DeviceKind, links: Links
 
 
 def supports_recipe(part: Sublayer, layout: RunLayout) -> bool:
-    """Whether all products of a sub-layer have sizes that the layout's recipe can multiply."""
-    if layout.recipe is None or part.kind not in LAYERED:
+    """Whether the sizes of all matrix multiplications of a sub-layer are multiples that the layout's low-precision recipe
+    requires; True without a recipe, and for embedding and head. part: the sub-layer. layout: how the run is laid out on its
+    devices: degrees, batch, precision and framework.
+    """
+    if layout.recipe is None or part.kind not in LAYER_KINDS:
         return True
     products = [kernel for kernel in _kernels(splittable(part, layout.tp), layout) if kernel.m and not kernel.core]
     return all(size % layout.recipe.multiple == 0 for product in products for size in (product.m, product.n, product.k))
 
 
 def _shares_tokens(part: Sublayer, layout: RunLayout) -> bool:
-    """Whether tensor-parallel ranks share the tokens of a sub-layer between matrices."""
+    """Whether tensor-parallel ranks split the tokens of a sub-layer between matrix multiplications (sequence parallelism).
+    part: the sub-layer. layout: how the run is laid out on its devices: degrees, batch, precision and framework.
+    """
     return layout.sequence_parallel and layout.tp > 1 and why_not_shared(part, layout.tp) is None
 
 
 def _kernels(part: Sublayer, layout: RunLayout) -> list[Operator]:
-    """The kernels of a forward pass on one rank. part: a sub-layer that its tensor-parallel ranks can split."""
+    """The kernels of a sub-layer's forward pass for one micro-batch on one rank. part: the sub-layer, with at least as many
+    key heads as tensor-parallel ranks. layout: how the run is laid out on its devices: degrees, batch, precision and
+    framework.
+    """
     tp, micro = layout.tp, layout.micro
     operators = shared_operators(TokenShare(part, tp), micro) if _shares_tokens(part, layout) else part.operators(micro, tp)
     return [_on_share(operator, layout) for operator in operators]
 
 
 def _on_share(operator: Operator, layout: RunLayout) -> Operator:
-    """A kernel on the tokens of one context-parallel rank; an attention core on that rank's heads where these are exchanged."""
+    """A kernel reduced to the tokens of one context-parallel rank; an attention core reduced to that rank's heads where ranks
+    exchange heads. operator: the kernel for all tokens. layout: how the run is laid out on its devices: degrees, batch,
+    precision and framework.
+    """
     if layout.cp == 1:
         return operator
     if operator.core and layout.exchanges_heads:
@@ -137,7 +152,10 @@ def _on_share(operator: Operator, layout: RunLayout) -> Operator:
 
 
 def _kernel_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered: bool, backward: bool) -> float:
-    """Time of a kernel in the forward or the backward pass. layered: whether it belongs to a transformer layer."""
+    """The time in ns of a kernel. operator: the kernel's sizes. kind: the kind of device. layered: whether the kernel belongs
+    to a transformer layer, for which the layout states the precision separately. backward: True for the backward pass,
+    False for the forward pass. layout: how the run is laid out on its devices: degrees, batch, precision and framework.
+    """
     base = layout.base
     if not operator.m:
         passes = layout.framework.memory_passes if layered else layout.framework.loss_passes
@@ -150,7 +168,11 @@ def _kernel_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered:
 
 
 def _product_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered: bool, backward: bool) -> float:
-    """Time of a matrix product, or an attention core, with casts of its operands."""
+    """The time in ns of a matrix multiplication, or of an attention core, with the casts of its operands to low precision.
+    operator: its sizes. kind: the kind of device. layered: whether it belongs to a transformer layer, for which the layout
+    states the precision separately. backward: True for the backward pass, False for the forward pass. layout: how the run
+    is laid out on its devices: degrees, batch, precision and framework.
+    """
     base, recipe = layout.base, layout.recipe
     if backward and layout.frozen and not operator.core:
         operator = replace(operator, backward=operator.backward / 2)  # no gradients of weights
@@ -164,19 +186,23 @@ def _product_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered
 
 
 def _cores(part: Sublayer, layout: RunLayout) -> list[Operator]:
-    """The attention cores of a sub-layer on one rank; empty where it has none."""
+    """The attention cores (softmax of scores times values) of a sub-layer on one rank, as kernels; empty for a sub-layer
+    without attention. part: the sub-layer. layout: how the run is laid out on its devices: degrees, batch, precision and
+    framework.
+    """
     if (attention := attention_of(part)) is None:
         return []
     return [_on_share(operator, layout) for operator in attention.core_operators(layout.micro, layout.tp)]
 
 
 def _recompute_ns(part: Sublayer, layout: RunLayout, kind: DeviceKind, work: list[Operator], core_ns: float) -> float:
-    """Time of the kernels that a backward pass runs again, where it does not run the whole forward pass again.
+    """The time in ns of the kernels that a backward pass runs again, where it does not run the whole forward pass again.
 
-    work: the kernels of the forward pass; core_ns: the time of its attention cores.
+    part: the sub-layer. work: the kernels of its forward pass. core_ns: the time of its attention cores. kind: the kind of
+    device. layout: how the run is laid out on its devices: degrees, batch, precision and framework.
     """
     recompute = layout.recompute
-    if part.kind not in LAYERED:
+    if part.kind not in LAYER_KINDS:
         head_work = work[getattr(part, "operators_before", 0) :] if recompute.loss and part.kind == "head" else []
         return sum(_kernel_ns(operator, layout, kind, False, False) for operator in head_work)
     streaming = sum(_kernel_ns(operator, layout, kind, True, False) for operator in work if not operator.m)
@@ -192,7 +218,9 @@ def _recompute_ns(part: Sublayer, layout: RunLayout, kind: DeviceKind, work: lis
 
 
 def _recomputed_modules(part: Sublayer, layout: RunLayout, work: list[Operator]) -> list[Operator]:
-    """Kernels of norms and of the feed-forward network that are run again. work: the kernels of the forward pass."""
+    """The kernels of norms and of the feed-forward network that the layout recomputes. part: the sub-layer. work: the kernels
+    of its forward pass. layout: how the run is laid out on its devices: degrees, batch, precision and framework.
+    """
     recompute, again = layout.recompute, list[Operator]()
     network = part.feed_forward if isinstance(part, ParallelBlock) else part
     if recompute.norms:
@@ -208,9 +236,14 @@ def _recomputed_modules(part: Sublayer, layout: RunLayout, work: list[Operator])
 
 
 def _tensor_ns(part: Sublayer, layout: RunLayout, links: Links, shared: bool) -> tuple[float, tuple[float, float]]:
-    """Times of collectives of tensor-parallel ranks: those of the forward pass; and of the backward pass, those before any
-    gradient, and those that may run in parallel with gradients of weights. shared: whether ranks share the tokens between
-    matrices."""
+    """Times in ns of a sub-layer's collectives of tensor-parallel ranks, as (forward, (before, during)). forward: in the
+    forward pass. In the backward pass, before: the collectives that must end before any gradient is computed; during: those
+    that may run while gradients of weights are computed.
+
+    shared: whether ranks split the tokens between matrix multiplications (sequence parallelism). part: the sub-layer.
+    layout: how the run is laid out on its devices: degrees, batch, precision and framework. links: bandwidths and latencies
+    of a device's links.
+    """
     if layout.tp == 1:
         return 0.0, (0.0, 0.0)
     hidden = (
@@ -226,7 +259,10 @@ def _tensor_ns(part: Sublayer, layout: RunLayout, links: Links, shared: bool) ->
 
 
 def _ring_ns(part: Sublayer, layout: RunLayout, links: Links) -> float:
-    """Time to send keys and values around the ring of context-parallel ranks."""
+    """The time in ns to send an attention's keys and values around the ring of context-parallel ranks; 0 for other sub-layers,
+    without context parallelism, and where ranks exchange heads. part: the sub-layer. layout: how the run is laid out on its
+    devices: degrees, batch, precision and framework. links: bandwidths and latencies of a device's links.
+    """
     attention = attention_of(part)
     if layout.cp == 1 or layout.exchanges_heads or attention is None:
         return 0.0
@@ -236,7 +272,11 @@ def _ring_ns(part: Sublayer, layout: RunLayout, links: Links) -> float:
 
 
 def _exchanged_ns(part: Sublayer, layout: RunLayout, kind: DeviceKind, links: Links) -> float:
-    """Time of the all-to-alls of heads of one pass, with the kernels that order numbers by rank and back."""
+    """The time in ns of the all-to-alls by which context-parallel ranks exchange an attention's heads in one pass, with the
+    kernels that order numbers by rank and back; 0 if no heads are exchanged. part: the sub-layer. kind: the kind of
+    device. layout: how the run is laid out on its devices: degrees, batch, precision and framework. links: bandwidths and
+    latencies of a device's links.
+    """
     attention = attention_of(part)
     if not layout.exchanges_heads or attention is None:
         return 0.0

@@ -15,17 +15,22 @@ from trainplan.profiling.profiles import Profile
 
 
 def moved_bytes(profile: Profile, sublayer: str) -> tuple[int, int]:
-    """Bytes of hidden states of one sample that may be re-laid before and after a sub-layer."""
+    """Bytes per sample of the hidden states that may have to be re-laid before and after a sub-layer, as two numbers: its
+    input, and its output together with tensors that bypass it. 0 before an embedding and after a head. sublayer: its name
+    in the profile. profile: measured or estimated costs of the model's sub-layers and of the devices' links.
+    """
     shape = profile.shapes[sublayer]
     before = 0 if shape.kind == "embedding" else shape.input_bytes + shape.carried_bytes
     return before, 0 if shape.kind == "head" else shape.output_bytes + shape.carried_bytes
 
 
 def slice_gather_ns(profile: Profile, before: Strategy, after: Strategy, samples: int, sample_bytes: int) -> float:
-    """Time of a re-layout in one direction, not rounded: each rank gathers the rows that it works on under `after` but not
-    under `before` from the ranks that hold them; the slowest rank counts.
+    """The time in ns, not rounded, of gathering samples in a re-layout of hidden states from one strategy to another, in one
+    direction: each rank gathers the samples that it works on under `after` but not under `before` from the ranks that hold
+    them; the slowest rank counts.
 
-    samples: of a micro-batch over all devices; sample_bytes: hidden states of one sample between the two layers.
+    profile: the costs of the devices' links. samples: samples per micro-batch, over all devices of the stage. sample_bytes:
+    bytes of one sample's hidden states.
     """
     block = samples // before.data_degree * sample_bytes
     if alike_over(profile.network, profile.devices, before, after):
@@ -37,8 +42,11 @@ def slice_gather_ns(profile: Profile, before: Strategy, after: Strategy, samples
 
 
 def _first_gather(profile: Profile, before: Strategy, after: Strategy) -> tuple[int, Link | None]:
-    """The size of the group of the first rank that gathers rows, and its link; None where ranks only slice. Kept with the
-    profile, as groups may have thousands of ranks."""
+    """For the re-layout of samples from strategy `before` to `after`: the number of ranks in the group of the first rank that
+    gathers samples, and the link that this group uses; (0, None) if ranks only slice. The result is kept with the profile,
+    since groups may have thousands of ranks. profile: measured or estimated costs of the model's sub-layers and of the
+    devices' links.
+    """
     key = "first gather", before.layout, after.layout
     if key not in profile.derived:
         ranks = next(gather_groups(before, after), ())
@@ -48,9 +56,13 @@ def _first_gather(profile: Profile, before: Strategy, after: Strategy) -> tuple[
 
 
 def gather_tokens_ns(profile: Profile, before: Strategy, after: Strategy, samples: int, sample_bytes: int) -> float:
-    """Time of a re-layout in one direction before rows are moved, not rounded: all tokens are gathered where ranks share them
-    under `before`, unless rows and tokens lie in the same way under `after`. The slowest group counts. Arguments as of
-    `slice_gather_ns`."""
+    """The time in ns, not rounded, of the all-gather of tokens that begins a re-layout of hidden states if ranks split tokens
+    (sequence parallelism) under strategy `before`; 0 if samples and tokens are laid out alike under `after`. The slowest
+    group of ranks counts.
+
+    profile: the costs of the devices' links. samples: samples per micro-batch, over all devices of the stage. sample_bytes:
+    bytes of one sample's hidden states.
+    """
     if before.token_digit is None or (before.layout, before.token_digit) == (after.layout, after.token_digit):
         return 0.0
     rows = samples // before.data_degree * sample_bytes
@@ -60,10 +72,11 @@ def gather_tokens_ns(profile: Profile, before: Strategy, after: Strategy, sample
 
 
 def shares_table(strategies: Sequence[Strategy], stage: Sequence[int]) -> bool:
-    """Whether a table that embedding and head share is one parameter: both are in the stage, and each of its ranks has the same
-    part of the table, and of its states, under either strategy. Otherwise it is two, whose gradients are summed once a step.
+    """Whether a weight table that embedding and head share is one parameter: both sub-layers are in the stage, and each rank
+    of the stage has the same part of the table, and of its states, under both of their strategies. Otherwise it is two
+    parameters, whose gradients are summed once per step.
 
-    strategies: of all units of the model; stage: the indices of the stage's units.
+    strategies: the strategy of each sub-layer of the model. stage: the indices of the stage's sub-layers.
     """
     first, last = strategies[0], strategies[-1]
     ends = 0 in stage and len(strategies) - 1 in stage
@@ -71,10 +84,11 @@ def shares_table(strategies: Sequence[Strategy], stage: Sequence[int]) -> bool:
 
 
 def tied_ns(profile: Profile, size: int, stages: int = 1, precision: Precision | None = None) -> int:
-    """Time to sum the gradients of a table that embedding and head share, over all devices of the first and the last stage.
+    """The time in whole ns to sum the gradients of a weight table that embedding and head share, over all devices of the first
+    and the last stage; 0 if no table is shared.
 
-    size: devices of a stage, of stages that follow each other; precision: of gradients, where it is not the profile's. 0 where
-    no table is shared.
+    size: the number of devices of a stage. stages: the number of stages, whose devices follow each other. precision: the
+    precision of gradients; None for the profile's.
     """
     last = size * (stages - 1)
     table = profile.tied_parameters * (precision or profile.precision).gradient_bytes(profile.parameter_bytes)
@@ -82,5 +96,6 @@ def tied_ns(profile: Profile, size: int, stages: int = 1, precision: Precision |
 
 
 def slowest_message_ns(profile: Profile, message_bytes: int, pairs: Iterable[tuple[int, int]]) -> int:
-    """Time of a message between two devices, over the slowest of the given pairs."""
+    """The time in whole ns of a message of `message_bytes` bytes between two devices, over the slowest of some pairs of
+    devices; 0 for no pairs. pairs: (device, device), as indices in the profile's network."""
     return max((collective(profile, "p2p", message_bytes, pair) for pair in pairs), default=0)

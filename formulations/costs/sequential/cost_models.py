@@ -31,8 +31,9 @@ from trainplan.profiling.profiles import Profile
 
 @dataclass(frozen=True)
 class CostModel:
-    """A cost model by name. executed: whether it is that of trainplan's programs, one thing after the other, or the paper's,
-    with overlap."""
+    """A cost model. name: `executed`, the costs of trainplan's own programs, which do one thing after the other, or `paper`,
+    the costs of Galvatron-BMW, in which communication overlaps computation. executed: whether it is the former.
+    """
 
     name: str
     executed: bool
@@ -43,13 +44,15 @@ COST_MODELS = {model.name: model for model in (CostModel("paper", False), CostMo
 
 @dataclass(frozen=True)
 class UnitCosts:
-    """Cost of one sub-layer under one strategy for one micro-batch.
+    """The cost of one sub-layer under one strategy for one micro-batch.
 
     Attributes:
         time_ns: forward and backward pass of the last micro-batch of a step.
-        forward_ns: of these, the forward pass.
-        sync_ns: of these, the part that only the last micro-batch of a step pays.
-        forward_bytes, backward_bytes, state_bytes: O_f, O_b and O_ms (see `sublayer_memory`).
+        forward_ns: the part of time_ns that the forward pass takes.
+        sync_ns: the part of time_ns that only the last micro-batch of a step has (reduction of gradients, optimizer).
+        forward_bytes: kept from the forward to the backward pass (O_f of Galvatron-BMW's Eq. 2).
+        backward_bytes: added by the backward pass (O_b).
+        state_bytes: model states (O_ms).
     """
 
     time_ns: float
@@ -65,11 +68,12 @@ class PassTimes:
     """Times of one micro-batch through one sub-layer, in whole ns.
 
     Attributes:
-        forward_ns, backward_ns: the passes.
-        reduce_ns: after the last micro-batch, reductions over replicas.
-        step_ns: after that, and after the sum of a shared table's gradients, the optimizer and the gather of what it has
-            changed.
-        tied_ns: for the embedding in a pipeline of one stage, the reduction of a table that it shares with the head.
+        forward_ns, backward_ns: its passes.
+        reduce_ns: after the last micro-batch, the reduction of gradients over replicas.
+        step_ns: after these reductions, including the sum of a shared weight table's gradients, the optimizer's step and
+            the gathering of the parameters that it has updated.
+        tied_ns: for the embedding in a pipeline of one stage, the reduction of the gradients of a weight table that it
+            shares with the head.
     """
 
     forward_ns: int
@@ -80,15 +84,19 @@ class PassTimes:
 
     @property
     def sync_ns(self) -> int:
-        """All time that is added after the last micro-batch."""
+        """The time in ns of all work after the last micro-batch, except the reduction of a shared weight table."""
         return self.reduce_ns + self.step_ns
 
 
 def unit_costs(
     profile: Profile, costs: CostModel, sublayer: str, strategy: Strategy, samples: int, shares_table: bool = False
 ) -> UnitCosts:
-    """Cost of a sub-layer for one micro-batch of `samples` samples. shares_table: as in `times_of`, for the model `executed`.
-    Raises InputError where the profile lacks the shape."""
+    """The cost of a sub-layer on one device for one micro-batch. sublayer: its name in the profile. samples: samples per
+    micro-batch, over all devices of the stage. shares_table: whether the weight table that embedding and head share is one
+    parameter; counts in the cost model `executed` only. costs: the cost model. profile: measured or estimated costs of the
+    model's sub-layers and of the devices' links. strategy: the sub-layer's parallelism and recomputation. Raises InputError
+    if the profile lacks the shape.
+    """
     if costs.executed:
         times = times_of(profile, sublayer, strategy, samples, shares_table)
         sync: float = times.sync_ns + times.tied_ns
@@ -108,19 +116,22 @@ def times_of(
     precision: Precision | None = None,
     optimizer: OptimizerName = "adamw",
 ) -> PassTimes:
-    """The passes of a sub-layer as trainplan's programs run them, one thing after the other.
+    """The times of a sub-layer for one micro-batch as trainplan's programs run it, one thing after the other.
 
     Gradients that ranks share are scattered in every micro-batch, after they are made whole over the tensor-parallel group;
     others are reduced or scattered in the last micro-batch only.
 
     Args:
-        samples: of a micro-batch over all devices of the stage.
-        shares_table: whether the table that embedding and head share is one parameter, the embedding's; a head then gathers and
-            scatters all of that one's in addition to the rest of its own.
-        precision: of gradients, where it is not the profile's.
-        optimizer: what steps the parameters.
+        strategy: the sub-layer's parallelism and recomputation.
+        sublayer: its name in the profile.
+        samples: samples per micro-batch, over all devices of the stage.
+        shares_table: whether the weight table that embedding and head share is one parameter, the embedding's; a head then
+            gathers and
+            scatters all of the embedding's parameters in addition to the rest of its own.
+        precision: the precision of gradients; None for the profile's.
+        optimizer: the optimizer of the parameters.
 
-    Raises InputError where the profile lacks the shape.
+    Raises InputError if the profile lacks the shape.
     """
     with_table = shares_table and profile.tied_parameters > 0 and profile.shapes[sublayer].kind == "head"
     left_out = table_part(profile, strategy.degree("tp")) if with_table else 0
@@ -142,7 +153,11 @@ def times_of(
 
 
 def _paper_ns(profile: Profile, work: UnitWork[float], strategy: Strategy) -> tuple[float, float, float]:
-    """Forward pass, backward pass, and the part of them that only the last micro-batch pays, by the paper's model."""
+    """Times in ns, not rounded, of a sub-layer's forward pass, its backward pass, and the part of the backward pass that only
+    the last micro-batch pays, by Galvatron-BMW's model, in which communication overlaps computation. work: the pieces of
+    the sub-layer's time. profile: measured or estimated costs of the model's sub-layers and of the devices' links.
+    strategy: the sub-layer's parallelism and recomputation.
+    """
     slowdowns = profile.compute_slowdown.value, profile.communication_slowdown.value
     summed, summed_back = work.partial_ns + work.forward_tokens_ns, work.partial_back_ns + work.backward_tokens_ns
     compute, again = work.recompute_ns + work.backward_ns, summed if strategy.ckpt else 0
@@ -156,10 +171,11 @@ def _paper_ns(profile: Profile, work: UnitWork[float], strategy: Strategy) -> tu
 def transition_ns(
     profile: Profile, costs: CostModel, before: Strategy, after: Strategy, samples: int, sample_bytes: int
 ) -> int:
-    """Time in ns of a re-layout between two neighbouring layers: the Slice-Gather of rows and tokens of the hidden states
-    forward and of their gradients backward (R in the paper).
+    """The time in ns of a re-layout between two neighbouring layers under strategies `before` and `after`: the Slice-Gather of
+    samples and tokens of the hidden states forward and of their gradients backward (R in Galvatron-BMW).
 
-    samples: of a micro-batch; sample_bytes: hidden states of one sample between the two layers.
+    samples: samples per micro-batch. sample_bytes: bytes of one sample's hidden states between the two layers. costs: the
+    cost model. profile: measured or estimated costs of the model's sub-layers and of the devices' links.
     """
     pieces = [
         move(profile, *direction, samples, sample_bytes)
@@ -170,8 +186,9 @@ def transition_ns(
 
 
 def layer_costs(parts: Sequence[UnitCosts]) -> UnitCosts:
-    """The cost of consecutive units under one strategy as one layer. Eq. 2 (`stage_peak`) over the units gives the bytes that
-    the layer's backward pass adds exactly."""
+    """The cost of consecutive sub-layers under one strategy as one layer: sums, except that the bytes added by the backward
+    pass are chosen such that the layer's peak memory (Eq. 2 of Galvatron-BMW) is that of its sub-layers one after the other.
+    parts: the costs of the sub-layers, in order."""
     stacked, peak = 0, 0
     for part in parts:
         stacked += part.forward_bytes

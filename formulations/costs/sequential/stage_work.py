@@ -22,13 +22,13 @@ from trainplan.profiling.profiles import Profile
 
 @dataclass(frozen=True)
 class PlannedWork:
-    """Times of the stages of a plan.
+    """Times in ns of the stages of a plan.
 
     Attributes:
-        work: passes and transfers.
-        syncs_ns: what each stage adds to the end of the step.
-        micro_batches: of the step.
-        names: the units of each stage, as a text.
+        work: passes of one micro-batch on each stage, and messages between stages.
+        syncs_ns: for each stage, the time added at the end of the step.
+        micro_batches: the number of micro-batches per step.
+        names: for each stage, its first and last sub-layer, as a text.
     """
 
     work: Work
@@ -38,8 +38,8 @@ class PlannedWork:
 
 
 def samples_of(plan: Plan) -> int:
-    """Samples of a micro-batch over all devices of a stage; for pipelines with shares of their own, one micro-batch of every
-    pipeline."""
+    """Samples per micro-batch over all devices of a stage; for data-parallel pipelines with different shares of the batch, the
+    samples of one micro-batch of every pipeline together."""
     shares = plan.batch.shares
     if shares is None:
         return plan.batch.global_samples // plan.batch.micro_batches
@@ -47,11 +47,12 @@ def samples_of(plan: Plan) -> int:
 
 
 def planned_work(plan: Plan, profiles: Sequence[Profile]) -> PlannedWork:
-    """Times of the stages of a plan whose ranks all do the same in a stage, as trainplan's programs run them. Raises
-    InputError.
+    """The times of the stages of a plan as trainplan's programs run them; for plans in which all ranks of a stage do equal
+    work. Raises InputError if a profile lacks a shape.
 
-    profiles: one for each stage, for the kinds of devices that it is on, with the costs of all shapes. Of data-parallel
-    pipelines with different shares, the one with the most micro-batches counts. A stage also re-lays what it receives.
+    profiles: one per stage, with the costs of all shapes on the kinds of devices that run the stage. If data-parallel
+    pipelines have different shares of the batch, the one with the most micro-batches counts. A stage's time includes the
+    re-layout of the hidden states that it receives.
     """
     strategies, samples = plan.strategies(), samples_of(plan)
     one_table = len(plan.stages) == 1 and shares_table(strategies, range(len(plan.units)))

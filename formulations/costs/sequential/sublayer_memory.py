@@ -22,7 +22,7 @@ from trainplan.formulations.costs.sequential.sublayer_time import (
     table_part,
 )
 from trainplan.formulations.plan.strategy import Strategy
-from trainplan.profiling.models.optimizers import OptimizerName, step_workspace_bytes
+from trainplan.profiling.models.optimizers import OptimizerName, moments_saved, step_workspace_bytes
 from trainplan.profiling.models.precision import Precision
 from trainplan.profiling.profiles import Profile
 
@@ -42,16 +42,18 @@ def unit_bytes(
     least: bool = False,
     pieces: bool = False,
 ) -> tuple[int, int, int]:
-    """Memory of a sub-layer under a strategy, in bytes of one device, as three numbers of Eq. 2: what a micro-batch keeps from
-    its forward to its backward pass (O_f), what the backward pass adds for its duration (O_b), and model states (O_ms).
+    """The memory of a sub-layer under a strategy, in bytes of one device, as three numbers of Galvatron-BMW's Eq. 2: what a
+    micro-batch keeps from its forward to its backward pass (O_f), what the backward pass adds for its duration (O_b), and model
+    states (O_ms).
 
     Args:
-        executed: whether they are those of trainplan's programs, or the paper's.
-        samples: of a micro-batch.
-        shares_table: whether programs keep a table that embedding and head share only once, with the embedding.
-        precision: of the states, where it is not the profile's; its state_bytes_per_parameter cover the rest.
-        relaid: whether neighbours may be laid out differently.
-        optimizer: what steps the parameters, for a profile that describes its model where that is not AdamW.
+        executed: whether to count what trainplan's programs hold; else the paper's numbers.
+        sublayer: its name in the profile.
+        samples: samples per micro-batch, over all devices of the stage.
+        shares_table: whether programs keep a weight table that embedding and head share only once, with the embedding.
+        precision: the precision of the states; None for the profile's. Its state_bytes_per_parameter cover the rest.
+        relaid: whether neighbours may be laid out differently, so that re-layouts need buffers.
+        optimizer: the optimizer of the parameters; other than AdamW only for a profile that describes its model.
         least: whether to count what programs surely hold instead of the most that they may hold: at the end of the forward
             pass, where it is computed again, or when its input has its gradient, whichever is most; without what neighbours or
             other lanes may hold, and without a kernel's workspace of the backward pass, which may begin when some of this is
@@ -72,7 +74,7 @@ def unit_bytes(
     by_muon = muon_parameters(profile, sublayer, strategy, optimizer)
     sharing = sharing_of(profile, sublayer, strategy, optimizer)
     usual = 4 * element if least and precision.master is None else profile.state_bytes_per_parameter
-    state = _state_bytes(profile, strategy, shard.parameters - left_out, precision, sharing, by_muon, usual)
+    state = _state_bytes(profile, strategy, shard.parameters - left_out, precision, sharing, optimizer, by_muon, usual)
     degree, is_head = strategy.degree("sdp"), shape.kind == "head"
     parameters = shard.parameters
     if is_head and profile.tied_parameters:  # it may gather all of the embedding's, for the table
@@ -106,16 +108,20 @@ def unit_bytes(
 
 @dataclass(frozen=True)
 class _Held:
-    """Bytes on one device that programs hold for one micro-batch of a sub-layer.
+    """Bytes on one device that programs hold for one micro-batch of a sub-layer, as parts that add up to its peak at different
+    moments.
 
     Attributes:
-        forward: what the forward pass keeps; checkpoint: what it keeps where the sub-layer is recomputed.
-        incoming: the input; output: the output, or the logits.
+        forward: what the forward pass keeps for the backward pass.
+        checkpoint: what the forward pass keeps instead if the sub-layer is recomputed.
+        incoming: the sub-layer's input.
+        output: its output, or a head's logits.
         rebuilt: what a recomputation computes again.
         workspace: temporaries of the forward pass.
-        gathered: gathered parameters.
-        gradient: whole gradients of parameters that ranks share; gradients: these and the gradient of the input.
-        loss: what stands with the logits at the loss.
+        gathered: gathered parameters (ZeRO stage 3).
+        gradient: whole gradients of parameters whose states ranks shard.
+        gradients: these and the gradient of the input.
+        loss: statistics and targets that are held together with the logits at the loss.
     """
 
     forward: int
@@ -131,10 +137,10 @@ class _Held:
 
 
 def _least_held(held: _Held, strategy: Strategy, is_head: bool, pieces: bool) -> tuple[int, int]:
-    """The bytes that programs surely hold for a sub-layer: kept from its forward to its backward pass, and added in the
-    backward pass.
-
-    is_head: whether it is the model's head; pieces: whether its samples belong to several context-parallel ranks.
+    """The least bytes that programs hold on one device for a sub-layer, as two numbers: those kept from its forward to its
+    backward pass, and those added in the backward pass. held: the parts that its passes hold. is_head: whether the
+    sub-layer is the model's head. pieces: whether its samples belong to several context-parallel ranks. strategy: the
+    sub-layer's parallelism and recomputation.
     """
     begun = held.gathered + held.output + held.workspace + (held.rebuilt if strategy.ckpt else 0)
     returned = held.gathered + held.gradients + held.output
@@ -155,15 +161,17 @@ def _least_held(held: _Held, strategy: Strategy, is_head: bool, pieces: bool) ->
 def _most_held(
     held: _Held, strategy: Strategy, kind: str, moved: int, backward_workspace: int, stepping: int, table_gradient: int
 ) -> tuple[int, int]:
-    """The most bytes that programs may hold for a sub-layer: kept from its forward to its backward pass, and added in the
-    backward pass. The second number also covers the forward pass's peak beyond what it keeps.
+    """The most bytes that programs may hold on one device for a sub-layer, as two numbers: those kept from its forward to its
+    backward pass, and those added in the backward pass; the second also covers the forward pass's peak beyond what it keeps.
 
     Args:
-        kind: of the sub-layer.
-        moved: bytes of a re-layout next to it.
+        strategy: the sub-layer's parallelism and recomputation.
+        held: the parts that its passes hold.
+        kind: the kind of sub-layer, such as `head`.
+        moved: bytes of a re-layout before or after it.
         backward_workspace: temporaries of the backward pass, or those of a re-layout in it.
         stepping: bytes that the optimizer's step adds.
-        table_gradient: gradients of a table that embedding and head share.
+        table_gradient: bytes of the gradients of a weight table that embedding and head share.
     """
     first = held.gathered + held.output + max(held.workspace, moved) + held.rebuilt
     recomputed = held.rebuilt + held.output + held.workspace if strategy.ckpt else 0
@@ -184,7 +192,10 @@ def _most_held(
 
 
 def _loss_bytes(profile: Profile, tokens: int, tp: int) -> int:
-    """Bytes held with the logits at the loss: targets, this shard's three statistics, and those of all shards."""
+    """Bytes held in addition to the logits at the loss for some tokens: targets, three statistics of this tensor-parallel
+    rank's part, and those of all `tp` parts. tokens: the number of tokens. profile: measured or estimated costs of the
+    model's sub-layers and of the devices' links.
+    """
     return tokens * (8 + 3 * statistic_bytes(profile) * (1 + (tp if tp > 1 else 0)))
 
 
@@ -194,17 +205,21 @@ def _state_bytes(
     parameters: int,
     precision: Precision,
     sharing: int | None = None,
+    optimizer: OptimizerName = "adamw",
     by_muon: int = 0,
     usual: int | None = None,
 ) -> int:
-    """Bytes of model states for parameters of a tensor-parallel rank: for what ZeRO's stage shares, the shard of one rank,
-    padded at the end; for the rest the whole, padded in the same way. (Profiles in half precision have a master copy in
-    addition to the moments.)
+    """Bytes of model states (parameters, gradients, optimizer states) on one device: for what ZeRO's stage shares, the shard of
+    one rank, padded at the end; for the rest the whole, padded in the same way. (Profiles in half precision have a master copy
+    in addition to the moments.)
 
-        parameters: their number.
-        sharing: the ranks that master copy and moments are divided among, where these are not all that share states.
-        by_muon: the parameters that the rank steps by Muon, which have one moment less.
-        usual: bytes of a parameter (default: the profile's).
+        parameters: the number of parameters of a tensor-parallel rank.
+        precision: the precision of the states.
+        sharing: the number of ranks that master copy and moments are divided among; None for all that share states.
+        optimizer, by_muon: the optimizer, and the number of parameters that it steps as whole matrices.
+        usual: bytes of all states per parameter; None for the profile's.
+
+    strategy: the sub-layer's parallelism and recomputation.
     """
     element, degree = profile.parameter_bytes, strategy.degree("sdp")
     part = -(-parameters // degree)
@@ -212,5 +227,7 @@ def _state_bytes(
     stepped = precision.stepped_bytes(element) * (3 if precision.master is not None else 0)  # master copy and two moments
     moments = max((usual or profile.state_bytes_per_parameter) - 2 * element, stepped)
     gradients = (part if strategy.shares_gradients else whole) * precision.gradient_bytes(element)
-    kept = moments * (part * degree // (sharing or degree)) - by_muon * precision.stepped_bytes(element)
+    stepped_parameters = part * degree // (sharing or degree)
+    saved = round(moments_saved(optimizer, stepped_parameters, by_muon))
+    kept = moments * stepped_parameters - saved * precision.stepped_bytes(element)
     return element * whole + gradients + kept

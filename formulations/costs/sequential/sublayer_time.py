@@ -37,13 +37,20 @@ from typing import Any, Generic, TypeVar
 
 from trainplan.formulations.costs.sequential.communication import tied_ns
 from trainplan.formulations.costs.sequential.primitives import stepped_ns
-from trainplan.formulations.plan.strategy import Paradigm, Strategy
+from trainplan.formulations.plan.strategy import COPIES, Paradigm, Strategy
 from trainplan.profiling.base.dtypes import DTYPE_BYTES, STATISTIC_BYTES
 from trainplan.profiling.clusters.network import Operation
 from trainplan.profiling.costs import collective_ns
 from trainplan.profiling.derived_costs import cost_of_pieces
 from trainplan.profiling.estimate import kind_of, orthogonal_ns
-from trainplan.profiling.models.optimizers import OptimizerName, muon_matrices, states_sharing, stepped_by_muon
+from trainplan.profiling.models.optimizers import (
+    OPTIMIZERS,
+    OptimizerName,
+    moments_saved,
+    muon_matrices,
+    muon_parameter_count,
+    ranks_sharing_states,
+)
 from trainplan.profiling.models.precision import Precision
 from trainplan.profiling.profiles import ChainUnit, Profile, SublayerShape, UnitCost
 
@@ -53,8 +60,15 @@ _TOKEN_COLLECTIVES: tuple[Operation, ...] = ("all-gather", "reduce-scatter")
 
 @dataclass(frozen=True)
 class UnitWork(Generic[Ns]):
-    """The pieces of a sub-layer's time in ns, as in the table at the head of this file: whole numbers, or with their
-    fractions."""
+    """The pieces of a sub-layer's time for one micro-batch in ns, one for each kind of computation and communication in
+    trainplan's programs; whole numbers, or fractions before rounding.
+
+    partial_ns, partial_back_ns: the all-reduces of partial sums over tensor-parallel ranks in the forward and in the
+    backward pass. tokens_..., gradient_...: all-gathers and reduce-scatters of tokens, and of their gradients, under
+    sequence parallelism. replicated_ns: the sum of gradients of parameters that all tensor-parallel ranks have. scatter_ns:
+    the reduce-scatter of gradients to shards. reduce_ns: the sum of gradients over copies of the states. update_ns: the
+    gathering of updated parameters.
+    """
 
     forward_ns: int
     partial_ns: Ns
@@ -76,23 +90,23 @@ class UnitWork(Generic[Ns]):
 
     @property
     def compute_ns(self) -> int:
-        """All computations of a micro-batch."""
+        """The time in ns of all computations of a micro-batch: forward pass, recomputation and backward pass."""
         return self.forward_ns + self.recompute_ns + self.backward_ns
 
     @property
     def forward_tokens_ns(self) -> Ns:
-        """Collectives that move tokens in a forward pass, with sequence parallelism."""
+        """The time in ns of the collectives that move tokens in a forward pass; 0 without sequence parallelism."""
         return self.tokens_in_ns + self.tokens_out_ns
 
     @property
     def backward_tokens_ns(self) -> Ns:
-        """Collectives that move tokens in a backward pass, with sequence parallelism."""
+        """The time in ns of the collectives that move tokens in a backward pass; 0 without sequence parallelism."""
         return self.tokens_again_ns + self.gradient_in_ns + self.gradient_out_ns
 
 
 def computed_cost(profile: Profile, sublayer: str, strategy: Strategy, rows: int, kind: str | None = None) -> UnitCost:
-    """A profile's costs of a sub-layer as a strategy computes it, with `rows` samples on a device. kind: of the device
-    (default: the slowest). Raises InputError where the profile lacks the shape."""
+    """A profile's costs of a sub-layer's computations under a strategy. sublayer: its name in the profile. rows: the number of
+    samples on a device. kind: the kind of device; None for the slowest. Raises InputError if the profile lacks the shape."""
     shared, modules, tp = strategy.sequence_parallel, strategy.modules, strategy.degree("tp")
     if not shared and not modules:
         return profile.cost(sublayer, tp, rows, kind)
@@ -100,8 +114,10 @@ def computed_cost(profile: Profile, sublayer: str, strategy: Strategy, rows: int
 
 
 def table_part(profile: Profile, tp: int) -> int:
-    """The number of parameters of the largest part that a rank has of a table that embedding and head share; 0 where there is
-    none."""
+    """The number of parameters of the largest part that one of `tp` tensor-parallel ranks has of a weight table that embedding
+    and head share; 0 if they share none. profile: measured or estimated costs of the model's sub-layers and of the devices'
+    links.
+    """
     if not profile.tied_parameters:
         return 0
     head = profile.shapes[profile.units[-1].sublayer]
@@ -110,16 +126,20 @@ def table_part(profile: Profile, tp: int) -> int:
 
 
 def statistic_bytes(profile: Profile) -> int:
-    """Bytes of one number for each token that the shards of a head exchange for the loss."""
+    """Bytes per token of one of the statistics (such as the maximum of the logits) that tensor-parallel ranks exchange to
+    compute the loss from their parts of the vocabulary. profile: measured or estimated costs of the model's sub-layers and
+    of the devices' links.
+    """
     return profile.parameter_bytes if DTYPE_BYTES[profile.dtype] >= 4 else STATISTIC_BYTES[profile.dtype]
 
 
 def reductions(shape: SublayerShape, tp: int | None = None) -> tuple[int, int]:
-    """The number of all-reduces under tensor parallelism: of a sub-layer's output forward, and of its input's gradient
-    backward.
+    """The numbers of all-reduces of a sub-layer under tensor parallelism: of its output in the forward pass, and of its input's
+    gradient in the backward pass.
 
-    A head's output stays in parts, and an embedding's input has no gradient. tp: the degree; where all ranks compute the whole
-    sub-layer at that degree there is nothing to add up (default: a degree at which it is split).
+    A head's output stays in parts, and an embedding's input has no gradient. tp: the tensor-parallel degree, or None for a
+    degree at which the sub-layer is split; at a degree where all ranks compute the whole sub-layer there is nothing to add up.
+    shape: the sub-layer's shape.
     """
     if tp is not None and shape.shard(tp).whole:
         return 0, 0
@@ -141,13 +161,14 @@ def unit_work(
     """The pieces of a sub-layer's time, each rounded, as instructions of trainplan's programs are charged.
 
     Args:
-        samples: of a micro-batch, over all devices of the strategy.
-        kind: of the device that computes (default: the slowest of the profile's).
-        left_out: parameters of a rank's part that belong to another unit.
-        precision: of gradients, where it is not the profile's.
-        optimizer: what steps the parameters, for a profile that describes its model where that is not AdamW.
+        sublayer: its name in the profile.
+        samples: samples per micro-batch, over all devices of the strategy.
+        kind: the kind of device that computes; None for the slowest of the profile's.
+        left_out: the number of a rank's parameters that belong to another sub-layer (a shared weight table).
+        precision: the precision of gradients; None for the profile's.
+        optimizer: the optimizer of the parameters; other than AdamW only for a profile that describes its model.
 
-    Raises InputError where the profile lacks the shape.
+    Raises InputError if the profile lacks the shape.
     """
     of_states = precision or profile.precision, optimizer
     moves = _moves_ns(profile, sublayer, strategy, samples, True, left_out, *of_states, whole=True)
@@ -156,8 +177,11 @@ def unit_work(
 
 
 def exact_work(profile: Profile, sublayer: str, strategy: Strategy, samples: int) -> UnitWork[float]:
-    """The pieces of a sub-layer's time with their fractions, for models that let them overlap. Parameters are moved as they
-    are, not as the equal shards that programs cut them into. Otherwise as `unit_work`."""
+    """The pieces of a sub-layer's time in ns before rounding, for cost models in which they overlap. Parameters count with
+    their true size, not with the padded equal shards that programs cut them into. samples: samples per micro-batch, over
+    all devices of the strategy. profile: measured or estimated costs of the model's sub-layers and of the devices' links.
+    sublayer: the sub-layer's name in the profile. Raises InputError if the profile lacks the shape.
+    """
     moves = _moves_ns(profile, sublayer, strategy, samples, False, 0, profile.precision, "adamw", whole=False)
     forward_ns, recompute_ns, backward_ns = _passes_ns(profile, sublayer, strategy, samples)
     return UnitWork(forward_ns=forward_ns, recompute_ns=recompute_ns, backward_ns=backward_ns, **moves)
@@ -166,7 +190,10 @@ def exact_work(profile: Profile, sublayer: str, strategy: Strategy, samples: int
 def _passes_ns(
     profile: Profile, sublayer: str, strategy: Strategy, samples: int, kind: str | None = None
 ) -> tuple[int, int, int]:
-    """Times of the computations of a micro-batch: forward pass, recomputation and backward pass."""
+    """Times in ns of a sub-layer's computations for a micro-batch: forward pass, recomputation (0 without) and backward pass.
+    samples: samples per micro-batch, over all devices of the strategy. kind: the kind of device; None for the slowest of
+    the profile's. sublayer: the sub-layer's name in the profile.
+    """
     entry = computed_cost(profile, sublayer, strategy, samples // strategy.data_degree, kind)
     forward_ns = (entry.forward_without_graph_ns if strategy.ckpt else entry.forward_ns).value
     return forward_ns, entry.forward_ns.value if strategy.ckpt else 0, entry.backward_ns.value
@@ -183,8 +210,14 @@ def _moves_ns(
     optimizer: OptimizerName,
     whole: bool,
 ) -> dict[str, Any]:
-    """Times of the pieces of a sub-layer, by name, that are no computations of a micro-batch, which do not depend on what is
-    recomputed; kept with the profile. padded: as in `_parameter_moves_ns`; whole: whether each is rounded."""
+    """Times in ns, by field of `UnitWork`, of the pieces of a sub-layer's time that are communication or the optimizer's step.
+    They do not depend on what is recomputed, and are kept with the profile.
+
+    samples: samples per micro-batch. padded: whether shards of parameters are equal parts, the last one padded. left_out:
+    the number of a rank's parameters that belong to another sub-layer. precision: the precision of gradients. whole:
+    whether every time is rounded. profile: measured or estimated costs of the model's sub-layers and of the devices' links.
+    sublayer: the sub-layer's name in the profile. strategy: the sub-layer's parallelism and recomputation.
+    """
     layout = strategy.levels, strategy.zero, strategy.sequence_parallel
     key = "moves", sublayer, *layout, samples, padded, left_out, precision, optimizer, whole
     if key not in profile.derived:
@@ -200,7 +233,10 @@ def _moves_ns(
 
 
 def _token_moves_ns(profile: Profile, sublayer: str, strategy: Strategy, samples: int) -> dict[str, float]:
-    """Times of moving hidden states and their gradients, by piece, not rounded."""
+    """Times in ns, by field of `UnitWork` and not rounded, of moving a sub-layer's hidden states and their gradients between
+    tensor-parallel ranks. samples: samples per micro-batch, over all devices of the strategy. profile: measured or
+    estimated costs of the model's sub-layers and of the devices' links. sublayer: the sub-layer's name in the profile.
+    """
     tp, rows, shape = strategy.degree("tp"), samples // strategy.data_degree, profile.shapes[sublayer]
     partial, partial_back = partial_sums_ns(profile, shape, strategy, rows)
     names = ("tokens_in_ns", "tokens_out_ns", "tokens_again_ns", "gradient_in_ns", "gradient_out_ns")
@@ -223,57 +259,84 @@ def _parameter_moves_ns(
     precision: Precision,
     optimizer: OptimizerName,
 ) -> dict[str, float]:
-    """Times of moving parameters and their gradients, and of the optimizer, by piece, not rounded. padded: whether shards are
-    equal parts, the last one padded."""
+    """Times in ns, by field of `UnitWork` and not rounded, of moving a sub-layer's parameters and their gradients between
+    ranks, and of the optimizer's step.
+
+    padded: whether shards are equal parts, the last one padded. left_out: the number of a rank's parameters that belong to
+    another sub-layer. precision: the precision of gradients. profile: measured or estimated costs of the model's sub-layers
+    and of the devices' links. sublayer: the sub-layer's name in the profile. strategy: the sub-layer's parallelism and
+    recomputation.
+    """
     element, shape, sdp = profile.parameter_bytes, profile.shapes[sublayer], strategy.degree("sdp")
     shard, gradient = shape.shard(strategy.degree("tp")), precision.gradient_bytes(element)
     parameters = shard.parameters - left_out
     part = -(-parameters // sdp)
     whole, stepped = sdp * part if padded else parameters, sdp * part // sharing_of(profile, sublayer, strategy, optimizer)
 
-    def among(paradigm: Paradigm, operation: Operation, message_bytes: int) -> float:
-        """Time of a collective over the first device's group of a paradigm."""
-        return collective_ns(profile.network, operation, message_bytes, _peers(strategy, paradigm))
+    def among(paradigms: Sequence[Paradigm], operation: Operation, message_bytes: int) -> float:
+        """Time in ns of a collective over the first device's group along levels of the strategy."""
+        return collective_ns(profile.network, operation, message_bytes, strategy.peers(0, *paradigms))
 
-    replicated = shard.replicated_parameters * gradient
+    replicated, whole_sums = shard.replicated_parameters * gradient, OPTIMIZERS[optimizer].whole_matrices
     return {
-        "gather_ns": among("sdp", "all-gather", whole * element) if strategy.shares_parameters else 0.0,
-        "replicated_ns": among("tp", "all-reduce", replicated) if replicated else 0.0,
-        "scatter_ns": among("sdp", "all-reduce" if optimizer == "muon" else "reduce-scatter", whole * gradient),
-        "reduce_ns": among("dp", "all-reduce", part * gradient),
+        "gather_ns": among(("sdp",), "all-gather", whole * element) if strategy.shares_parameters else 0.0,
+        "replicated_ns": among(("tp",), "all-reduce", replicated) if replicated else 0.0,
+        "scatter_ns": among(("sdp",), "all-reduce" if whole_sums else "reduce-scatter", whole * gradient),
+        "reduce_ns": among(COPIES, "all-reduce", part * gradient),
         "tied_ns": tied_ns(profile, strategy.group, precision=precision) if shape.kind == "embedding" else 0.0,
-        "optimizer_ns": stepped_ns(profile, stepped, *muon_part(profile, sublayer, strategy, optimizer)),
-        "update_ns": among("sdp", "all-gather", whole * element) if strategy.gathers_updates else 0.0,
+        "optimizer_ns": stepped_ns(profile, stepped, *step_savings(profile, sublayer, strategy, optimizer, stepped)),
+        "update_ns": among(("sdp",), "all-gather", whole * element) if strategy.gathers_updates else 0.0,
     }
 
 
 def sharing_of(profile: Profile, sublayer: str, strategy: Strategy, optimizer: OptimizerName) -> int:
-    """The number of ranks among which a sub-layer's master copy and moments are divided."""
+    """The number of ranks among which the optimizer's master copy of a sub-layer's parameters, and their moments, are divided:
+    all ranks that shard states; under an optimizer of whole matrices 1 for embedding and head, whose states one rank has
+    whole. profile: measured or estimated costs of the model's sub-layers and of the devices' links. sublayer: the
+    sub-layer's name in the profile.
+    """
     sharing = strategy.degree("sdp")
-    return sharing if optimizer == "adamw" else states_sharing(optimizer, profile.sublayer(sublayer), sharing)
+    if not OPTIMIZERS[optimizer].whole_matrices:  # which is all that profiles without a described model know
+        return sharing
+    return ranks_sharing_states(optimizer, profile.sublayer(sublayer), sharing)
 
 
 def muon_parameters(profile: Profile, sublayer: str, strategy: Strategy, optimizer: OptimizerName) -> int:
-    """The number of a sub-layer's parameters that a rank steps by Muon; 0 under AdamW."""
-    if optimizer == "adamw":
+    """The number of a sub-layer's parameters that one rank's optimizer updates as whole matrices (Muon); 0 under an optimizer
+    of single parameters, such as AdamW. sublayer: the sub-layer's name in the profile. profile: measured or estimated costs
+    of the model's sub-layers and of the devices' links.
+    """
+    if not OPTIMIZERS[optimizer].whole_matrices:
         return 0
     tp, sharing = strategy.degree("tp"), strategy.degree("sdp")
-    return stepped_by_muon(optimizer, profile.sublayer(sublayer), tp, tp - 1, sharing)
+    return muon_parameter_count(optimizer, profile.sublayer(sublayer), tp, tp - 1, sharing)
 
 
-def muon_part(profile: Profile, sublayer: str, strategy: Strategy, optimizer: OptimizerName) -> tuple[int, float]:
-    """The number of a sub-layer's parameters that a rank steps by Muon, and the time to make their momentum orthogonal on the
-    slowest kind of device, in ns."""
-    if not (count := muon_parameters(profile, sublayer, strategy, optimizer)):
-        return 0, 0.0
+def step_savings(
+    profile: Profile, sublayer: str, strategy: Strategy, optimizer: OptimizerName, parameters: int
+) -> tuple[float, float]:
+    """Two numbers by which an optimizer's step on `parameters` of a rank's parameters differs from AdamW's: the number of
+    moments that it does not read and write, and the time in ns of making momentum orthogonal on the slowest kind of device.
+    profile: measured or estimated costs of the model's sub-layers and of the devices' links. sublayer: the sub-layer's name
+    in the profile. strategy: the sub-layer's parallelism and recomputation.
+    """
+    count = muon_parameters(profile, sublayer, strategy, optimizer)
+    saved = moments_saved(optimizer, parameters, count)
+    if not count:
+        return saved, 0.0
     tp, kinds = strategy.degree("tp"), [kind_of(profile, name) for name in profile.kinds]
     matrices = muon_matrices(profile.sublayer(sublayer), tp, tp - 1)
-    return count, max(orthogonal_ns(matrices, kind, profile.dtype) for kind in kinds) / strategy.degree("sdp")
+    return saved, max(orthogonal_ns(matrices, kind, profile.dtype) for kind in kinds) / strategy.degree("sdp")
 
 
 def partial_sums_ns(profile: Profile, shape: SublayerShape, strategy: Strategy, rows: int) -> tuple[float, float]:
-    """Times, not rounded, of what tensor-parallel ranks add up for `rows` samples on each: outputs, or the gather of a head's
-    statistics; and gradients of inputs. Ranks that share the tokens add up none of the hidden states."""
+    """Two times in ns, not rounded, of the all-reduces of partial results over tensor-parallel ranks: of outputs in the
+    forward pass (for a head, instead, the gather of its loss statistics), and of the gradients of inputs in the backward
+    pass. Under sequence parallelism no hidden states are added up here.
+
+    shape: the sub-layer's shape. rows: the number of samples on each device. profile: measured or estimated costs of the
+    model's sub-layers and of the devices' links. strategy: the sub-layer's parallelism and recomputation.
+    """
     tp, (forward, back) = strategy.degree("tp"), reductions(shape, strategy.degree("tp"))
     summed = not strategy.sequence_parallel
 
@@ -289,18 +352,22 @@ def partial_sums_ns(profile: Profile, shape: SublayerShape, strategy: Strategy, 
 
 
 def grouped_units(profile: Profile, by_unit: bool = False) -> list[list[ChainUnit]]:
-    """The chain's units by planner's layer; by_unit: every sub-layer is a layer of its own."""
+    """The model's sub-layers grouped into the layers that planners choose a strategy for, in model order. by_unit: whether
+    every sub-layer is a layer of its own. profile: measured or estimated costs of the model's sub-layers and of the
+    devices' links.
+    """
     if by_unit:
         return [[unit] for unit in profile.units]
     return [list(layer) for _, layer in groupby(profile.units, key=lambda unit: unit.layer)]
 
 
 def layer_name(layer: Sequence[ChainUnit]) -> str:
-    """The name of a layer: its unit's name, or the part that the names of several units begin with."""
+    """The name of a layer: its sub-layer's name or, of several, the part before the first dot: `layer 3.attention` and `layer
+    3.mlp` -> `layer 3`."""
     return layer[0].name if len(layer) == 1 else layer[0].name.split(".")[0]
 
 
 @cache
 def _peers(strategy: Strategy, paradigm: Paradigm) -> tuple[int, ...]:
-    """The first device's group of a paradigm."""
+    """The ranks of the first device's group at one level of a strategy's parallelism. paradigm: the level, such as `tp`."""
     return strategy.peers(0, paradigm)

@@ -39,9 +39,12 @@ from trainplan.formulations.joint.problem import Configuration, Instance, uncoun
 
 
 def checked_bound_ns(instance: Instance, evidence: Evidence) -> int:
-    """The lower bound in ns of the simulated step of every plan of the instance that the evidence proves.
+    """The lower bound in ns on the simulated step of every plan of an instance that evidence proves, checked without a solver:
+    the smallest of the bounds of all configurations (schedule, number of micro-batches and device groups). evidence: what a
+    solver gathered, for each configuration.
 
-    Raises ValueError where the evidence belongs to another instance, or claims more than it proves.
+    instance: the configurations to choose from, with costs and memory limits. Raises ValueError if the evidence belongs to
+    another instance, or claims more than it proves.
     """
     if instance.step != "simulated":
         raise ValueError(f"the step is {instance.step!r}; evidence is of simulated ones")
@@ -63,10 +66,13 @@ def checked_bound_ns(instance: Instance, evidence: Evidence) -> int:
 
 
 def possible(instance: Instance, configuration: Configuration, claim: ConfigurationEvidence) -> bool:
-    """Whether, by this evidence, a plan of the configuration may still have a step up to the one that is claimed to be
-    impossible."""
+    """Whether, as far as the evidence shows, a plan of a configuration (schedule, number of micro-batches and device groups)
+    may still have a step up to `claim.impossible_ns`, which the evidence claims to be impossible. True also where the
+    evidence has a form that this check does not support. claim: the evidence for the configuration. instance: the
+    configurations to choose from, with costs and memory limits.
+    """
     schedule = configuration.schedule
-    if schedule.sliced or schedule.chunks > 1 or len({group.kind for group in configuration.device_groups}) > 1:
+    if not schedule.has_closed_forms or len({group.kind for group in configuration.device_groups}) > 1:
         return True
     if len({(instance.limit_bytes(group), instance.host_limit_bytes(group)) for group in configuration.device_groups}) > 1:
         return True

@@ -15,39 +15,43 @@ FAR = np.int64(2**60)  # more than any number that is compared; four of them can
 
 @dataclass(frozen=True)
 class WeightedPath:
-    """A path through the passes of a schedule, followed backwards, with its weight.
+    """A path through the passes of a schedule, with its weight in a proof. The step takes at least the sum of the times on any
+    path, so also at least a weighted mean of such sums.
 
-    weight: a whole number; the weights of all paths add up to the whole. end: the index of the device group with whose
-    optimizer the path ends. site: the index of the device group with whose passes it does, another one only where both ends of
-    the pipeline wait for each other's gradients. turns: binary digits after a leading 1, the last digit first: for each pass on
-    the path that waits for two others, whether the path goes on with the pass of its own device group (0) or that of another
-    stage (1).
+    weight: a whole number; a proof divides the weighted sum over its paths by the sum of their weights. end: the index of
+    the device group with whose optimizer the path ends. last_pass_group: the index of the device group with whose last pass
+    it ends (`site` in files); it differs from `end` only if the first and the last stage wait for each other's gradients of a
+    shared weight table. turns: the choices on the path, followed backwards from its end, as binary digits after a leading 1,
+    the last digit first: for each pass that waits for two others, 0 if the path goes on with the pass of its own device
+    group, 1 if with that of another stage.
     """
 
     weight: int
     end: int
-    site: int
+    last_pass_group: int
     turns: int
 
     def to_dict(self) -> dict[str, Any]:
-        """The path in its file format, with its turns as hexadecimal digits."""
-        return {"weight": self.weight, "end": self.end, "site": self.site, "turns": f"{self.turns:x}"}
+        """The path in its JSON file format, with its turns as hexadecimal digits."""
+        return {"weight": self.weight, "end": self.end, "site": self.last_pass_group, "turns": f"{self.turns:x}"}
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> WeightedPath:
-        """The path of a file. Raises ValueError, KeyError or TypeError where the record is not a path."""
-        weight, end, site = (_whole(record[name]) for name in ("weight", "end", "site"))
-        return cls(weight, end, site, int(record["turns"], 16))
+        """Read a path from a file's dict. Raises ValueError, KeyError or TypeError if the dict is not a path."""
+        weight, end, last_pass_group = (_whole(record[name]) for name in ("weight", "end", "site"))
+        return cls(weight, end, last_pass_group, int(record["turns"], 16))
 
 
 @dataclass(frozen=True)
 class ConfigurationEvidence:
-    """Evidence on one configuration. impossible_ns: no plan of the configuration has a step up to this time; -1 where no more
-    is claimed than the closed form.
+    """Evidence that one configuration (schedule, number of micro-batches, device groups) has no plan with a short step.
 
-    prices: of a byte of memory, in parts of a nanosecond (SCALE of them make one). depths: numbers of micro-batches in flight,
-    ascending from the least. Or paths, with memory and host: for each stage the price of a byte of its device and of its host,
-    in the same whole as the paths' weights (0 for a host without a price).
+    impossible_ns: no plan of the configuration has a step of up to this time; -1 if no more is claimed than the closed-form
+    bound. The evidence is either prices and depths, or paths with memory and host.
+
+    prices: prices of a byte of memory, in parts of a nanosecond (SCALE of them make one). depths: numbers of micro-batches
+    in flight, ascending. paths: weighted paths through the passes. memory, host: for each stage the price of a byte on its
+    device and on its host, in the unit of the paths' weights (0 for a host without a price).
     """
 
     impossible_ns: int
@@ -58,7 +62,7 @@ class ConfigurationEvidence:
     host: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The evidence in its file format."""
+        """The evidence in its JSON file format, in which empty lists are left out."""
         numbers = {"prices": self.prices, "depths": self.depths, "memory": self.memory, "host": self.host}
         lists: dict[str, Any] = {name: list(values) for name, values in numbers.items() if values}
         if self.paths:
@@ -67,7 +71,7 @@ class ConfigurationEvidence:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> ConfigurationEvidence:
-        """The evidence of a file. Raises ValueError, KeyError or TypeError where the record is not evidence."""
+        """Read evidence from a file's dict. Raises ValueError, KeyError or TypeError if the dict is not evidence."""
         prices, depths, memory, host = (
             tuple(map(_whole, record.get(name, ()))) for name in ("prices", "depths", "memory", "host")
         )
@@ -77,27 +81,28 @@ class ConfigurationEvidence:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The evidence of a lower bound, for all configurations in their order. instance: the digest of the instance."""
+    """The evidence of a lower bound on the step of every plan of an instance. instance: the digest of the instance.
+    configurations: the evidence for each configuration, in the instance's order."""
 
     instance: str
     configurations: tuple[ConfigurationEvidence, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The evidence in its file format."""
+        """The evidence in its JSON file format, version 2."""
         rows = [configuration.to_dict() for configuration in self.configurations]
         return {"format": "joint-evidence", "version": 2, "scale": SCALE, "instance": self.instance, "configurations": rows}
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Evidence:
-        """The evidence of a file, of version 2 or of version 1, which has no paths. Raises ValueError where the record is not
-        evidence."""
+        """Read evidence from a file's dict, of version 2 or of version 1, which has no paths. Raises ValueError if the dict
+        is not evidence, and KeyError or TypeError if a field is missing or wrong."""
         if record.get("format") != "joint-evidence" or record.get("version") not in (1, 2) or record.get("scale") != SCALE:
             raise ValueError("no evidence of the joint problem in version 1 or 2")
         return cls(str(record["instance"]), tuple(map(ConfigurationEvidence.from_dict, record["configurations"])))
 
 
 def _whole(value: Any) -> int:
-    """A whole number of a file. Raises ValueError where the value is not one."""
+    """The value itself, if it is an integer (and not a bool). Raises ValueError if it is not."""
     if type(value) is not int:
         raise ValueError(f"{value!r} stands where a whole number belongs")
     return value

@@ -33,8 +33,12 @@ CROSSING = (TIMES[0], TIMES[1], TIMES[5], TIMES[6])
 
 
 def least_by_paths_ns(instance: Instance, configuration: Configuration, claim: ConfigurationEvidence) -> int:
-    """A lower bound in ns of the step of every plan of a configuration with one stage on each of several equal device groups.
-    Raises ValueError where the claim's paths are not paths, or its numbers are too large."""
+    """A lower bound in ns on the step of every plan of a configuration, from weighted paths through its schedule's passes and
+    prices of memory. For configurations with one stage on each of several equal device groups. claim: the evidence with
+    paths and prices. instance: the configurations to choose from, with costs and memory limits. configuration: one
+    schedule, number of micro-batches and division into device groups, with the costs of all options. Raises ValueError
+    if its paths do not follow the schedule, or its numbers are too large.
+    """
     stages, memory, host = configuration.stages, claim.memory, claim.host or (0,) * configuration.stages
     if len(memory) != stages or len(host) != stages or min((*memory, *host, *(path.weight for path in claim.paths))) < 0:
         raise ValueError("weights and prices of paths are not one for each stage, or below 0")
@@ -53,22 +57,23 @@ def least_by_paths_ns(instance: Instance, configuration: Configuration, claim: C
 
 
 def path_counts(instance: Instance, configuration: Configuration, paths: Sequence[WeightedPath]) -> tuple[Counts, int]:
-    """For each time of each stage, the sum of the weights of the paths on which it lies, counted as often as it does; and the
-    sum in ns of weighted times that belong to no stage.
-
-    Raises ValueError where a path does not follow the schedule's passes.
+    """The coefficients of a weighted sum of paths through a schedule. Returns, by the name of a time, for each stage the sum
+    of the weights of the paths that contain the time (once per occurrence); and the weighted sum in ns of the times on the
+    paths that belong to no stage. paths: the weighted paths. instance: the configurations to choose from, with costs and
+    memory limits. configuration: one schedule, number of micro-batches and division into device groups, with the costs of
+    all options. Raises ValueError if a path does not follow the schedule's passes.
     """
     graph, last = graph_of(configuration), configuration.stages - 1
     tied_ns = 0 if configuration.tied is None else configuration.tied.reduce_ns
     counts, constant = {name: [0] * configuration.stages for name in TIMES}, 0
     for path in paths:
-        both_ends = tied_ns > 0 and {path.site, path.end} <= {0, last}
-        if not (0 <= path.site <= last and (path.end == path.site or both_ends)) or path.turns < 1:
+        both_ends = tied_ns > 0 and {path.last_pass_group, path.end} <= {0, last}
+        if not (0 <= path.last_pass_group <= last and (path.end == path.last_pass_group or both_ends)) or path.turns < 1:
             raise ValueError("a path ends nowhere")
         counts["optimizer_ns"][path.end] += path.weight
-        counts["reduce_ns"][path.site] += path.weight
+        counts["reduce_ns"][path.last_pass_group] += path.weight
         constant += tied_ns * path.weight * both_ends
-        turns, node = bin(path.turns)[:2:-1], graph.last[path.site]  # without the leading 1, the last digit first
+        turns, node = bin(path.turns)[:2:-1], graph.last[path.last_pass_group]  # without the leading 1, the last digit first
         turn = 0
         while True:
             earlier, duration, _ = graph.nodes[node]
@@ -86,13 +91,18 @@ def path_counts(instance: Instance, configuration: Configuration, paths: Sequenc
 
 
 class _Chain:
-    """The units of a configuration as one chain, with the costs that counts and prices give to options and boundaries."""
+    """The units (sub-layers or layers that have one option each) of a configuration (schedule, number of micro-batches and
+    device groups) as one chain from embedding to head. Each option, and each boundary between units, has a cost: its times,
+    weighted by the paths of a proof, and its bytes, multiplied by prices of memory. The cheapest choice of cuts and options
+    bounds the step from below.
+    """
 
     def __init__(
         self, instance: Instance, configuration: Configuration, counts: Counts, memory: Sequence[int], host: Sequence[int]
     ) -> None:
-        """counts: see `path_counts`. memory, host: for each stage, the price of a byte on its device and on its host. Raises
-        ValueError where sums may not fit into 64 bits."""
+        """counts: by name, for each stage, the sum of the weights of the paths on which that time of the stage lies. memory,
+        host: for each stage, the price of a byte on its device and on its host. Raises ValueError if sums may not fit into
+        64 bits."""
         self.instance, self.configuration, self.stages = instance, configuration, configuration.stages
         self.tables = configuration.tables[configuration.device_groups[0].kind]
         in_flight = [configuration.in_flight(x) for x in range(self.stages)]
@@ -117,8 +127,10 @@ class _Chain:
             self.across.append(np.where(apart, UNREACHED, across))
 
     def _crossing(self, boundary: Boundary) -> tuple[Integers, ...]:
-        """Whether interface states disagree (C, D) and, 0 there: re-layouts in each direction (C, D), and messages in each
-        direction (p - 1, C, D)."""
+        """The costs of one kind of boundary by interface states (layouts of activations), C before and D after the boundary, as
+        five arrays: whether two states may not be neighbours, (C, D); re-layouts forward and backward, (C, D); and messages
+        forward and backward, (p - 1, C, D) for p stages. Costs are 0 if states may not be neighbours.
+        """
         links = list(self.configuration.links)
         crossings = [boundary.relayout_forward_ns, boundary.relayout_backward_ns]
         apart = np.maximum(*crossings) >= FORBIDDEN
@@ -126,8 +138,12 @@ class _Chain:
         return apart, *(np.where(apart, 0, times) for times in crossings)
 
     def _refuse_large(self, counts: Counts, memory: Sequence[int], flying: Sequence[int], host: Sequence[int]) -> None:
-        """Raises ValueError where sums may not fit into 64 bits: by the largest possible sum, in floats. flying: for each
-        stage, the price of a byte that every micro-batch in flight holds."""
+        """Raise ValueError if sums of the chain may not fit into 64 bits; the largest possible sum is computed in floats.
+
+        counts: by the name of a time, for each stage its weight. memory, host: for each stage, the price of a byte on the
+        device and on the host. flying: for each stage, the price of a byte that every micro-batch in flight (forward pass
+        done, backward pass not yet) holds.
+        """
         factor = {name: float(max(values)) for name, values in counts.items()}
         dearest, flown, hosts = (float(max(values)) for values in (memory, flying, host))
         of_unit = []
@@ -147,7 +163,8 @@ class _Chain:
             raise ValueError("weights and prices of paths are too large to be checked in 64 bits")
 
     def least(self) -> int:
-        """The least sum over all cuts and options; at least `UNREACHED` where there is no solution."""
+        """The least sum of weighted times and priced memory over all cuts and options of the chain; a number of at least
+        `UNREACHED` if there is no solution."""
         instance, cuts, stages = self.instance, self.configuration.cuts, self.stages
         states_in = 1 + max(int(table.enter.max()) for table in self.tables.units)
         states_out = 1 + max(int(table.leave.max()) for table in self.tables.units)

@@ -15,20 +15,28 @@ from trainplan.formulations.joint.certificates.file import FAR, SCALE, Configura
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.formulations.joint.tables import FORBIDDEN, Boundary, OptionTable
 from trainplan.formulations.numbers import Integers
+from trainplan.formulations.schedule.orders import by_order
 
 ROUNDS = 3
 
 
 class TooLarge(ValueError):
-    """Sums over an instance's times do not fit into 64 bits."""
+    """The sums of an instance's times do not fit into 64 bits, so that its bound cannot be checked."""
 
 
 class PriceCheck:
-    """The bounds that prices give for one configuration of several stages, and steps up to the claim's.
+    """Checks, for one configuration of several stages (schedule, number of micro-batches and device groups), that no plan has
+    a step within a claimed limit, by lower bounds that count bytes of memory at a price.
 
-    slow: by kind of unit, whether an option alone takes longer than the limit. u: (depths, L, lengths), the least u of spans,
-    by first unit and by length less one, FAR where nothing fits or there is no such span. total: for each weight p, (lengths,),
-    the least p u + g of spans as the first stage.
+    A unit is a sub-layer or layer that has one option; a span is a range of consecutive units that may be a stage, and its
+    length a number of units. A price is parts of a nanosecond per byte. An interface state, numbered from 0, says how ranks
+    share the hidden states between two units. FAR marks what is impossible. L is the number of units, S the number of
+    options of a kind of unit; the axis `lengths` has an entry for each length.
+
+    slow: by kind of unit, whether an option alone takes longer than the limit. u: (depths, L, lengths), the least time in
+    ns of both passes of a micro-batch in a span of units, by number of micro-batches in flight, first unit and length less
+    one. total: for each weight p, (lengths,), the least p u + g of spans as the first stage, g being the work after the
+    last micro-batch. moves, into, out: costs of boundaries by kind.
     """
 
     def __init__(self, instance: Instance, configuration: Configuration, claim: ConfigurationEvidence) -> None:
@@ -50,7 +58,7 @@ class PriceCheck:
             prices = np.zeros(1, np.int64)
         self.u = np.stack([self._spans(depth, prices) for depth in claim.depths])
         rise = self.m - self.stages + 1 if self.stages - 1 < self.m else 1
-        self.weights = sorted({1, self.m if configuration.schedule.name == "gpipe" else rise})
+        self.weights = sorted({1, by_order(configuration.schedule.name, gpipe=self.m, one_f_one_b=rise)})
         depth, out = configuration.in_flight(0), [[int(time) for time in times] for times in self.out]
         self.total = [
             np.array(least_from_first_ns(instance, configuration, claim.prices, p, depth, self.longest, out), np.int64)
@@ -58,14 +66,16 @@ class PriceCheck:
         ]
 
     def _slow(self, table: OptionTable, least: int) -> NDArray[np.bool_]:
-        """Whether an option of a kind of unit makes every step longer than the limit: all micro-batches pass the unit one after
-        the other, and a single micro-batch passes all other units, too. least: the least u of the kind."""
+        """(S,): whether each of the S options of a kind of unit makes every step longer than the limit: all micro-batches pass
+        the unit one after the other, and a single micro-batch passes all other units, too. table: the options. least: the least
+        time in ns of both passes of a micro-batch in a unit of the kind.
+        """
         others = int(self.sums[-1]) - least if self.m == 1 else 0
         slow: NDArray[np.bool_] = self.m * (table.forward_ns + table.backward_ns) > self.claim.impossible_ns - others
         return slow
 
     def _largest_price(self) -> int:
-        """The largest price for which sums fit into 64 bits. Raises TooLarge where times alone do not."""
+        """The largest price of a byte for which sums fit into 64 bits. Raises TooLarge where times alone do not fit."""
         times, sizes = [0], [self.memory]
         for table, slow in zip(self.kinds.units, self.slow, strict=True):
             time = table.forward_ns + table.backward_ns + table.head_ns + table.tail_ns + table.turn_ns
@@ -78,18 +88,23 @@ class PriceCheck:
         return host_limit // max(sizes)
 
     def _longest(self, limit: int) -> int:
-        """The largest number of units of a span whose m u can be within the limit."""
+        """The largest number of consecutive units through which all micro-batches can pass one after the other within a limit.
+        limit: a time in ns.
+        """
         ends = np.searchsorted(self.sums, self.sums[:-1] + limit // self.m, side="right") - 1
         return int(max(1, min(self.units - self.stages + 1, (ends - np.arange(self.units)).max())))
 
     def _memory(self, table: OptionTable, depth: int) -> Integers:
-        """(S,): the bytes of each option for the whole step and for `depth` micro-batches in flight."""
+        """(S,): the bytes that each of the S options of a unit holds during the whole step and for `depth` micro-batches in
+        flight. table: the options.
+        """
         return table.state_bytes + depth * (table.kept_bytes + table.held_bytes)
 
     def _crossings(self) -> None:
-        """Set the costs of boundaries by kind, FAR where states disagree: `moves`, (states, states), re-layouts inside a stage;
-        `into` and `out`, (states,), the least that a stage receives over any link, forward by the state that it is entered in,
-        and backward by the state that it is left in."""
+        """Set the attributes `moves`, `into` and `out`, one array for each kind of boundary, in ns. moves: (states, states),
+        re-layouts inside a stage, forward and backward. into: (states,), the least re-layout and message forward into a stage,
+        by the state after the boundary. out: (states,), the least re-layout and message back, by the state before the boundary.
+        FAR where neighbouring units may not have the two states."""
         self.moves, self.into, self.out = [], [], []
         most = self.claim.impossible_ns // self.m  # all micro-batches cross, one after the other
         links = sorted(set(self.configuration.links))
@@ -109,8 +124,9 @@ class PriceCheck:
             self.out.append(whole[2].min(axis=1))
 
     def _spans(self, depth: int, prices: Integers) -> Integers:
-        """(L, lengths): the largest lower bound over all prices of the least u of each span, rounded up to whole nanoseconds.
-        depth: micro-batches in flight."""
+        """(L, lengths): a lower bound, in whole ns, on the time of both passes of a micro-batch in each span of units that fits
+        into memory, by first unit and length less one: the largest bound over all prices. depth: the number of micro-batches in
+        flight. prices: the prices of a byte."""
         best, ended = np.full((self.units, self.longest), FAR), self._ended()
         reached = np.zeros((0, len(prices), self.states), np.int64)  # by first unit: up to a unit, by how it is left
         for length in range(self.longest):
@@ -138,8 +154,8 @@ class PriceCheck:
         return best
 
     def _begun(self, prices: int) -> Integers:
-        """(L, prices, states): the cost of the message to a stage that begins with each unit, by the state that it is entered
-        in."""
+        """(L, prices, states): the cost of the message to a stage that begins with each unit, by the interface state in which
+        the unit is entered. prices: the number of prices, over which the cost is repeated."""
         entered = np.zeros((self.units, prices, self.states), np.int64)
         for boundary, times in enumerate(self.into):
             scaled = np.where(times >= FAR, FAR, SCALE * np.where(times >= FAR, 0, times))
@@ -147,8 +163,9 @@ class PriceCheck:
         return entered
 
     def _entered(self, reached: Integers, unit: Integers, prices: int) -> Integers:
-        """(N, prices, states): the least cost up to and into each unit, by the state that it is entered in. reached: the least
-        cost up to the unit before, by the state that it is left in."""
+        """(N, prices, states): the least cost of spans up to and into each of N units, by the interface state in which the unit
+        is entered. reached: (N, prices, states), the least cost up to the unit before, by the state in which that unit is left.
+        unit: (N,), the indices of the units. prices: the number of prices."""
         entered = np.full((len(unit), prices, self.states), FAR)
         for boundary, moves in enumerate(self.moves):
             here = np.flatnonzero(self.boundary_of[unit - 1] == boundary)
@@ -158,7 +175,8 @@ class PriceCheck:
         return entered
 
     def _ended(self) -> Integers:
-        """(L, states): the cost of the message back to a stage that ends with each unit, by the state that it is left in."""
+        """(L, states): the cost of the message back to a stage that ends with each unit, by the interface state in which the
+        unit is left."""
         after = np.zeros((self.units, self.states), np.int64)
         for boundary, times in enumerate(self.out):
             scaled = np.where(times >= FAR, FAR, SCALE * np.where(times >= FAR, 0, times))
@@ -168,8 +186,10 @@ class PriceCheck:
     # Partitions
 
     def possible(self, limit: int) -> bool:
-        """Whether any partition into stages may have a step up to the limit, by rounds of least sums from the last stage to the
-        first and back."""
+        """Whether some partition of the units into stages may have a step of up to `limit` ns. Spans that cannot be a stage
+        are removed repeatedly, each time with the sums of the stages before and after them; False once no partition is
+        left.
+        """
         before = [np.full(self.units + 1, FAR) for _ in range(self.stages + 1)]
         before[0][0] = 0
         for x in range(self.stages):
@@ -188,12 +208,14 @@ class PriceCheck:
         return True
 
     def _row(self, x: int) -> int:
-        """The row of `u` whose number of micro-batches in flight is the largest that a stage has at least."""
+        """The index in `u` (times of spans by number of micro-batches in flight) that applies to stage `x`: that of the largest
+        listed number which the stage is certain to have in flight."""
         depth = self.configuration.in_flight(x)
         return max(row for row, listed in enumerate(self.claim.depths) if listed <= depth)
 
     def _arcs(self, x: int) -> Integers:
-        """(L, lengths): u of every span as stage x, FAR where the span cannot be this stage."""
+        """(L, lengths): the time in ns of both passes of a micro-batch in every span of units as stage `x`, by first unit and
+        length less one; FAR where the span cannot be this stage."""
         u = self.u[self._row(x)].copy()
         first, length = np.indices(u.shape)
         end = first + length + 1
@@ -207,8 +229,12 @@ class PriceCheck:
         return np.where(good, u, FAR)
 
     def _extend(self, before: list[Integers], x: int, mask: Integers, limit: int) -> None:
-        """Lower the least sums of u of the stages up to x, by the unit after them, with the spans that `mask` allows as stage
-        x."""
+        """Update, in place, `before[x + 1]`: the least sums of the times of both passes over stages 0 to `x`, from the sums
+        over the stages before x and the spans that may be stage x.
+
+        before: for each number of stages, (L + 1,), the least sums by the first unit after these stages; written to. x: the
+        stage's index. mask: (L, lengths), the spans that may be stage x. limit: unused.
+        """
         u = np.where(mask, self._arcs(x), FAR)
         if x == 0:
             u[0] = np.where(u[0] >= FAR, FAR, np.maximum(u[0], self.total[0]))
@@ -217,8 +243,9 @@ class PriceCheck:
         np.minimum.at(before[x + 1], np.minimum(first + length + 1, self.units).ravel(), reached.ravel())
 
     def _masks(self, before: Sequence[Integers], limit: int) -> list[Integers] | None:
-        """For each stage, whether a span may be it in a step up to the limit, (L, lengths); None where no partition is
-        possible. before: for each stage, the least sums of u of the stages before it, by the stage's first unit."""
+        """For each stage, (L, lengths): whether a span of units may be that stage in a step up to a limit in ns; None if no
+        partition into stages is possible. before: for each stage, (L + 1,), the least sums of the times of the stages before
+        it, by the stage's first unit."""
         after = np.full(self.units + 1, FAR)
         after[self.units] = 0
         masks = []
@@ -228,7 +255,7 @@ class PriceCheck:
             s = after[np.minimum(first + length + 1, self.units)]
             there = (u < FAR) & (s < FAR) & (before[x][first] < FAR)
             u, s = np.where(there, u, 0), np.where(there, s, 0)
-            if self.configuration.schedule.name == "gpipe":
+            if by_order(self.configuration.schedule.name, gpipe=True, one_f_one_b=False):
                 need = 2 * (m * u + s)
             elif w < m:
                 need = 2 * (m - w) * u + np.maximum(np.maximum(4 * s, 2 * s + w * u), 2 * w * u)
@@ -250,8 +277,11 @@ class PriceCheck:
 
 
 def least_single_ns(instance: Instance, configuration: Configuration, prices: Sequence[int]) -> int:
-    """A lower bound in ns of the step of every plan of a configuration with one stage: the least m u + g by the best of the
-    prices, whatever the options of the last unit are with a table that both ends share."""
+    """A lower bound in ns on the step of every plan of a configuration (schedule, number of micro-batches and device groups)
+    with one stage: the least m u + g by the best of several prices of memory, where m is the number of micro-batches, u the
+    time of both passes of one, and g the work after the last one. prices: prices of a byte, in parts of a nanosecond (SCALE
+    of them make one). instance: the configurations to choose from, with costs and memory limits.
+    """
     depth, none = configuration.in_flight(0), [[0]] * len(configuration.tables[configuration.device_groups[0].kind].boundaries)
     return least_from_first_ns(instance, configuration, prices, configuration.micro_batches, depth, instance.length, none)[-1]
 
@@ -265,11 +295,14 @@ def least_from_first_ns(
     longest: int,
     out: Sequence[Sequence[int]],
 ) -> list[int]:
-    """For each span that begins the model, by length less one, the least p u + g in ns by the best of the prices, along the
-    units by interface state, in Python's integers.
-
-    depth: micro-batches in flight. longest: the number of spans. out: by kind of boundary and interface state, the least that a
-    span that ends there receives backward; states beyond the list have its last entry.
+    """For each span of units (sub-layers or layers) that begins the model, by its number of units less one, a lower bound in
+    ns of p u + g by the best of several prices of memory; u is the time of both passes of a micro-batch, and g the work
+    after the last one. Computed unit by unit, by interface state (how ranks share hidden states), in Python's unbounded
+    integers. prices: prices of a byte, in parts of a nanosecond. p: the weight of u. depth: the number of micro-batches in
+    flight. longest: the largest number of units of a span. out: by kind of boundary and interface state, the least time of
+    re-layout and message that a span that ends there receives backward; states beyond the list have its last entry.
+    instance: the configurations to choose from, with costs and memory limits. configuration: one schedule, number of
+    micro-batches and division into device groups, with the costs of all options.
     """
     kinds, tied = configuration.tables[configuration.device_groups[0].kind], configuration.tied
     shared = 0 if tied is None else tied.reduce_ns
@@ -305,8 +338,9 @@ def least_from_first_ns(
 
 
 def _entered_single(boundary: Boundary, left: dict[int, int], m: int) -> dict[int, int]:
-    """The least cost up to and into a unit, by the state that it is entered in. left: the least cost up to the unit before, by
-    the state that it is left in."""
+    """The least cost up to and into a unit (sub-layer or layer), by the interface state (how ranks share hidden states) in
+    which it is entered, in parts of a nanosecond (SCALE of them make one). left: the least cost up to the unit before, by the
+    state in which that unit is left. m: the number of times that the boundary is crossed, once for each micro-batch."""
     entered: dict[int, int] = {}
     ahead, back = boundary.relayout_forward_ns, boundary.relayout_backward_ns
     for state, cost in left.items():

@@ -21,7 +21,9 @@ COPIED_BYTES = 2**28  # more than caches hold
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of all cores of this machine together. flops_per_s: of matrix products by dtype. origin: in words."""
+    """Measured rates of all cores of this machine together: flops_per_s, of matrix multiplications by dtype, and of memory.
+    origin: how they were measured, as text.
+    """
 
     flops_per_s: Mapping[str, float]
     memory_bytes_per_s: float
@@ -29,7 +31,10 @@ class Rates:
 
 
 def available_bytes(read: Read) -> int:
-    """RAM of this machine in bytes, or the limit of its control group (cgroup) if that is less."""
+    """RAM of this machine in bytes, or the limit of its control group (cgroup) if that is less.
+
+    read: function that reads a system file and returns its text, or None if it cannot be read.
+    """
     if match := re.search(r"^MemTotal:\s*(\d+) kB", read("/proc/meminfo") or "", re.MULTILINE):
         ram_bytes = int(match[1]) * 1024
     else:
@@ -44,12 +49,15 @@ def cpu_cores() -> int:
 
 
 def measure_rates(seconds: float = 0.5) -> Rates:
-    """Measure matrix products and copies of large arrays by numpy on all cores: the best of some repeats within `seconds`."""
+    """Measure the rates of matrix multiplications, by dtype, and of copies of large arrays (memory) with numpy on all cores of
+    this machine. Each rate is the best of repeated runs; all measurements together take about `seconds`.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     import numpy as np
 
     def best_s(work: Callable[[], Any]) -> float:
+        """The shortest time in seconds of several runs of `work`, after one run to warm up."""
         work()
         best, end = float("inf"), time.perf_counter() + seconds / 3
         while (start := time.perf_counter()) < end:
@@ -74,9 +82,11 @@ def measure_rates(seconds: float = 0.5) -> Rates:
 def cpu_cluster(
     nodes: int, processes: int, network_bytes_per_s: float | None, name: str | None, ram_bytes: int, rates: Rates
 ) -> Cluster:
-    """A cluster whose devices are processes that share a machine's cores, RAM and memory bandwidth evenly.
+    """Build a cluster whose devices are processes that share a machine's cores, RAM and memory bandwidth evenly.
 
-    processes: on one node. network_bytes_per_s: of a ring between nodes. ram_bytes: of one node.
+    nodes: number of machines. processes: number of processes per machine. network_bytes_per_s: the bandwidth of a ring
+    between machines; None if unknown. name: the cluster's name; None for a generated one such as cpu-8. ram_bytes: RAM of one
+    machine. rates: rates of all cores of one machine together.
     """
     memory_bytes_per_s = round(rates.memory_bytes_per_s / processes)
     kind = DeviceKind.model_validate(

@@ -17,7 +17,7 @@ RESERVED = 16
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU by the driver's information; None for fields that the driver does not report."""
+    """One GPU of this machine as its driver describes it; a field that the driver does not report is None."""
 
     name: str
     memory_bytes: int
@@ -27,14 +27,15 @@ class Gpu:
     memory_bytes_per_s: float | None = None
 
     def sheet(self) -> str | None:
-        """The name of the data sheet of this GPU; None if there is none."""
+        """The name of the data sheet of this GPU, found by the driver's name for it; None if there is none."""
         name = re.sub(r"\b(NVIDIA|GeForce|Tesla)\b", "", self.name).strip()
         patterns = {key: sheet.driver_name for key, sheet in sheets().items()}
         return next((key for key, pattern in patterns.items() if pattern and re.fullmatch(pattern, name)), None)
 
     def kind(self) -> DeviceKind:
-        """The kind of device: by the data sheet, else with the rate of float32 by cores and clock. Raises InputError if
-        these are unknown."""
+        """The kind of device that this GPU is: as its data sheet describes it, else with the rate of float32 computed from its
+        cores and clock. Raises InputError if there is no data sheet and cores, clock or memory bandwidth are unknown.
+        """
         reserve_bytes = self.memory_bytes // RESERVED
         if name := self.sheet():
             kind = device_kind(name, shipped_efficiencies())

@@ -13,7 +13,7 @@ QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,pcie.link.gen.max,pcie.lin
 
 
 def nvml_gpus() -> list[Gpu] | None:
-    """All GPUs by NVML; None without the package nvidia-ml-py or without a driver."""
+    """All GPUs of this machine as NVML lists them; None without the package nvidia-ml-py or without a driver."""
     try:
         nvml = import_module("pynvml")
         nvml.nvmlInit()
@@ -28,7 +28,9 @@ def nvml_gpus() -> list[Gpu] | None:
 
 
 def _nvml_gpu(nvml: Any, handle: Any) -> Gpu:
-    """One GPU by its NVML handle. nvml: the module pynvml."""
+    """Describe one GPU by what NVML (NVIDIA's management library) reports on it. nvml: the module pynvml. handle: NVML's
+    handle of the GPU.
+    """
     name = nvml.nvmlDeviceGetName(handle)
     clock_mhz = _ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM)
     memory_clock_mhz = _ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_MEM)
@@ -46,7 +48,10 @@ def _nvml_gpu(nvml: Any, handle: Any) -> Gpu:
 
 
 def _ask(nvml: Any, question: str, *arguments: Any) -> Any:
-    """The result of a function of NVML; None if this driver or device does not support it."""
+    """Call a function of NVML and return its result; None if this driver or device does not support it.
+
+    nvml: the module pynvml. question: the function's name.
+    """
     try:
         return getattr(nvml, question)(*arguments)
     except (nvml.NVMLError, AttributeError):
@@ -54,7 +59,9 @@ def _ask(nvml: Any, question: str, *arguments: Any) -> Any:
 
 
 def parse_query(text: str) -> list[Gpu]:
-    """The GPUs in the output of `QUERY`: name, MiB, PCIe generation and lanes, one GPU per line. Raises InputError."""
+    """Parse the output of `nvidia-smi --query-gpu`, which has a line per GPU with its name, memory in MiB, PCIe generation and
+    PCIe lanes, into a list of GPUs. Raises InputError for a line of another form.
+    """
     gpus = []
     for i, line in enumerate(filter(str.strip, text.splitlines()), start=1):
         name, *cells = (cell.strip() for cell in line.rsplit(",", 3))

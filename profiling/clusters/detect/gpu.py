@@ -23,10 +23,14 @@ PairTable = list[list[float]]  # bytes a second from each device to each other
 
 
 def pair_table(gpus: Sequence[Gpu], pairs: Sequence[Sequence[str]], pcie_bytes_per_s: float) -> PairTable:
-    """The (N, N) table of bandwidths in bytes per second between N GPUs, by how each pair is joined (NV4, PIX, ...); 0 on
-    the diagonal."""
+    """The bandwidths between the N GPUs of a machine as an (N, N) table in bytes per second; 0 on the diagonal.
+
+    pairs: (N, N) names of the connections, as `nvidia-smi topo -m` prints them, such as NV4 (four NVLinks) or PIX (PCIe).
+    pcie_bytes_per_s: the peak of a PCIe link in one direction.
+    """
 
     def bytes_per_s(i: int, j: int) -> float:
+        """The bandwidth in bytes per second from GPU i to GPU j."""
         if i == j:
             return 0.0
         if (path := pairs[i][j]) in PCIE_SHARES:
@@ -39,8 +43,12 @@ def pair_table(gpus: Sequence[Gpu], pairs: Sequence[Sequence[str]], pcie_bytes_p
 
 
 def nested_islands(table: PairTable) -> list[tuple[int, float]] | None:
-    """Sizes and bandwidths of equal islands of consecutive devices, smallest first; None if the links do not form such a
-    tree."""
+    """Describe links as nested groups of equal size and consecutive devices (islands): pairs of the number of devices of a
+    group and the bandwidth in bytes per second within it, smallest first.
+
+    table: (N, N), bandwidths in bytes per second from each of N devices to each other device. Returns None if the links do not
+    form such groups.
+    """
     count = len(table)
     both = [[min(table[i][j], table[j][i]) for j in range(count)] for i in range(count)]
     levels = []
@@ -56,8 +64,12 @@ def nested_islands(table: PairTable) -> list[tuple[int, float]] | None:
 def gpu_cluster(
     gpus: Sequence[Gpu], table: PairTable, nodes: int, network_bytes_per_s: float, host: Host, name: str | None, source: str
 ) -> Cluster:
-    """A cluster of `nodes` machines with these GPUs and this host. table: bandwidths of pairs in bytes per second.
-    network_bytes_per_s: of a ring between nodes. Raises InputError."""
+    """Build a cluster of `nodes` machines, each with these GPUs and this host (CPU).
+
+    table: (N, N), bandwidths in bytes per second from each of the N GPUs of a machine to each other GPU. network_bytes_per_s:
+    the bandwidth of a ring between machines. name: the cluster's name; None for a generated one such as h100-80gb-hbm3-8.
+    source: the source of the numbers, as text. Raises InputError for a GPU whose rates are unknown.
+    """
     slug = re.sub(r"[^a-z0-9]+", "-", gpus[0].name.lower().removeprefix("nvidia ")).strip("-")
     name = name or f"{slug}-{nodes * len(gpus)}"
     kinds = list({gpu.name: gpu.kind() for gpu in gpus}.values())
@@ -76,7 +88,9 @@ def gpu_cluster(
 
 
 def _parts(gpus: Sequence[Gpu], host: Host) -> list[Nodes]:
-    """A machine as consecutive groups of GPUs of one kind, with their shares of the RAM."""
+    """Describe a machine as consecutive groups of GPUs of one kind, in order; each group has its share of the RAM. host: the
+    machine's CPU.
+    """
     parts = []
     for kind, group in groupby(gpu.name for gpu in gpus):
         devices = len(list(group))
@@ -86,6 +100,8 @@ def _parts(gpus: Sequence[Gpu], host: Host) -> list[Nodes]:
 
 
 def _repeated(table: PairTable, nodes: int, network_bytes_per_s: float) -> PairTable:
-    """The table of bandwidths over several machines, with the network's bandwidth between machines."""
+    """The (nodes N, nodes N) table of bandwidths in bytes per second over `nodes` equal machines with N GPUs each: within a
+    machine as in `table`, (N, N); between machines the network's bandwidth.
+    """
     indices = [(node, i) for node in range(nodes) for i in range(len(table))]
     return [[table[i][j] if node == other else network_bytes_per_s for other, j in indices] for node, i in indices]

@@ -13,12 +13,16 @@ NVLINK_LATENCY_NS, PCIE_LATENCY_NS, NETWORK_LATENCY_NS, SOCKET_LATENCY_NS = 5_00
 
 
 def pcie_bytes_per_s(gt_per_s: float, lanes: int) -> float:
-    """Peak of a PCIe link in one direction. Of the bits sent, 8 of 10 are data up to 5 GT/s, 128 of 130 above."""
+    """Peak of a PCIe link in one direction, in bytes per second.
+
+    gt_per_s: billions of transfers per second and lane. lanes: number of lanes. Of the bits sent, 8 of 10 are data up to 5
+    GT/s, 128 of 130 above.
+    """
     return gt_per_s * 1e9 / 8 * lanes * (0.8 if gt_per_s <= 5 else 128 / 130)
 
 
 def generation_bytes_per_s(generation: int | None, lanes: int | None) -> float | None:
-    """Peak of a PCIe link in one direction, by its generation and lanes; None if either is unknown."""
+    """Peak of a PCIe link in one direction in bytes per second, by its generation and lanes; None if either is unknown."""
     if not generation or not lanes:
         return None
     return pcie_bytes_per_s(PCIE_GT_PER_S[min(generation, len(PCIE_GT_PER_S)) - 1], lanes)

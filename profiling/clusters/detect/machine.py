@@ -41,9 +41,9 @@ def detect(
     Args:
         nodes: number of machines.
         processes: on a machine without GPUs, the number of processes that share it (default: one per core).
-        network_bytes_per_s: of one ring between nodes (default: from the fastest network card in NCCL's file).
+        network_bytes_per_s: the bandwidth of one ring between nodes (default: from the fastest network card in NCCL's file).
         topology_file: NCCL's XML (default: the one that NCCL_TOPO_FILE names).
-        name: of the cluster.
+        name: the cluster's name (default: one made of the kind and number of devices).
         run: runs a command and returns its output; for tests.
         read: reads a file; for tests.
         gpus: lists the GPUs; for tests.
@@ -98,13 +98,18 @@ def detect(
 
 
 def to_yaml(cluster: Cluster) -> str:
-    """The text of a cluster file, without fields that have their default."""
+    """The text of a cluster file in YAML for this cluster, without fields that have their default."""
     return yaml_text(cluster.model_dump(mode="json", exclude_defaults=True, exclude_none=True))
 
 
 def _topology(gpus: Sequence[Gpu], described: Topology | None, run: Run) -> Topology:
-    """The links between the GPUs: from NCCL's file, else from `nvidia-smi` with the file's PCIe rate, else the slowest kind
-    of link for every pair. Raises InputError if the number of GPUs differs."""
+    """The links between the GPUs of this machine: from NCCL's topology file, else from `nvidia-smi topo -m`, else the slowest
+    kind of link for every pair.
+
+    described: the links in NCCL's file; None without a file. If the file has no pairs of GPUs, its PCIe rate is combined with
+    the pairs from `nvidia-smi`. run: runs a command and returns its output. Raises InputError if a source describes another
+    number of GPUs.
+    """
     topology = described if described and described.pairs else None
     if topology is None and len(gpus) > 1 and (text := run(TOPOLOGY)):
         topology = parse_topology(text)

@@ -18,8 +18,11 @@ LinkPath = tuple[ElementTree.Element, ...]  # elements of the tree from the root
 
 
 def parse_nccl(text: str, where: str) -> Topology:
-    """The links between GPUs by the `gpu`, `nvlink`, `pci` and `net` elements of NCCL's XML. A file without `gpu` elements
-    gives no pairs. where: the file's name, for errors. Raises InputError."""
+    """Read the links between GPUs from NCCL's topology file, from its XML elements `gpu`, `nvlink`, `pci` and `net`.
+
+    A file without `gpu` elements gives no pairs. text: the XML. where: the file's name, for errors. Raises InputError for a
+    file that is not of this form.
+    """
     gpus: dict[int, LinkPath] = {}
     speeds_mb_per_s = [0]
     waiting: list[LinkPath] = [(_root(text, where),)]
@@ -42,7 +45,10 @@ def parse_nccl(text: str, where: str) -> Topology:
 
 
 def _root(text: str, where: str) -> ElementTree.Element:
-    """The root element `system`. Raises InputError if the text is too large, is not plain XML or has another root."""
+    """Parse the text of NCCL's topology file (XML) and return its root element, `system`. where: the file's name, for errors.
+
+    Raises InputError if the text is too large, is not plain XML or has another root.
+    """
     if len(text) > LARGEST_XML_CHARACTERS:
         raise InputError(where, "", f"has {len(text):,} characters", FIX)
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
@@ -58,7 +64,9 @@ def _root(text: str, where: str) -> ElementTree.Element:
 
 
 def _count(element: ElementTree.Element, attribute: str, where: str) -> int:
-    """A whole number in an element's attribute. Raises InputError if it is none."""
+    """The whole number in an attribute of an element of NCCL's topology file in XML. where: the file's name, for errors.
+    Raises InputError if the attribute is missing or no whole number.
+    """
     text = element.get(attribute, "")
     if not re.fullmatch(r"\d{1,9}", text):
         raise InputError(where, f"{element.tag}.{attribute}", f"is {shown(text)}", "give a whole number")
@@ -66,7 +74,9 @@ def _count(element: ElementTree.Element, attribute: str, where: str) -> int:
 
 
 def _slowest_pcie(path: LinkPath) -> float | None:
-    """The least peak in bytes per second of the PCIe links on a path; None if no element states a speed."""
+    """The least peak, in bytes per second, of the PCIe links on the path from the root of NCCL's XML to a GPU (the elements on
+    it); None if no element states a speed.
+    """
     rates = []
     for element in path:
         speed = re.match(r"(\d{1,3}(?:\.\d)?) ?GT/s", element.get("link_speed", ""))
@@ -77,8 +87,11 @@ def _slowest_pcie(path: LinkPath) -> float | None:
 
 
 def _joined(a: LinkPath, b: LinkPath, where: str) -> str:
-    """How two GPUs are joined, as in `nvidia-smi topo -m`: NVLinks, direct or through switches (NV4), else PCIe (PIX, PXB,
-    PHB, SYS)."""
+    """The connection of two GPUs in NCCL's topology file, by its name in `nvidia-smi topo -m`: NV4 or the like for NVLinks,
+    direct or through switches, else PIX, PXB, PHB or SYS for PCIe.
+
+    a, b: the XML elements on the path from the root to each GPU. where: the file's name, for errors.
+    """
     if links := min(_nvlinks(a, b, where), _nvlinks(b, a, where)):
         return f"NV{links}"
     shared = [element for element, twin in zip(a, b, strict=False) if element is twin]
@@ -88,7 +101,11 @@ def _joined(a: LinkPath, b: LinkPath, where: str) -> str:
 
 
 def _nvlinks(this: LinkPath, other: LinkPath, where: str) -> int:
-    """The number of NVLinks that one GPU has to another directly, or to switches, whichever is more."""
+    """The number of NVLinks that one GPU has to another GPU directly, or to switches, whichever is more.
+
+    this, other: the XML elements on the path from the root of NCCL's topology file to each GPU. where: the file's name, for
+    errors.
+    """
     links, bus = this[-1].findall("nvlink"), other[-2].get("busid")
     direct = sum(_count(link, "count", where) for link in links if bus and link.get("target") == bus)
     switched = sum(_count(link, "count", where) for link in links if link.get("tclass") == SWITCH_CLASS)

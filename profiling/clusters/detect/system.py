@@ -16,7 +16,7 @@ LARGEST_OUTPUT_BYTES = 2**20
 
 
 def run_command(command: Sequence[str]) -> str | None:
-    """The output of a command, cut at LARGEST_OUTPUT_BYTES; None if the command is missing, fails, or takes longer than
+    """Run a command and return its output, cut at LARGEST_OUTPUT_BYTES; None if it is missing, fails, or takes more than
     TIMEOUT_S."""
     with tempfile.TemporaryFile() as output:  # a pipe would stay open as long as a child of the command lives
         try:

@@ -13,8 +13,9 @@ TOPOLOGY = ("nvidia-smi", "topo", "-m")
 
 @dataclass(frozen=True)
 class Topology:
-    """The links between the N GPUs of a machine. pairs: (N, N) names of links (NV4, PIX, ...; X on the diagonal). origin:
-    the source in words. Rates are None if the source does not state them."""
+    """The links between the N GPUs of a machine. pairs: (N, N) names of links as in `nvidia-smi topo -m` (NV4, PIX, ...; X on
+    the diagonal). origin: the source of this description, as text. Rates are None if the source does not state them.
+    """
 
     pairs: list[list[str]]
     origin: str
@@ -23,8 +24,10 @@ class Topology:
 
 
 def parse_topology(text: str) -> Topology:
-    """The links in the matrix that `nvidia-smi topo -m` prints. Raises InputError if it is cut short or has a link of an
-    unknown kind."""
+    """Read the links between GPUs from the matrix that `nvidia-smi topo -m` prints.
+
+    Raises InputError if the matrix is cut short or has a link of an unknown kind.
+    """
     where, fix = " ".join(TOPOLOGY), "give NCCL's topology as an XML file (NCCL_TOPO_DUMP_FILE writes it)"
     lines = [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()]
     head = next((line for line in lines if "GPU0" in line), [])

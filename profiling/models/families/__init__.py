@@ -55,20 +55,25 @@ BUILT_IN |= {other: BUILT_IN[name] for other, name in OTHER_NAMES.items()}
 
 
 def family_names() -> list[str]:
-    """The names of all families, those of plug-ins last."""
+    """The names of all model families (`model_type` in configurations), built-in families first, families of plug-ins last."""
     return names(BUILT_IN, GROUP)
 
 
 def family(name: str) -> Family | None:
-    """A family by its name, which is `model_type` in configurations; its module is imported now. None where there is none."""
+    """The model family with this name (`model_type` in configurations), whose module is imported by this call; None if
+    trainplan and its plug-ins have no such family.
+    """
     loaded: Family | None = load_named(name, BUILT_IN, GROUP)
     assert loaded is None or isinstance(loaded, Family), f"the entry point {name} of {GROUP} refers to no Family"
     return loaded
 
 
 def sized_config(base: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A shipped configuration with other fields; where these say another family, without what that family does not have, and
-    without what is null."""
+    """A shipped configuration with some of its fields replaced, to describe another size of the model.
+
+    base: the shipped configuration's fields. fields: the new values. If they contain another `model_type`, the result omits
+    the fields of `base` that the new family does not have, and fields whose new value is None.
+    """
     kind = fields.get("model_type", base["model_type"])
     described = None if kind == base["model_type"] else family(kind)
     if described is None or described.fields is None:
@@ -79,13 +84,19 @@ def sized_config(base: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str
 
 
 def build_chain(fields: Fields) -> tuple[list[Unit], bool]:
-    """The chain of a configuration, and whether its head's matrix is the embedding's. Raises InputError."""
+    """Build the chain of sub-layers of a model from its configuration. Returns the units (sub-layers with names) in order, and
+    whether head and embedding share one matrix (tied embeddings).
+
+    fields: the configuration, written to: `fields.read` gets the fields that were read with their values, and aliases in
+    `fields.config` are replaced by the family's own names. Raises InputError for a family that trainplan does not have, for
+    mixtures of experts, and for fields that are missing or invalid.
+    """
     name = fields.config.get("model_type")
     chosen = family(name) if isinstance(name, str) else None
     if chosen is None or name in BUILT_IN:
         check_dense(fields)
     if chosen is None:
-        raise refuse_unread(fields, {each: described for each in family_names() if (described := family(each))})
+        raise refuse_unread(fields, {known: described for known in family_names() if (described := family(known))})
     if name in BUILT_IN:
         refuse_features(fields, chosen)
     check_names(fields, str(name), chosen, own_code=name in SEVERAL["published_code"].split())

@@ -1,4 +1,4 @@
-"""BERT."""
+"""BERT: an encoder with norms after its residual sums, or a decoder where `is_decoder` is true."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from trainplan.profiling.models.sublayers import Attention, FeedForward, Languag
 
 
 def bert(fields: Fields) -> tuple[list[Unit], bool]:
-    """The chain of a BERT configuration: post-norm blocks, and a head with a transform.
+    """Build the chain of sub-layers of a BERT model: norms after the residual sums, and a head with a dense layer before its
+    logits.
 
-    The embedding's dropout follows its norm, which is written with the first block; unfused code is counted as if it did not.
+    The embedding's norm and the dropout after this norm belong to the first block; if attention is unfused, that dropout is
+    counted with the embedding.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
     """
     hidden, heads = fields.size("hidden_size", 768), fields.size("num_attention_heads", 12)
     layers, positions = fields.layers("num_hidden_layers", such_as=12), fields.size("max_position_embeddings", 512)

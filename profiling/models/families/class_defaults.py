@@ -1,7 +1,7 @@
-"""Sizes that a family's class in transformers has where a file does not say them.
+"""Default sizes of each family's configuration class in transformers, for files that leave them out.
 
-The language model of a multimodal file is written without what is as of its class. Files of their own say their sizes, but for
-the heads of keys and values, which older ones leave to the class.
+The language model of a multimodal file is written without values that equal its class's defaults. Files of one language model
+state their sizes, except that older ones leave the heads of keys and values to the class.
 """
 
 from __future__ import annotations
@@ -58,6 +58,10 @@ SIZES: Mapping[str, tuple[int | None, ...]] = {
 
 
 def class_sizes(family: str) -> dict[str, int]:
-    """The sizes of a family's class by the names of their fields; empty of families that transformers does not have."""
+    """The default sizes (such as the number of layers) in the configuration class of a model family in transformers, by field
+    name; empty for a family without such a class.
+
+    family: the family's name, `model_type` in configurations.
+    """
     named = zip(FIELDS, SIZES.get(family, ()), strict=False)
     return {name: value for name, value in named if value is not None}

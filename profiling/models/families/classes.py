@@ -1,4 +1,5 @@
-"""What a file is, by what stands in it: its family by the names that publishers gave it, or no configuration of a model."""
+"""Recognise what a configuration file describes: its family under the names that publishers gave it, or a file that is no
+configuration of a model."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from typing import Any
 
 from trainplan.profiling.base.errors import caution, shown
 
-# Names that files with code of their own give to layers of another family, as vLLM and transformers' own conversion map them.
-SAME = {
+# From `model_type` in files with code of their own to the family with the same layers, as vLLM and transformers convert them.
+SAME_LAYERS = {
     "Yi": "llama",
     "aquila": "llama",
     "xverse": "llama",
@@ -18,12 +19,12 @@ SAME = {
     "stablelm_epoch": "stablelm",
     "RefinedWebModel": "falcon",
     "RefinedWeb": "falcon",
-    "glm4v_text": "glm4",  # whose three positions are one in a text
+    "glm4v_text": "glm4",  # its positions in three dimensions are equal for text
     "qwen2_5_omni_text": "qwen2_vl_text",
 }
-HEADS = re.compile(r"(ForCausalLM|LMHeadModel|For(Conditional|Text)Generation|ForMaskedLM|ForPreTraining|Model)$")
-CLASSES = {"rw": "falcon", "hunyuandensev1": "hunyuan_v1_dense", "openllama": "llama"}  # whose names are not their family's
-# Fields of files that people give in its place: what such a file is, and what to give.
+CLASS_SUFFIX = re.compile(r"(ForCausalLM|LMHeadModel|For(Conditional|Text)Generation|ForMaskedLM|ForPreTraining|Model)$")
+CLASSES = {"rw": "falcon", "hunyuandensev1": "hunyuan_v1_dense", "openllama": "llama"}  # classes not named after their family
+# Fields that only other kinds of files have, the kind of file, and the advice what to give instead.
 OTHER_FILES = (
     ("peft_type", "settings of an adapter, which changes some of a model's layers", "give the config.json of its base model"),
     ("weight_map", "an index of files of weights", "give the config.json that lies in its folder"),
@@ -38,10 +39,10 @@ OTHER_FILES = (
     ("do_sample", "settings of generation", "give the config.json that lies in its folder"),
     ("temperature", "settings of generation", "give the config.json that lies in its folder"),
 )
-OF_HYBRIDS = re.compile(
+HYBRID_FIELDS = re.compile(
     r"^mamba_|^layer_types$|^layers_block_type$|^position_embedding_type$|expert|router|^shared_|^norm\w+_function$"
 )
-PHI = {
+PHI_FIELDS = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
     "n_head_kv": "num_key_value_heads",
@@ -52,36 +53,49 @@ PHI = {
     "activation_function": "hidden_act",
     "attn_pdrop": "attention_dropout",
 }
-OF_FIRST_PHIS = ("architecture", "embd_layer", "flash_attn", "flash_rotary", "fused_dense", "img_processor", "phyagi_version")
-PARAMETERS = ("dim", "n_layers", "n_heads")  # of params.json, as Meta and Mistral publish it
+FIRST_PHI_FIELDS = (
+    "architecture",
+    "embd_layer",
+    "flash_attn",
+    "flash_rotary",
+    "fused_dense",
+    "img_processor",
+    "phyagi_version",
+)
+PARAMETERS = ("dim", "n_layers", "n_heads")  # fields of params.json, as Meta and Mistral publish it
 
 
-def with_family(config: Mapping[str, Any], where: str, place: str, families: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration with `model_type` as of one of these families, where it has another name of it, or none.
+def with_family(config: Mapping[str, Any], where: str, part: str, families: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Set `model_type` in a copy of a configuration to the name of one of the known families, if the file gives the family
+    another name, or names it only in `architectures`, in which case there is a warning. Other configurations are returned
+    unchanged.
 
-    Some files that come with code of their own leave it to `architectures`; what is taken so is warned of.
+    where: the file; part: the path of the configuration in it, such as "text_config.", both for warnings. families: the known
+    families, by name.
     """
     kind = config.get("model_type")
-    if isinstance(kind, str) and kind in SAME and kind not in families:
+    if isinstance(kind, str) and kind in SAME_LAYERS and kind not in families:
         grouped = {"new_decoder_architecture": True} if config.get("n_head_kv") is not None else {}
-        return {**config, **grouped, "model_type": SAME[kind]}
+        return {**config, **grouped, "model_type": SAME_LAYERS[kind]}
     if kind == "granitemoehybrid" and (dense := _dense_granite(config)) is not None:
         return dense
     if kind in ("phi-msft", "mixformer-sequential"):
         return _phi(config)
-    if "model_type" in config or (found := _of_classes(config, families)) is None:
+    if "model_type" in config or (found := _family_of_architectures(config, families)) is None:
         return config
     fix = f"{found!r} is taken, as architectures says"
-    caution(where, f"{place}model_type", "is missing", fix)
+    caution(where, f"{part}model_type", "is missing", fix)
     return {**config, "model_type": found}
 
 
 def _phi(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A Phi 1.5 or 2 by the names that its first files have."""
-    named = {PHI.get(name, name): value for name, value in config.items() if name not in OF_FIRST_PHIS}
-    hidden, heads, turned = (named.get(name) for name in ("hidden_size", "num_attention_heads", "rotary_dim"))
-    if all(type(each) is int and each > 0 for each in (hidden, heads, turned)):
-        named["partial_rotary_factor"] = turned * heads / hidden  # type: ignore[operator]
+    """Convert the configuration of a Phi 1.5 or 2 in the form of its first published files to the field names of the family
+    `phi`.
+    """
+    named = {PHI_FIELDS.get(name, name): value for name, value in config.items() if name not in FIRST_PHI_FIELDS}
+    hidden, heads, rotating = (named.get(name) for name in ("hidden_size", "num_attention_heads", "rotary_dim"))
+    if all(type(number) is int and number > 0 for number in (hidden, heads, rotating)):
+        named["partial_rotary_factor"] = rotating * heads / hidden  # type: ignore[operator]
     if named.get("intermediate_size") is None and type(hidden) is int:
         named["intermediate_size"] = 4 * hidden
     if named.get("num_key_value_heads") is None:
@@ -90,40 +104,57 @@ def _phi(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dense_granite(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A Granite 4 without experts, of which every layer is attention that turns: a Granite by other names; else None."""
+    """Convert the configuration of a dense Granite 4 to the field names of the family `granite`; None for any other Granite 4.
+
+    Dense means no experts, and attention with rotary positions in every layer.
+    """
     types = config.get("layer_types", config.get("layers_block_type"))
     attends = isinstance(types, list) and set(map(str, types)) == {"attention"}
     if not attends or config.get("num_local_experts") or config.get("position_embedding_type") != "rope":
         return None
-    kept = {name: value for name, value in config.items() if not OF_HYBRIDS.search(name)}
+    kept = {name: value for name, value in config.items() if not HYBRID_FIELDS.search(name)}
     return {**kept, "intermediate_size": config.get("shared_intermediate_size"), "model_type": "granite"}
 
 
-def _of_classes(config: Mapping[str, Any], families: Mapping[str, Any]) -> str | None:
-    made = config.get("architectures")
-    return None if not isinstance(made, list) or not made else class_family(str(made[0]), families)
+def _family_of_architectures(config: Mapping[str, Any], families: Mapping[str, Any]) -> str | None:
+    """The name of the family that the first class in a configuration's `architectures` is named after; None if there is none.
+    families: the known families, by name.
+    """
+    architectures = config.get("architectures")
+    return None if not isinstance(architectures, list) or not architectures else class_family(str(architectures[0]), families)
 
 
 def class_family(name: str, families: Mapping[str, Any]) -> str | None:
-    """The family that a class of transformers, or of a file's own code, is named after; None where there is none."""
-    stem = HEADS.sub("", name).lower().replace("_", "")
-    named = {each.lower().replace("_", ""): each for each in families} | CLASSES
-    named |= {each.lower().replace("_", ""): family for each, family in SAME.items()}
+    """The name of the family that a model class is named after, such as `llama` for `LlamaForCausalLM`; None if there is none.
+    name: the class's name. families: the known families, by name.
+    """
+    stem = CLASS_SUFFIX.sub("", name).lower().replace("_", "")
+    named = {known.lower().replace("_", ""): known for known in families} | CLASSES
+    named |= {known.lower().replace("_", ""): family for known, family in SAME_LAYERS.items()}
     return named.get(stem)
 
 
 def warn_of_own_classes(config: Mapping[str, Any], where: str, families: Mapping[str, Any]) -> None:
-    """Warn of a file whose own code builds a class that its family has not: what its layers are, only that code says."""
-    made, kind = config.get("architectures"), config.get("model_type")
-    if not config.get("auto_map") or kind not in list(families) or not isinstance(made, list) or not made:
+    """Warn if a configuration comes with code of its own that builds a model class of another family, because only that code
+    defines the model's layers.
+
+    config: the configuration; its `auto_map` states whether it comes with code. where: its file, for the warning. families:
+    the known families, by name.
+    """
+    architectures, kind = config.get("architectures"), config.get("model_type")
+    if not config.get("auto_map") or kind not in list(families) or not isinstance(architectures, list) or not architectures:
         return
-    if class_family(str(made[0]), families) != kind:
-        problem = f"is {shown(made)}, which the code that comes with the file builds"
+    if class_family(str(architectures[0]), families) != kind:
+        problem = f"is {shown(architectures)}, which the code that comes with the file builds"
         caution(where, "architectures", problem, f"it is planned as a {kind}, as model_type says")
 
 
 def other_file(config: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What a file without `model_type` is that is no configuration of a model, and what to give; None where it may be one."""
+    """Recognise a JSON file that is no model configuration: a description, such as "a tokenizer", and advice what to give
+    instead.
+
+    config: the file's fields. Returns None if it may be a model configuration.
+    """
     if all(name in config for name in PARAMETERS):
         return "a params.json, as Meta and Mistral publish it", "give the config.json of Hugging Face's form, or --model NAME"
-    return next((told for name, *told in OTHER_FILES if name in config), None)  # type: ignore[return-value]
+    return next((description for name, *description in OTHER_FILES if name in config), None)  # type: ignore[return-value]

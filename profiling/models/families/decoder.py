@@ -1,6 +1,6 @@
-"""What decoders of today share: their sizes by the usual names, and a chain of embedding, blocks and language head.
+"""Decoders with the usual field names: their sizes, and a chain of embedding, blocks and language head.
 
-A family's module reads what is its own, and declares its units with the methods of `Decoder`.
+The module of a family reads the fields that are its own, and declares its units with the methods of `Decoder`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainplan.profiling.models.sublayers import Attention, FeedForward, Languag
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 SIZES: dict[Role, str] = {**USUAL_SIZES, "width": "head_dim"}
-# Of every such family in transformers; the last two are of its earlier versions.
+# Fields that every such family has in transformers; the last two are of its earlier versions.
 USUAL_FIELDS = names(
     """
     vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
@@ -28,7 +28,12 @@ USUAL_FIELDS = names(
 
 @dataclass(frozen=True)
 class Decoder:
-    """The sizes of a decoder's configuration, and its units. common: keyword arguments of all of them."""
+    """Sizes of a decoder-only model, and constructors of its sub-layers, which are the units of its chain.
+
+    hidden: hidden size. heads, kv_heads: number of heads of queries, and of keys and values. width: size of a head. layers:
+    number of blocks. positions: the longest sequence in tokens. vocabulary: number of tokens in the embedding table. inner:
+    output size of the feed-forward network's up-projection. common: keyword arguments that all sub-layers get.
+    """
 
     hidden: int
     heads: int
@@ -42,35 +47,42 @@ class Decoder:
 
     @property
     def tokens(self) -> int:
-        """Of a sample."""
+        """The sequence length: tokens per sample."""
         return int(self.common["tokens"])
 
     def changed(self, **fields: Any) -> Decoder:
-        """The same sizes with these keyword arguments of all units, too."""
+        """A copy whose sub-layers get the given keyword arguments in addition to the common ones."""
         return replace(self, common={**self.common, **fields})
 
     def attention(self, **fields: Any) -> Attention:
-        """Causal attention."""
+        """A causal attention sub-layer with these sizes. fields: further keyword arguments of `Attention`."""
         return Attention(**self.common, heads=self.heads, kv_heads=self.kv_heads, width=self.width, causal=True, **fields)
 
     def feed_forward(self, **fields: Any) -> FeedForward:
-        """The feed-forward network."""
+        """A feed-forward sub-layer with these sizes. fields: further keyword arguments of `FeedForward`."""
         return FeedForward(**self.common, inner=self.inner, **fields)
 
     def embedding(self, **fields: Any) -> TokenEmbedding:
-        """The table of tokens."""
+        """The sub-layer that embeds token ids. fields: further keyword arguments of `TokenEmbedding`."""
         return TokenEmbedding(**self.common, vocabulary=self.vocabulary, **fields)
 
     def head(self, **fields: Any) -> LanguageHead:
-        """Final norm and logits."""
+        """The language head: final norm and logits. fields: further keyword arguments of `LanguageHead`."""
         return LanguageHead(**self.common, vocabulary=self.vocabulary, **fields)
 
     def uniform(self, parts: Mapping[str, Sublayer], embedding: Sublayer, head: Sublayer | None = None) -> list[Unit]:
-        """The chain of equal blocks of these parts. head: default a plain one."""
+        """Build the chain of a model whose blocks are all equal: the units (named sub-layers) in order: embedding, `layers`
+        blocks and head.
+
+        parts: the sub-layers of a block by name, in order. head: None for the plain language head.
+        """
         return self.varied([parts] * self.layers, embedding, head)
 
     def varied(self, blocks: Sequence[Mapping[str, Sublayer]], embedding: Sublayer, head: Sublayer | None = None) -> list[Unit]:
-        """The chain of these blocks, each by its parts."""
+        """Build the chain of a model with the given blocks: the units (named sub-layers) in order: embedding, blocks and head.
+
+        blocks: the sub-layers of each block by name, in order. head: None for the plain language head.
+        """
         return chain(embedding, blocks, self.head() if head is None else head)
 
 
@@ -81,8 +93,12 @@ def decoder(
     usual_epsilon: float = 1e-6,
     width: int | None = None,
 ) -> Decoder:
-    """The sizes of a configuration with the usual names. epsilon: the field of the norms'. width: of a head, where neither
-    `head_dim` nor hidden size and heads say it (None: the hidden size over the heads). Raises InputError."""
+    """Read the sizes of a decoder-only model from a configuration with the usual field names.
+
+    fields: the configuration. norm: the kind of all norms. epsilon: the name of the field with the norms' epsilon;
+    usual_epsilon: its value if the field is absent. width: size of a head if the configuration has no `head_dim`; None takes
+    hidden size over heads. Raises InputError for fields that are missing or invalid.
+    """
     hidden, heads = fields.size("hidden_size", 4096), fields.size("num_attention_heads", 32)
     layers, positions = fields.layers("num_hidden_layers", such_as=32), fields.size("max_position_embeddings", 4096)
     kv_heads = _kv_heads(fields, heads)
@@ -96,6 +112,11 @@ def decoder(
 
 
 def _kv_heads(fields: Fields, heads: int) -> int:
+    """Read the number of heads of keys and values, with a warning if the configuration does not state it.
+
+    fields: the configuration; fields that are read are recorded in it. heads: the number of heads of queries, which it must
+    divide; else InputError is raised.
+    """
     usual = heads
     if fields.config.get("num_key_value_heads") is None:
         usual, why = _usual_kv_heads(fields, heads)
@@ -107,7 +128,11 @@ def _kv_heads(fields: Fields, heads: int) -> int:
 
 
 def _usual_kv_heads(fields: Fields, heads: int) -> tuple[int, str]:
-    """Heads of keys and values of a file without them, and why: those of the family's class, where they divide heads."""
+    """The number of heads of keys and values to assume for a file that states none, and the reason as text.
+
+    It is the default of the family's class in transformers, if that divides `heads`, the number of heads of queries; else
+    `heads`. fields: the configuration; fields that are read are recorded in it.
+    """
     own = class_sizes(str(fields.read.get("model_type"))).get("num_key_value_heads", heads)
     if "num_key_value_heads" in fields.config or own == heads or heads % own:
         return heads, "as many as num_attention_heads"
@@ -115,9 +140,11 @@ def _usual_kv_heads(fields: Fields, heads: int) -> tuple[int, str]:
 
 
 def sliding_window(fields: Fields, missing: int | None = None) -> int:
-    """The keys that a query of a sliding layer meets, itself among them, from `sliding_window`; 0: all, which null means.
+    """Read the sliding window: the number of keys that a query attends to, itself included; 0 for all, if `sliding_window` is
+    null.
 
-    missing: what transformers takes for files without the field.
+    fields: the configuration; fields that are read are recorded in it. missing: the number that transformers takes for files
+    without the field; None takes all keys. Raises InputError for a value that is no whole number above 0.
     """
     value = fields.config.get("sliding_window", missing)
     fields.read["sliding_window"] = value
@@ -129,16 +156,21 @@ def sliding_window(fields: Fields, missing: int | None = None) -> int:
 
 
 def layer_windows(fields: Fields, layers: int, window: int, usual: Sequence[bool]) -> list[int]:
-    """Of each layer its sliding window; 0 where a query meets all keys before it. usual: which layers slide where the
-    configuration has no `layer_types`. Raises InputError."""
+    """The sliding window of each layer in tokens, 0 for a layer that attends to all earlier keys, from the field
+    `layer_types`.
+
+    fields: the configuration; fields that are read are recorded in it. layers: the number of layers. window: the window of
+    sliding layers, in tokens. usual: whether each layer slides if the configuration has no `layer_types`. Raises InputError
+    for an invalid list.
+    """
     types = fields.config.get("layer_types")
     if types is None:
         return [window if slides else 0 for slides in usual]
     if not isinstance(types, list) or len(types) != layers:
         length = f"{len(types)} types" if isinstance(types, list) else shown(types)
         raise fields.fail("layer_types", f"has {length}", f"give one of {', '.join(LAYER_TYPES)} for each of {layers} layers")
-    for index, each in enumerate(types):
-        if each not in LAYER_TYPES:
-            raise fields.fail(f"layer_types[{index}]", f"is {shown(each)}", f"give one of: {', '.join(LAYER_TYPES)}")
+    for index, layer_type in enumerate(types):
+        if layer_type not in LAYER_TYPES:
+            raise fields.fail(f"layer_types[{index}]", f"is {shown(layer_type)}", f"give one of: {', '.join(LAYER_TYPES)}")
     fields.read["layer_types"] = types
-    return [window if each == "sliding_attention" else 0 for each in types]
+    return [window if layer_type == "sliding_attention" else 0 for layer_type in types]

@@ -1,4 +1,5 @@
-"""Falcon: attention and feed-forward network side by side, one key for all queries (7B) or for groups of them (40B, 180B)."""
+"""Falcon: attention and feed-forward network in parallel, with one key head for all queries (7B) or for groups of them (40B,
+180B)."""
 
 from __future__ import annotations
 
@@ -9,10 +10,16 @@ from trainplan.profiling.models.sublayers import ParallelBlock, Sublayer
 
 
 def falcon(fields: Fields) -> tuple[list[Unit], bool]:
-    """The chain of a Falcon configuration: a unit for each block where its two halves read the same hidden states.
+    """Build the chain of sub-layers of a Falcon model: a block is one unit if its attention and feed-forward network read the
+    same input, else two.
 
-    Of its new architecture both halves have norms of their own, unless `num_ln_in_parallel_attn` is 1; of the old one both
-    read the same. Slopes (ALiBi, as in Falcon-RW) are planned and do not run: its scores are scaled after them.
+    In the new architecture both halves have norms of their own, unless `num_ln_in_parallel_attn` is 1; in the old one both
+    read the same norm's result. Models with ALiBi (Falcon-RW) are planned but do not run: their scores are scaled after the
+    slopes.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
     """
     hidden, heads = fields.size("hidden_size", 4544), fields.size("num_attention_heads", 71)
     layers, vocabulary = fields.layers("num_hidden_layers", such_as=32), fields.size("vocab_size", 65024)
@@ -31,8 +38,8 @@ def falcon(fields: Fields) -> tuple[list[Unit], bool]:
     common |= {"tokens": fields.length("max_position_embeddings", positions), "hidden": hidden}
     kv_heads = heads if many and not new else kv_heads
     sizes = Decoder(hidden, heads, kv_heads, hidden // heads, layers, positions, vocabulary, inner, common)
-    placed = {"alibi": 8.0} if sloped else rotation(fields, positions, sizes.tokens, sizes.width)
-    attention = sizes.attention(bias=bias, out_bias=bias, **placed)
+    positional = {"alibi": 8.0} if sloped else rotation(fields, positions, sizes.tokens, sizes.width)
+    attention = sizes.attention(bias=bias, out_bias=bias, **positional)
     ffn = sizes.feed_forward(activation=activation, bias=bias)
     parts: dict[str, Sublayer] = {"attention": attention, "ffn": ffn}
     if side_by_side:

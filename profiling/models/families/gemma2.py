@@ -1,6 +1,7 @@
-"""Gemma 2: norms before and behind the matrices, soft-capped scores and logits, every second layer within a window.
+"""Gemma 2: norms before and after attention and feed-forward network, soft-capped scores and logits, a sliding window in every
+second layer.
 
-Its files keep the weights of norms less 1; trainplan's are the weights that norms work with. Gradients are the same.
+Its files store each norm's weights less 1; trainplan's models keep the weights that norms multiply by. Gradients are the same.
 """
 
 from __future__ import annotations
@@ -14,36 +15,48 @@ from trainplan.profiling.models.families.decoder import SIZES, USUAL_FIELDS, Dec
 from trainplan.profiling.models.families.fields import Family, Fields, Unit, names
 from trainplan.profiling.models.families.rotation import rotation
 
-HEAD_WIDTH = 256  # and the number whose root divides scores, of files without these fields
+HEAD_WIDTH = 256  # in files without the field; also the number whose root divides scores
 
 
 def gemma2(fields: Fields, sandwich: bool = True) -> tuple[list[Unit], bool]:
-    """The chain of a Gemma 2 configuration. sandwich: with norms behind the matrices, too."""
+    """Build the chain of sub-layers of a Gemma 2 model: soft-capped scores and logits, and a sliding window in every second
+    layer.
+
+    sandwich: whether it has norms also after attention and feed-forward network. fields: the configuration (config.json),
+    written to: `fields.read` gets every field that is read, with its value. Returns the units (sub-layers with names) in
+    order, and whether head and embedding share one matrix. Raises InputError for fields that are missing or invalid.
+    """
     sizes = decoder(fields, width=HEAD_WIDTH)
     window = sliding_window(fields, missing=4096)
     windows = layer_windows(fields, sizes.layers, window, [i % 2 == 0 for i in range(sizes.layers)])
-    turning = rotation(fields, sizes.positions, sizes.tokens, sizes.width)
+    rotary = rotation(fields, sizes.positions, sizes.tokens, sizes.width)
     caps = {name: soft_cap(fields, name, default) for name, default in SOFT_CAPS.items()}
-    return gemma_chain(fields, sizes, windows, dict.fromkeys(windows, turning), caps, sandwich=sandwich)
+    return gemma_chain(fields, sizes, windows, dict.fromkeys(windows, rotary), caps, sandwich=sandwich)
 
 
 def gemma_chain(
     fields: Fields,
     sizes: Decoder,
     windows: Sequence[int],
-    turning: Mapping[int, Mapping[str, Any]],
+    rotary: Mapping[int, Mapping[str, Any]],
     caps: Mapping[str, float],
     normed_heads: bool = False,
     sandwich: bool = True,
 ) -> tuple[list[Unit], bool]:
-    """The chain of a Gemma. windows: of each layer. turning: the rotation's keyword arguments, by window. caps: of scores and
-    logits, by the fields' names. sandwich: with norms behind the matrices, too."""
+    """Build the chain of sub-layers of a Gemma 2 or 3 model from its sizes, windows and rotary positions.
+
+    windows: each layer's sliding window in tokens, 0 for none. rotary: keyword arguments of attention for rotary positions,
+    by window. caps: soft caps of scores and logits, by field name. normed_heads: whether queries and keys have norms.
+    sandwich: whether there are norms also after attention and feed-forward network. fields: the configuration (config.json),
+    written to: `fields.read` gets every field that is read, with its value. Returns the units (sub-layers with names) in
+    order, and whether head and embedding share one matrix. Raises InputError for fields that are missing or invalid.
+    """
     fields.absent("use_bidirectional_attention")
     bias, divisor = fields.flag("attention_bias", False), fields.count("query_pre_attn_scalar", HEAD_WIDTH)
     common = {"bias": bias, "out_bias": bias, "sandwich": sandwich, "normed_heads": normed_heads, "scale": divisor**-0.5}
     common |= {"softcap": caps["attn_logit_softcapping"]}
     common |= {"attention_dropout": fields.dropout("attention_dropout", default=0.0)}
-    attentions = {each: sizes.attention(sliding=each, **common, **turning[each]) for each in turning}
+    attentions = {size: sizes.attention(sliding=size, **common, **rotary[size]) for size in rotary}
     activation = fields.activation("hidden_activation", "gelu_pytorch_tanh")
     ffn = sizes.feed_forward(activation=activation, gated=True, bias=False, sandwich=sandwich)
     padding = fields.padding(sizes.vocabulary, default=0)
@@ -54,7 +67,12 @@ def gemma_chain(
 
 
 def soft_cap(fields: Fields, name: str, default: float | None) -> float:
-    """The c of c tanh(x / c); 0 where the configuration says null, or nothing by default."""
+    """Read a soft cap, the limit c of c tanh(x / c), from a field; 0 for none, if it is null, or absent with a default of
+    None.
+
+    Raises InputError for other values than null and numbers above 0. fields: the configuration; fields that are read are
+    recorded in it.
+    """
     value = fields.config.get(name, default)
     fields.read[name] = value
     if value is None:

@@ -1,4 +1,4 @@
-"""Gemma 3's language model: Gemma 2 with norms of queries and keys, and a rotation of its own within windows."""
+"""Gemma 3's language model: Gemma 2 with norms of queries and keys, and other rotary positions in sliding-window layers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,30 @@ from trainplan.profiling.models.families.rotation import rotation
 
 
 def gemma3_text(fields: Fields) -> tuple[list[Unit], bool]:
-    """The chain of the language model of a Gemma 3 configuration: `text_config` of multimodal ones."""
+    """Build the chain of sub-layers of the language model of Gemma 3: Gemma 2 with norms on queries and keys, and two kinds of
+    rotary positions.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     _split_rotations(fields)
     sizes = decoder(fields, width=HEAD_WIDTH)
     pattern = fields.count("sliding_window_pattern", 6)
     window = sliding_window(fields, missing=4096)
     windows = layer_windows(fields, sizes.layers, window, [(i + 1) % pattern > 0 for i in range(sizes.layers)])
-    turning = {0: rotation(fields, sizes.positions, sizes.tokens, sizes.width, base=1e6)}
+    rotary = {0: rotation(fields, sizes.positions, sizes.tokens, sizes.width, base=1e6)}
     near = {"rotary": fields.share("rope_local_base_freq", 10000.0, most=1e12), "scaling": None, "rotary_width": 0}
-    turning |= {each: near for each in windows if each}
+    rotary |= {size: near for size in windows if size}
     caps = {name: soft_cap(fields, name, None) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
-    return gemma_chain(fields, sizes, windows, turning, caps, normed_heads=True)
+    return gemma_chain(fields, sizes, windows, rotary, caps, normed_heads=True)
 
 
 def _split_rotations(fields: Fields) -> None:
-    """Where transformers 5 has a rotation for each type of layer, put both where files before it have them."""
+    """Convert `rope_parameters` by type of layer, as transformers 5 writes it, to the fields of earlier versions, in
+    `fields.config`, which is written to: `rope_parameters` then has the rotation of layers with full attention, and
+    `rope_local_base_freq` the base of layers with a sliding window. Raises InputError for invalid parameters.
+    """
     rope = fields.config.get("rope_parameters")
     if not isinstance(rope, Mapping) or not {"full_attention", "sliding_attention"} & set(rope):
         return

@@ -1,4 +1,4 @@
-"""GLM-4: biases of queries, keys and values, and heads of which half turns, neighbour with neighbour."""
+"""GLM-4: biases of queries, keys and values, and rotary positions that turn adjacent numbers in half of each head."""
 
 from __future__ import annotations
 
@@ -8,12 +8,24 @@ from trainplan.profiling.models.families.rotation import rotation
 
 
 def glm(fields: Fields) -> tuple[list[Unit], bool]:
-    """The chain of a GLM-4 configuration."""
+    """Build the chain of sub-layers of a GLM-4 model: biases on queries, keys and values; rotary position embedding rotates
+    adjacent pairs of numbers in half of each head.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     return glm_chain(fields, sandwich=False)
 
 
 def glm_chain(fields: Fields, sandwich: bool) -> tuple[list[Unit], bool]:
-    """The chain of a dense GLM. sandwich: with norms behind the matrices, too."""
+    """Build the chain of sub-layers of a dense GLM-4 or GLM-4-0414 model.
+
+    sandwich: whether it has norms also after attention and feed-forward network, as GLM-4-0414 has. fields: the configuration
+    (config.json), written to: `fields.read` gets every field that is read, with its value. Returns the units (sub-layers with
+    names) in order, and whether head and embedding share one matrix. Raises InputError for fields that are missing or
+    invalid.
+    """
     sizes = decoder(fields, usual_epsilon=1.5625e-07, width=128)
     attention = sizes.attention(
         bias=fields.flag("attention_bias", True),

@@ -1,4 +1,4 @@
-"""GPT-2 and GPT-3."""
+"""GPT-2, and GPT-3, which differs from it in sizes alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from trainplan.profiling.models.families.fields import Family, Fields, Unit, nam
 
 
 def gpt2(fields: Fields) -> tuple[list[Unit], bool]:
-    """The chain of a GPT-2 configuration."""
+    """Build the chain of sub-layers of a GPT-2 or GPT-3 model: layer norms, learned positions, biases and dropout.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     hidden, heads, layers = fields.size("n_embd", 768), fields.size("n_head", 12), fields.layers("n_layer", such_as=12)
     positions = fields.count("n_positions", fields.config.get("n_ctx"), such_as=1024)
     vocabulary = fields.size("vocab_size", 50257)

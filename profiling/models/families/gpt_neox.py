@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: attention and feed-forward network side by side, and heads of which a quarter turns."""
+"""GPT-NeoX and Pythia: attention and feed-forward network in parallel, and rotary positions on a quarter of each head."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from trainplan.profiling.models.sublayers import ParallelBlock, Sublayer
 
 
 def gpt_neox(fields: Fields) -> tuple[list[Unit], bool]:
-    """The chain of a GPT-NeoX configuration: a unit for each block where its two halves read the same hidden states."""
+    """Build the chain of sub-layers of a GPT-NeoX or Pythia model, with rotary positions on a quarter of each head by default.
+
+    A block is one unit if its attention and feed-forward network read the same hidden states (`use_parallel_residual`), else
+    two.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     hidden, heads = fields.size("hidden_size", 6144), fields.size("num_attention_heads", 64)
     layers, positions = fields.layers("num_hidden_layers", such_as=44), fields.size("max_position_embeddings", 2048)
     fields.divisor("num_attention_heads", heads, "hidden_size", hidden)
@@ -21,8 +29,8 @@ def gpt_neox(fields: Fields) -> tuple[list[Unit], bool]:
     common = fields.common(fields.share("layer_norm_eps", 1e-5))
     common |= {"tokens": fields.length("max_position_embeddings", positions), "hidden": hidden}
     sizes = Decoder(hidden, heads, heads, hidden // heads, layers, positions, vocabulary, inner, common)
-    turning = rotation(fields, positions, sizes.tokens, sizes.width, part=0.25, called=("rotary_emb_base", "rotary_pct"))
-    attention = sizes.attention(bias=bias, out_bias=bias, attention_dropout=attended, **turning)
+    rotary = rotation(fields, positions, sizes.tokens, sizes.width, part=0.25, called=("rotary_emb_base", "rotary_pct"))
+    attention = sizes.attention(bias=bias, out_bias=bias, attention_dropout=attended, **rotary)
     ffn = sizes.feed_forward(activation=activation)
     parts: dict[str, Sublayer] = {"attention": attention, "ffn": ffn}
     if side_by_side:

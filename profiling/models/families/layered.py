@@ -1,4 +1,5 @@
-"""What families share that are a Llama with other names, or with one more switch: the chain of such a decoder."""
+"""Decoders that are a Llama under other names or with a few switches: the chain of units of such a decoder from keyword
+arguments."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from trainplan.profiling.models.families.fields import Family, Fields, Unit, nam
 from trainplan.profiling.models.families.rotation import rotation
 from trainplan.profiling.models.sublayers import ParallelBlock, Sublayer
 
-Chain = tuple[list[Unit], bool]
-OF_LLAMA3 = {  # as of classes of transformers whose rotation is stretched so, by a factor, where a file says nothing
+Chain = tuple[list[Unit], bool]  # a model's units in order, and whether the matrix of its head is the embedding's
+LLAMA3_SCALING = {  # defaults of classes of transformers that stretch their rotary angles like Llama 3; the factor differs
     "rope_type": "llama3",
     "original_max_position_embeddings": 8192,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
 }
-STILL: dict[str, Any] = {"rotary": 0.0, "scaling": None, "rotary_width": 0}  # of layers without positions
+NO_ROTATION: dict[str, Any] = {"rotary": 0.0, "scaling": None, "rotary_width": 0}  # attention without rotary positions
 
 
 def layered(
@@ -25,29 +26,34 @@ def layered(
     sizes: Decoder,
     attention: Mapping[str, Any],
     ffn: Mapping[str, Any],
-    turning: Mapping[str, Any],
+    rotary: Mapping[str, Any],
     *,
     windows: Sequence[int] | None = None,
-    turned: Sequence[bool] | None = None,
+    rotating: Sequence[bool] | None = None,
     side_by_side: bool = False,
     embedding: Mapping[str, Any] | None = None,
     head: Mapping[str, Any] | None = None,
     tied: bool = False,
     padding: int | None = None,
 ) -> Chain:
-    """The chain of a decoder, of keyword arguments of its parts, and whether its head is tied.
+    """Build the chain of sub-layers of a decoder from keyword arguments of its parts. Returns the units (sub-layers with
+    names) in order, and whether head and embedding share one matrix.
 
-    windows, turned: of each layer its sliding window, and whether its heads turn (default: none; all). side_by_side: attention
-    and feed-forward network read one norm's result. tied, padding: where the configuration does not say.
+    fields: the configuration, from which dropout, the padding token and tying are read. sizes: the model's sizes, read
+    before. attention, ffn, embedding, head: keyword arguments of these parts; rotary: keyword arguments of attention for its
+    rotary positions. windows: each layer's sliding window in tokens (None: no windows). rotating: whether each layer has
+    rotary positions (None: all have). side_by_side: whether attention and feed-forward network read the same norm's result in
+    parallel. tied, padding: whether head and embedding share one matrix, and the padding token, if the configuration does not
+    state them. Raises InputError for fields that are invalid.
     """
     if "attention_dropout" not in attention:
         attention = {"attention_dropout": fields.dropout("attention_dropout", default=0.0), **attention}
-    pairs = list(zip(windows or [0] * sizes.layers, turned or [True] * sizes.layers, strict=True))
+    pairs = list(zip(windows or [0] * sizes.layers, rotating or [True] * sizes.layers, strict=True))
     network = sizes.feed_forward(**ffn)
     parts: dict[tuple[int, bool], dict[str, Sublayer]] = {}
     for window, turns in dict.fromkeys(pairs):
-        placed = turning if turns else STILL
-        own = sizes.attention(sliding=window, **attention, **placed)
+        own_rotary = rotary if turns else NO_ROTATION
+        own = sizes.attention(sliding=window, **attention, **own_rotary)
         parts[window, turns] = {"attention": own, "ffn": network}
         if side_by_side:
             block = ParallelBlock(**sizes.common, attention=own, feed_forward=network, shared_norm=True)
@@ -57,35 +63,56 @@ def layered(
     return units, fields.flag("tie_word_embeddings", tied)
 
 
-def turning_of(fields: Fields, sizes: Decoder, **options: Any) -> dict[str, Any]:
-    """The rotation of a configuration's heads, of options of `rotation`."""
+def rotary_of(fields: Fields, sizes: Decoder, **options: Any) -> dict[str, Any]:
+    """Keyword arguments of `Attention` for the rotary positions of a configuration. Raises InputError for invalid fields.
+
+    sizes: the model's sizes, read before. options: further arguments of `rotation`, such as the usual `base` of the angles.
+    """
     return rotation(fields, sizes.positions, sizes.tokens, sizes.width, **options)
 
 
-def stretched_turning(fields: Fields, sizes: Decoder, base: float, factor: float) -> dict[str, Any]:
-    """The same in families whose rotation is stretched, by so much, unless a file says otherwise."""
-    said = fields.config.get("rope_parameters") or fields.config.get("rope_scaling")
-    if not said:
-        fields.config = {**fields.config, "rope_scaling": {**OF_LLAMA3, "factor": factor}}
-    turning = turning_of(fields, sizes, base=base)
+def stretched_rotary(fields: Fields, sizes: Decoder, base: float, factor: float) -> dict[str, Any]:
+    """Keyword arguments of `Attention` for rotary positions that are stretched as in Llama 3 unless the configuration states
+    otherwise.
+
+    base: the base of the angles, and factor: the factor by which they are stretched, both used if the file does not state
+    them. If the file states no stretching, `rope_scaling` is added to `fields.config`. Raises InputError for invalid fields.
+    """
+    rope = fields.config.get("rope_parameters") or fields.config.get("rope_scaling")
+    if not rope:
+        fields.config = {**fields.config, "rope_scaling": {**LLAMA3_SCALING, "factor": factor}}
+    rotary = rotary_of(fields, sizes, base=base)
     fields.read.setdefault("rope_scaling", {"rope_type": "default"})
-    return turning
+    return rotary
 
 
 def gated(fields: Fields, bias: bool, **options: Any) -> dict[str, Any]:
-    """A gated feed-forward network."""
+    """Keyword arguments of a gated feed-forward network with the configuration's activation (`hidden_act`, default SiLU).
+
+    bias: whether its projections have a bias. options: further keyword arguments, added unchanged. Raises InputError for
+    invalid fields.
+    """
     return {"activation": fields.activation("hidden_act", "silu"), "gated": True, "bias": bias, **options}
 
 
 def plain(fields: Fields, sizes: Decoder, bias: bool, out_bias: bool, ffn_bias: bool, **options: Any) -> Chain:
-    """A Llama with these biases."""
-    turning = options.pop("turning", None) or turning_of(fields, sizes, base=options.pop("base", 10000.0))
+    """Build the chain of sub-layers of a Llama with or without biases: the units in order, and whether the head's matrix is
+    the embedding's.
+
+    sizes: the model's sizes, read before. bias: whether queries, keys and values have a bias; out_bias: whether attention's
+    output projection has one; ffn_bias: whether the feed-forward network has one. options: further arguments of `layered`,
+    and `base`, the base of the rotary angles if the file states none. Raises InputError for fields that are invalid.
+    """
+    rotary = options.pop("rotary", None) or rotary_of(fields, sizes, base=options.pop("base", 10000.0))
     inside = {"bias": bias, "out_bias": out_bias, **options.pop("attention", {})}
-    return layered(fields, sizes, inside, gated(fields, ffn_bias), turning, **options)
+    return layered(fields, sizes, inside, gated(fields, ffn_bias), rotary, **options)
 
 
 def described(build: Callable[[Fields], Chain], more: str = "", aliases: Mapping[str, str] | None = None) -> Family:
-    """A family with the usual fields, and more of them: as of transformers' class of its name, or of the code that its
-    publishers' files come with."""
+    """Make the entry of the table of families for a family that has the usual fields of decoders, and further ones.
+
+    build: builds the chain of sub-layers from a configuration. more: names of further fields, separated by spaces, as in
+    transformers' class or in the code of the publisher. aliases: other names of fields, mapped to the family's names.
+    """
     usual = USUAL_FIELDS | names("hidden_act pretraining_tp")
     return Family(build, SIZES, usual | names(more), aliases or {})

@@ -1,4 +1,8 @@
-"""Families of transformers that are a Llama with other names, or with one more switch."""
+"""Families of transformers that are a Llama under other names, or with one more switch.
+
+The builders return the units of a configuration, and whether the matrix of its language head is the embedding's ("tied"); they
+raise InputError for a configuration that they cannot read.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +11,40 @@ import math
 from trainplan.profiling.base.errors import shown
 from trainplan.profiling.models.families.decoder import Decoder, decoder, layer_windows, sliding_window
 from trainplan.profiling.models.families.fields import Fields
-from trainplan.profiling.models.families.layered import Chain, described, gated, layered, plain, stretched_turning, turning_of
+from trainplan.profiling.models.families.layered import Chain, described, gated, layered, plain, rotary_of, stretched_rotary
 
 
 def internlm3(fields: Fields) -> Chain:
-    """InternLM 3."""
+    """Build the chain of sub-layers of an InternLM 3 model: a Llama with head size 128 and optional biases.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     bias, inner = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
     return plain(fields, decoder(fields, width=128), bias, inner, inner, padding=2)
 
 
 def arcee(fields: Fields) -> Chain:
-    """Arcee's AFM: no gate, squared ReLU."""
+    """Build the chain of sub-layers of an Arcee (AFM) model: a Llama whose feed-forward network has no gate and squared ReLU.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     sizes, bias, inner = decoder(fields), fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
     ffn = {"activation": fields.activation("hidden_act", "relu2"), "bias": inner}
-    return layered(fields, sizes, {"bias": bias, "out_bias": bias}, ffn, turning_of(fields, sizes))
+    return layered(fields, sizes, {"bias": bias, "out_bias": bias}, ffn, rotary_of(fields, sizes))
 
 
 def helium(fields: Fields) -> Chain:
-    """Helium: neighbours turn with each other."""
+    """Build the chain of sub-layers of a Helium model: a Llama whose rotary position embedding rotates adjacent pairs of
+    numbers in each head.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     sizes, bias = decoder(fields, usual_epsilon=1e-8, width=128), fields.flag("attention_bias", False)
     inside = {"interleaved": True}
     inner = fields.flag("mlp_bias", False)
@@ -32,36 +52,60 @@ def helium(fields: Fields) -> Chain:
 
 
 def ernie4_5(fields: Fields) -> Chain:
-    """Dense ERNIE 4.5: neighbours turn with each other, embeddings are tied."""
+    """Build the chain of sub-layers of a dense ERNIE 4.5 model: a Llama whose rotary position embedding rotates adjacent pairs
+    of numbers in each head, with tied embeddings by default.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     sizes, bias = decoder(fields, usual_epsilon=1e-5, width=128), fields.flag("use_bias", False)
     inside = {"interleaved": True}
     return plain(fields, sizes, bias, bias, bias, attention=inside, base=500000.0, tied=True, padding=0)
 
 
 def gemma(fields: Fields) -> Chain:
-    """Gemma: wide heads, GELU with a gate, scaled embeddings. Its files keep the weights of norms less 1."""
+    """Build the chain of sub-layers of a Gemma model: a Llama with head size 256, gated GELU and scaled embeddings.
+
+    Its files store each norm's weights minus 1, which changes neither results nor gradients. fields: the configuration
+    (config.json), written to: `fields.read` gets every field that is read, with its value. Returns the units (sub-layers with
+    names) in order, and whether head and embedding share one matrix. Raises InputError for fields that are missing or
+    invalid.
+    """
     fields.absent("use_bidirectional_attention")
     sizes, bias = decoder(fields, width=256), fields.flag("attention_bias", False)
-    said = "hidden_activation" if fields.config.get("hidden_activation") is not None else "hidden_act"
-    activation = fields.activation(said, "gelu_pytorch_tanh")
-    activation = "gelu_tanh" if said == "hidden_act" and activation == "gelu" else activation  # as transformers takes it
+    field = "hidden_activation" if fields.config.get("hidden_activation") is not None else "hidden_act"
+    activation = fields.activation(field, "gelu_pytorch_tanh")
+    activation = "gelu_tanh" if field == "hidden_act" and activation == "gelu" else activation  # as transformers takes it
     ffn = {"activation": activation, "gated": True, "bias": False}
     scaled = {"scale": math.sqrt(sizes.hidden)}
-    inside, turning = {"bias": bias, "out_bias": bias}, turning_of(fields, sizes)
-    return layered(fields, sizes, inside, ffn, turning, embedding=scaled, tied=True, padding=0)
+    inside, rotary = {"bias": bias, "out_bias": bias}, rotary_of(fields, sizes)
+    return layered(fields, sizes, inside, ffn, rotary, embedding=scaled, tied=True, padding=0)
 
 
 def seed_oss(fields: Fields) -> Chain:
-    """Seed-OSS: biases of queries, keys and values, wide heads, dropout."""
+    """Build the chain of sub-layers of a Seed-OSS model: a Llama with biases on queries, keys and values, head size 128, and
+    dropout.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     sizes, bias, out = decoder(fields, width=128), fields.flag("attention_bias", True), fields.flag("attention_out_bias", False)
     dropped = {"dropout": fields.dropout("residual_dropout", default=0.1)}
     inside = {"bias": bias, "out_bias": out, "attention_dropout": fields.dropout("attention_dropout", default=0.1), **dropped}
     ffn = gated(fields, fields.flag("mlp_bias", False), **dropped)
-    return layered(fields, sizes, inside, ffn, turning_of(fields, sizes), padding=1)
+    return layered(fields, sizes, inside, ffn, rotary_of(fields, sizes), padding=1)
 
 
 def ministral(fields: Fields) -> Chain:
-    """Ministral: Mistral whose layers slide where its file says so, or all of them."""
+    """Build the chain of sub-layers of a Ministral model: Mistral with a sliding window in the layers that `layer_types`
+    names, else in all.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     sizes = decoder(fields)
     window = sliding_window(fields, missing=4096)
     windows = layer_windows(fields, sizes.layers, window, [window > 0] * sizes.layers)
@@ -69,81 +113,137 @@ def ministral(fields: Fields) -> Chain:
 
 
 def ministral3(fields: Fields) -> Chain:
-    """Ministral 3: Mistral with wide heads, whose queries grow beyond the positions that its rotation was trained on."""
+    """Build the chain of sub-layers of a Ministral 3 model: Mistral with head size 128.
+
+    Its queries are scaled up beyond the positions that its rotation was trained on, which changes no shape. fields: the
+    configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns the units
+    (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields that are
+    missing or invalid.
+    """
     sizes = decoder(fields, usual_epsilon=1e-5, width=128)
     windows = [sliding_window(fields)] * sizes.layers
     return plain(fields, sizes, False, False, False, windows=windows, base=1e6, padding=11)
 
 
 def iquestcoder(fields: Fields) -> Chain:
-    """IQuest-Coder: a Llama with heads of a width of their own."""
+    """Build the chain of sub-layers of an IQuest-Coder model: a Llama with head size 128 by default.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     bias, inner = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
     return plain(fields, decoder(fields, usual_epsilon=1e-5, width=128), bias, bias, inner)
 
 
 def cwm(fields: Fields) -> Chain:
-    """Code World Model: three of four layers within a window."""
+    """Build the chain of sub-layers of a Code World Model: a Llama with a sliding window in three of four layers and stretched
+    rotary positions.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     sizes = decoder(fields, usual_epsilon=1e-5, width=128)
     windows = layer_windows(fields, sizes.layers, sliding_window(fields, 8192), [i % 4 > 0 for i in range(sizes.layers)])
-    turning = stretched_turning(fields, sizes, base=1e6, factor=16.0)
-    return plain(fields, sizes, False, False, fields.flag("mlp_bias", False), windows=windows, turning=turning)
+    rotary = stretched_rotary(fields, sizes, base=1e6, factor=16.0)
+    return plain(fields, sizes, False, False, fields.flag("mlp_bias", False), windows=windows, rotary=rotary)
 
 
 def smollm3(fields: Fields) -> Chain:
-    """SmolLM 3: every fourth layer without positions."""
+    """Build the chain of sub-layers of a SmolLM 3 model: a Llama without rotary positions in every fourth layer.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     sizes, bias = decoder(fields), fields.flag("attention_bias", False)
     every = fields.count("no_rope_layer_interval", 4)
-    turned = _turned(fields, "no_rope_layers", [(i + 1) % every > 0 for i in range(sizes.layers)])
+    rotating = _rotating_layers(fields, "no_rope_layers", [(i + 1) % every > 0 for i in range(sizes.layers)])
     window = sliding_window(fields) if fields.flag("use_sliding_window", False) else 0
-    windows = layer_windows(fields, sizes.layers, window, [not turns for turns in turned])
+    windows = layer_windows(fields, sizes.layers, window, [not turns for turns in rotating])
     inner, base = fields.flag("mlp_bias", False), 2e6
-    options = {"windows": windows, "turned": turned, "tied": True, "padding": 128004}
+    options = {"windows": windows, "rotating": rotating, "tied": True, "padding": 128004}
     return plain(fields, sizes, bias, bias, inner, base=base, **options)
 
 
-def _turned(fields: Fields, name: str, usual: list[bool]) -> list[bool]:
-    """Of each layer whether its heads turn: 1 where they do, 0 where they do not."""
+def _rotating_layers(fields: Fields, name: str, usual: list[bool]) -> list[bool]:
+    """Whether each layer has rotary positions, from a list of 1 (it has) and 0 in a field.
+
+    fields: the configuration; fields that are read are recorded in it. name: the field. usual: the result if the field is
+    absent; its length is the number of layers. Raises InputError for other lists.
+    """
     value = fields.config.get(name)
     if value is None:
         return usual
-    if not isinstance(value, list) or len(value) != len(usual) or any(each not in (0, 1) for each in value):
+    if not isinstance(value, list) or len(value) != len(usual) or any(flag not in (0, 1) for flag in value):
         raise fields.fail(name, f"is {shown(value)}", f"give 0 or 1 for each of {len(usual)} layers")
     fields.read[name] = value
-    return [bool(each) for each in value]
+    return [bool(flag) for flag in value]
 
 
 def granite(fields: Fields) -> Chain:
-    """Granite: factors on embeddings, scores, logits and what joins the residual."""
+    """Build the chain of sub-layers of a Granite model: a Llama with factors on embeddings, scores, logits and residual
+    branches.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     sizes, bias = decoder(fields), fields.flag("attention_bias", False)
     return _scaled(fields, sizes, bias, fields.flag("mlp_bias", False), sandwich=False, usual_scale=1.0)
 
 
 def hyperclovax(fields: Fields) -> Chain:
-    """HyperCLOVA X: Granite with norms behind the matrices, too."""
+    """Build the chain of sub-layers of a HyperCLOVA X model: Granite with norms also after attention and feed-forward network.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     sizes, bias = decoder(fields), fields.flag("attention_bias", False)
     sandwich = fields.flag("use_post_norm", True)
     return _scaled(fields, sizes, bias, fields.flag("mlp_bias", False), sandwich, sizes.width**-0.5)
 
 
 def _scaled(fields: Fields, sizes: Decoder, bias: bool, inner_bias: bool, sandwich: bool, usual_scale: float) -> Chain:
+    """Build the chain of sub-layers of a Granite-like decoder, with factors on embeddings, scores, logits and residual
+    branches.
+
+    sizes: the model's sizes, read before. bias: whether attention's projections have a bias; inner_bias: whether the
+    feed-forward network's projections have one. sandwich: whether there are norms also after both. usual_scale: the factor of
+    scores if the configuration has no `attention_multiplier`. fields: the configuration (config.json), written to:
+    `fields.read` gets every field that is read, with its value. Returns the units (sub-layers with names) in order, and
+    whether head and embedding share one matrix. Raises InputError for fields that are missing or invalid.
+    """
     scale = fields.share("attention_multiplier", usual_scale, most=1e3)
     added = {"residual": fields.share("residual_multiplier", 1.0, most=1e3), "sandwich": sandwich}
     embedding = {"scale": fields.share("embedding_multiplier", 1.0, most=1e4)}
     head = {"scale": 1 / fields.share("logits_scaling", 1.0, most=1e4)}
     inside = {"bias": bias, "out_bias": bias, "scale": scale, **added}
-    ffn, turning = gated(fields, inner_bias, **added), turning_of(fields, sizes)
-    return layered(fields, sizes, inside, ffn, turning, embedding=embedding, head=head)
+    ffn, rotary = gated(fields, inner_bias, **added), rotary_of(fields, sizes)
+    return layered(fields, sizes, inside, ffn, rotary, embedding=embedding, head=head)
 
 
 def qwen2_vl_text(fields: Fields) -> Chain:
-    """The language model of Qwen 2-VL and 2.5-VL: Qwen 2. A text's three positions (time, height, width) are one."""
+    """Build the chain of sub-layers of the language model of Qwen 2-VL or 2.5-VL, which is Qwen 2.
+
+    Its positions in three dimensions (time, height, width) are equal for text. fields: the configuration (config.json),
+    written to: `fields.read` gets every field that is read, with its value. Returns the units (sub-layers with names) in
+    order, and whether head and embedding share one matrix. Raises InputError for fields that are missing or invalid.
+    """
     from trainplan.profiling.models.families.qwen2 import qwen2
 
     return qwen2(fields)
 
 
 def qwen3_vl_text(fields: Fields) -> Chain:
-    """The language model of Qwen 3-VL: Qwen 3."""
+    """Build the chain of sub-layers of the language model of Qwen 3-VL, which is Qwen 3.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     from trainplan.profiling.models.families.qwen3 import qwen3
 
     return qwen3(fields)

@@ -1,4 +1,4 @@
-"""Llama, with rotary positions, RMS norms, gated feed-forward networks and grouped queries."""
+"""Llama: rotary positions, RMS norms, gated feed-forward networks and grouped keys and values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from trainplan.profiling.models.families.rotation import rotation
 
 
 def llama(fields: Fields) -> tuple[list[Unit], bool]:
-    """The chain of a Llama configuration, with the rotary base and what stretches the angles wherever files have them."""
+    """Build the chain of sub-layers of a Llama model: rotary positions, RMS norms, gated feed-forward networks, and optional
+    biases.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     sizes = decoder(fields)
     fields.note("rope_interleaved")
     bias, inner_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)

@@ -1,4 +1,4 @@
-"""Mistral: a Llama whose every layer may meet the keys within a sliding window alone (Jiang et al., 2023)."""
+"""Mistral: a Llama whose layers may attend to the keys within a sliding window alone (Jiang et al., 2023)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from trainplan.profiling.models.families.rotation import rotation
 
 
 def mistral(fields: Fields) -> tuple[list[Unit], bool]:
-    """The chain of a Mistral configuration. Without the field, as transformers has it, the window is of 4,096 tokens."""
+    """Build the chain of sub-layers of a Mistral model: a Llama with a sliding window, of 4,096 tokens without the field, as
+    in transformers.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     sizes = decoder(fields)
     attention = sizes.attention(
         bias=False,

@@ -1,4 +1,4 @@
-"""MPT: no biases at all, and slopes (ALiBi) in place of positions."""
+"""MPT: no biases at all, and ALiBi slopes on scores in place of positions."""
 
 from __future__ import annotations
 
@@ -12,18 +12,23 @@ ATTENTION = "attn_config"
 
 
 def mpt(fields: Fields) -> tuple[list[Unit], bool]:
-    """The chain of an MPT configuration with slopes and without biases. (transformers takes slopes for an `alibi_bias_max` of
-    8, whatever that is.)"""
+    """Build the chain of sub-layers of an MPT model with ALiBi and without biases.
+
+    The slopes follow the field `alibi_bias_max`; transformers takes 8 whatever the field says. fields: the configuration
+    (config.json), written to: `fields.read` gets every field that is read, with its value. Returns the units (sub-layers with
+    names) in order, and whether head and embedding share one matrix. Raises InputError for fields that are missing or
+    invalid.
+    """
     hidden, heads, layers = fields.size("d_model", 2048), fields.size("n_heads", 16), fields.layers("n_layers", such_as=24)
     positions, vocabulary = fields.size("max_seq_len", 2048), fields.size("vocab_size", 50368)
     fields.divisor("n_heads", heads, "d_model", hidden)
     fields.only("expansion_ratio", 4)
     fields.only("no_bias", True)
     fields.absent("logit_scale")
-    said = fields.config.get(ATTENTION)
-    if said is not None and not isinstance(said, Mapping):
-        raise fields.fail(ATTENTION, f"is {shown(said)}", 'give an object such as {"alibi": true}')
-    part = Fields(said or {}, fields.where, part=f"{fields.part}{ATTENTION}.")
+    settings = fields.config.get(ATTENTION)
+    if settings is not None and not isinstance(settings, Mapping):
+        raise fields.fail(ATTENTION, f"is {shown(settings)}", 'give an object such as {"alibi": true}')
+    part = Fields(settings or {}, fields.where, part=f"{fields.part}{ATTENTION}.")
     part.absent("clip_qkv", "qk_ln", "prefix_lm")
     part.only("attn_type", "multihead_attention")
     part.only("alibi", True)

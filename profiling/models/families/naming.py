@@ -1,4 +1,5 @@
-"""Names of a configuration's fields: those that every family may have, other names of some, and names that nobody knows."""
+"""Check the names of a model configuration's fields: which every family may have, which are other names of a family's own
+fields, and which no family knows."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from typing import Any
 from trainplan.profiling.base.errors import caution, shown
 from trainplan.profiling.models.families.fields import Family, Fields, names
 
-BEARS = re.compile(
+LAYER_FIELDS = re.compile(
     r"bias|qk_norm|layer_types|sliding_window|nextn|mtp|multiplier|scale|residual|sparse|head_type|attn_type|attention_type"
     r"|parallel|alibi|norm_type|emb_norm|normali[sz]ation|(num|n)_\w*(heads|layers|groups)$|lora_rank|share|mup|glu|softcap|_per_layer"
 )
-NEAR = 0.85  # from which likeness on an unknown name passes for a misspelt one, as `difflib` measures it
+NEAR = 0.85  # the ratio of `difflib` from which on an unknown name counts as misspelt
 
-# Of any family: names that matter here, and may be misspelt; and names that change neither shapes nor results of training.
+# Fields of any family: READ matter here, and may be misspelt; the others change neither shapes nor results of training.
 READ = names("model_type dtype torch_dtype tie_word_embeddings attn_implementation text_config")
 COMMON = READ | names(
     """
@@ -35,8 +36,8 @@ COMMON = READ | names(
     """
 )
 
-# Names of other formats and libraries by what they stand for: where a file has one of them in place of its family's own, it
-# would be planned as another model in silence. Of several that a family has, the first is the one that its size comes from.
+# Names of the same size or setting in different formats and libraries. A file with one of them in place of its family's own
+# would silently be planned as another model. Where a family has several of a line, it takes its size from the first.
 SYNONYMS = [
     role.split()
     for role in (
@@ -58,8 +59,14 @@ SYNONYMS = [
 
 
 def check_names(fields: Fields, family: str, described: Family, own_code: bool) -> None:
-    """Refuse a field whose name is near a known one, or stands for one that is absent; warn once of all others that nobody
-    knows. own_code: the family's files come with code of their own, which may read more. Raises InputError."""
+    """Check the names of all fields of a model configuration against the names that its family reads.
+
+    fields: the configuration. family: its `model_type`. described: the family. own_code: whether the published files of the
+    family come with code of their own, which may read more fields than `described` lists.
+
+    Raises InputError for an unknown name that resembles a known one, that is a synonym of a known field which is absent, or
+    that the files' own code may read. All other unknown names are ignored with one warning.
+    """
     if described.fields is None:
         return
     if (quantized := fields.config.get("quantization_config")) is not None:
@@ -67,11 +74,15 @@ def check_names(fields: Fields, family: str, described: Family, own_code: bool) 
         caution(fields.where, f"{fields.part}quantization_config", f"is {shown(quantized)}, which is not planned", fix)
     wanted = described.fields | described.aliases.keys() | READ
     unknown = [name for name in fields.config if name not in wanted | COMMON]
-    for name in [each for each in unknown if fields.config[each] is not None]:  # null says nothing
+    for name in [field for field in unknown if fields.config[field] is not None]:  # null states nothing
         if (meant := _meant(name, fields.config, wanted, described.aliases)) is not None:
             problem = f"is {shown(fields.config[name])}, but a {family} has no such field"
             raise fields.fail(name, problem, f"did you mean {meant}?")
-    bearing = (name for name in unknown if _bears(name, fields.config[name]) and not _said(name, fields.config, wanted))
+    bearing = (
+        name
+        for name in unknown
+        if _changes_layers(name, fields.config[name]) and not _repeats_known(name, fields.config, wanted)
+    )
     if (own_code or fields.config.get("auto_map")) and (read := next(bearing, None)) is not None:
         problem = f"is {shown(fields.config[read])}, which the code that comes with its file may read, and a {family} does not"
         raise fields.fail(read, problem, "leave it out where it changes no layer")
@@ -82,37 +93,52 @@ def check_names(fields: Fields, family: str, described: Family, own_code: bool) 
         caution(fields.where, ", ".join(fields.part + name for name in unknown), problem, fix)
 
 
-def _bears(name: str, value: Any) -> bool:
-    """Whether a field that no family knows would change a layer of a model with code of its own."""
-    return bool(BEARS.search(name)) and value not in (None, False, 0, [], {})
+def _changes_layers(name: str, value: Any) -> bool:
+    """Whether a field with this unknown name and this value may change a layer of a model whose files come with code of their
+    own.
+    """
+    return bool(LAYER_FIELDS.search(name)) and value not in (None, False, 0, [], {})
 
 
-def _said(name: str, config: Mapping[str, Any], wanted: frozenset[str]) -> bool:
-    """Whether the family's own name of what an unknown field stands for says the same."""
+def _repeats_known(name: str, config: Mapping[str, Any], wanted: frozenset[str]) -> bool:
+    """Whether the unknown field `name` is a synonym of a field that the family reads, and has the same value.
+
+    config: the configuration's fields, including `name`. wanted: names that the family reads.
+    """
     roles = (role for role in SYNONYMS if name in role)
-    return any(config.get(each) == config[name] for role in roles for each in role if each in wanted)
+    return any(config.get(synonym) == config[name] for role in roles for synonym in role if synonym in wanted)
 
 
 def _meant(name: str, config: Mapping[str, Any], wanted: frozenset[str], aliases: Mapping[str, str]) -> str | None:
-    """The field that an unknown name is meant for; None where it may be none of this family's."""
-    alike = {_folded(each): each for each in sorted(wanted)}
+    """The name of the field that an unknown field name probably means, such as num_hidden_layers for n_layer; None if it
+    resembles none.
+
+    config: the configuration's fields. wanted: the names that its family reads. aliases: other names of the family's fields,
+    mapped to the names that it reads.
+    """
+    alike = {_folded(known): known for known in sorted(wanted)}
     if _folded(name) in alike:
         return alike[_folded(name)]
     if near := get_close_matches(name, sorted(wanted), n=1, cutoff=NEAR):
         return near[0]
     for role in SYNONYMS:
-        fields = [each for each in role if each in wanted]
+        fields = [known for known in role if known in wanted]
         if name in role and fields and all(config.get(field) is None for field in fields):
             return aliases.get(fields[0], fields[0])
     return None
 
 
 def _folded(name: str) -> str:
+    """A field name in lower case without underscores and hyphens, so that different spellings compare equal."""
     return name.lower().replace("_", "").replace("-", "")
 
 
 def without_aliases(fields: Fields, aliases: Mapping[str, str]) -> dict[str, Any]:
-    """The configuration with every field by the name that its family reads. Raises InputError where two names differ."""
+    """Rename the fields of a configuration to the names that its family reads; returns a new dict.
+
+    aliases: other names of fields, mapped to the names that the family reads. Raises InputError if a field is given under two
+    names with different values.
+    """
     config = {name: value for name, value in fields.config.items() if name not in aliases}
     for alias, name in aliases.items():
         if (value := fields.config.get(alias)) is None:

@@ -1,6 +1,7 @@
-"""Nemotron 3 and 4, Minitron: layer norms, squared ReLU, and heads that turn in part.
+"""Nemotron 3 and 4, Minitron: layer norms, squared ReLU, and rotary positions on part of each head.
 
-Its files keep the weights of norms less 1; trainplan's are the weights that norms work with. Gradients are the same.
+Their files store each norm's weights less 1; trainplan's models keep the weights that norms multiply by. Gradients are the
+same.
 """
 
 from __future__ import annotations
@@ -11,7 +12,13 @@ from trainplan.profiling.models.families.rotation import rotation
 
 
 def nemotron(fields: Fields) -> tuple[list[Unit], bool]:
-    """The chain of a Nemotron configuration."""
+    """Build the chain of sub-layers of a Nemotron or Minitron model: layer norms, squared ReLU, and rotary positions on half
+    of each head by default.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     sizes = decoder(fields, norm="layer", epsilon="norm_eps", usual_epsilon=1e-5)
     bias, inner_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
     attention = sizes.attention(

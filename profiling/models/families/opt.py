@@ -1,4 +1,4 @@
-"""OPT: GPT-2 with ReLU, and learned positions from the third row of their table on."""
+"""OPT: GPT-2 with ReLU, and learned positions that begin at the third row of their table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ FIRST_POSITION = 2
 
 
 def opt(fields: Fields) -> tuple[list[Unit], bool]:
-    """The chain of an OPT configuration whose blocks begin with their norms: all but that of 350M, which is refused."""
+    """Build the chain of sub-layers of an OPT model: GPT-2 with ReLU, and learned positions from the third row of their table
+    on.
+
+    InputError is also raised for OPT-350M, whose blocks do not begin with norms. fields: the configuration (config.json),
+    written to: `fields.read` gets every field that is read, with its value. Returns the units (sub-layers with names) in
+    order, and whether head and embedding share one matrix. Raises InputError for fields that are missing or invalid.
+    """
     hidden, heads = fields.size("hidden_size", 768), fields.size("num_attention_heads", 12)
     layers, positions = fields.layers("num_hidden_layers", such_as=12), fields.size("max_position_embeddings", 2048)
     fields.divisor("num_attention_heads", heads, "hidden_size", hidden)

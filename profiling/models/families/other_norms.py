@@ -1,4 +1,8 @@
-"""Families whose norms are elsewhere than those of a Llama, or of another kind."""
+"""Families whose norms are elsewhere than those of a Llama, or of another kind.
+
+The builders return the units of a configuration, and whether the matrix of its language head is the embedding's ("tied"); they
+raise InputError for a configuration that they cannot read.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +14,40 @@ from trainplan.profiling.models.families.decoder import Decoder, decoder, layer_
 from trainplan.profiling.models.families.fields import Fields
 from trainplan.profiling.models.families.gemma2 import FAMILY as GEMMA2
 from trainplan.profiling.models.families.gemma2 import gemma2
-from trainplan.profiling.models.families.layered import Chain, described, gated, layered, plain, stretched_turning, turning_of
+from trainplan.profiling.models.families.layered import Chain, described, gated, layered, plain, rotary_of, stretched_rotary
 from trainplan.profiling.models.sublayers import Activation
 
 
 def jais2(fields: Fields) -> Chain:
-    """Jais 2: layer norms and biases, no gate, squared ReLU."""
+    """Build the chain of sub-layers of a Jais 2 model: layer norms, biases, and squared ReLU without a gate.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     sizes = decoder(fields, norm="layer", epsilon="layer_norm_eps", usual_epsilon=1e-5)
     bias, inner = fields.flag("attention_bias", True), fields.flag("mlp_bias", True)
     ffn = {"activation": fields.activation("hidden_act", "relu2"), "bias": inner}
-    return layered(fields, sizes, {"bias": bias, "out_bias": bias}, ffn, turning_of(fields, sizes, base=500000.0))
+    return layered(fields, sizes, {"bias": bias, "out_bias": bias}, ffn, rotary_of(fields, sizes, base=500000.0))
 
 
 def vaultgemma(fields: Fields) -> Chain:
-    """VaultGemma: Gemma 2 without norms behind the matrices."""
+    """Build the chain of sub-layers of a VaultGemma model: Gemma 2 without norms after attention and feed-forward network.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     return gemma2(fields, sandwich=False)
 
 
 def hunyuan_v1_dense(fields: Fields) -> Chain:
-    """Dense Hunyuan: norms of queries and keys behind the rotation."""
+    """Build the chain of sub-layers of a dense Hunyuan model: a Llama with norms on queries and keys after the rotation.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     sizes, bias = decoder(fields, usual_epsilon=1e-5), fields.flag("attention_bias", False)
     fields.only("use_qk_norm", True)
     fields.only("mlp_bias", False)
@@ -38,29 +57,45 @@ def hunyuan_v1_dense(fields: Fields) -> Chain:
 
 
 def apertus(fields: Fields) -> Chain:
-    """Apertus: xIELU without a gate, norms of queries and keys."""
+    """Build the chain of sub-layers of an Apertus model: xIELU without a gate, and norms on queries and keys.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     sizes, bias = decoder(fields, usual_epsilon=1e-5), fields.flag("attention_bias", False)
     ffn = {"activation": fields.activation("hidden_act", "xielu", XIELU), "bias": False}
     inside = {"bias": bias, "out_bias": bias, "normed_heads": True}
-    return layered(fields, sizes, inside, ffn, stretched_turning(fields, sizes, base=12e6, factor=8.0), padding=3)
+    return layered(fields, sizes, inside, ffn, stretched_rotary(fields, sizes, base=12e6, factor=8.0), padding=3)
 
 
 XIELU: dict[str, Activation] = {"xielu": "xielu"}
 
 
 def starcoder2(fields: Fields) -> Chain:
-    """StarCoder 2: layer norms, biases, no gate, dropout."""
+    """Build the chain of sub-layers of a StarCoder 2 model: layer norms, biases, dropout, and a feed-forward network without a
+    gate.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     sizes = decoder(fields, norm="layer", epsilon="norm_epsilon", usual_epsilon=1e-5)
     bias, dropped = fields.flag("use_bias", True), {"dropout": fields.dropout("residual_dropout", default=0.0)}
     embedding = {"dropout": fields.dropout("embedding_dropout", default=0.0)}
     ffn = {"activation": fields.activation("hidden_act", "gelu_pytorch_tanh"), "bias": bias, **dropped}
-    inside, turning = {"bias": bias, "out_bias": bias, **dropped}, turning_of(fields, sizes)
+    inside, rotary = {"bias": bias, "out_bias": bias, **dropped}, rotary_of(fields, sizes)
     windows = [sliding_window(fields)] * sizes.layers
-    return layered(fields, sizes, inside, ffn, turning, windows=windows, embedding=embedding, tied=True)
+    return layered(fields, sizes, inside, ffn, rotary, windows=windows, embedding=embedding, tied=True)
 
 
 def stablelm(fields: Fields) -> Chain:
-    """StableLM: layer norms, a gate, a quarter of each head turns; two halves side by side in some."""
+    """Build the chain of sub-layers of a StableLM model: layer norms, a gate, and rotary positions on a quarter of each head.
+
+    In some of these models attention and feed-forward network run in parallel. fields: the configuration (config.json),
+    written to: `fields.read` gets every field that is read, with its value. Returns the units (sub-layers with names) in
+    order, and whether head and embedding share one matrix. Raises InputError for fields that are missing or invalid.
+    """
     sizes = decoder(fields, norm="layer", epsilon="layer_norm_eps", usual_epsilon=1e-5)
     bias, dropped = fields.flag("use_qkv_bias", False), fields.dropout("hidden_dropout", default=0.0)
     normed, both = fields.flag("qk_layernorm", False), fields.flag("use_parallel_residual", False)
@@ -68,47 +103,75 @@ def stablelm(fields: Fields) -> Chain:
         fields.note("hidden_dropout", usual=0)
     ffn = gated(fields, False, dropout=0.0 if both else dropped)
     inside = {"bias": bias, "out_bias": False, "normed_heads": normed, "head_weights": "each"}
-    return layered(fields, sizes, inside, ffn, turning_of(fields, sizes, part=0.25), side_by_side=both)
+    return layered(fields, sizes, inside, ffn, rotary_of(fields, sizes, part=0.25), side_by_side=both)
 
 
 def persimmon(fields: Fields) -> Chain:
-    """Persimmon: layer norms, biases, squared ReLU, norms of queries and keys; half of each head turns."""
+    """Build the chain of sub-layers of a Persimmon model: layer norms, biases, squared ReLU, norms on queries and keys, rotary
+    position embedding on half of each head.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     fields.config = {**fields.config, "num_key_value_heads": fields.config.get("num_attention_heads")}
     sizes = decoder(fields, norm="layer", epsilon="layer_norm_eps", usual_epsilon=1e-5)
     fields.read.pop("num_key_value_heads")
     normed, dropped = fields.flag("qk_layernorm", True), {"dropout": fields.dropout("hidden_dropout", default=0.0)}
     ffn = {"activation": fields.activation("hidden_act", "relu2"), **dropped}
-    return layered(fields, sizes, {"normed_heads": normed}, ffn, turning_of(fields, sizes, part=0.5, base=25000.0))
+    return layered(fields, sizes, {"normed_heads": normed}, ffn, rotary_of(fields, sizes, part=0.5, base=25000.0))
 
 
 def olmo(fields: Fields) -> Chain:
-    """OLMo: layer norms without weights."""
+    """Build the chain of sub-layers of an OLMo model: a Llama with layer norms that have no weights.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     fields.config = {**fields.config, "layer_norm_eps": 1e-5}
     sizes, bias = decoder(fields, norm="layer", epsilon="layer_norm_eps"), fields.flag("attention_bias", False)
     fields.read.pop("layer_norm_eps")
     fields.note("clip_qkv", usual=None)
     plain = {"norm_weight": False}
     inside, ffn = {"bias": bias, "out_bias": bias, **plain}, gated(fields, False, **plain)
-    return layered(fields, sizes, inside, ffn, turning_of(fields, sizes), head=plain, padding=1)
+    return layered(fields, sizes, inside, ffn, rotary_of(fields, sizes), head=plain, padding=1)
 
 
 def olmo2(fields: Fields) -> Chain:
-    """OLMo 2: norms behind the matrices alone, and of all queries and all keys together."""
+    """Build the chain of sub-layers of an OLMo 2 model: norms only after attention and feed-forward network, and one norm over
+    all queries (or keys) of a token.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     sizes = decoder(fields, usual_epsilon=1e-5)
-    return _behind(fields, sizes, fields.flag("attention_bias", False), "all", base=10000.0, padding=1)
+    return _norms_after(fields, sizes, fields.flag("attention_bias", False), "all", base=10000.0, padding=1)
 
 
 def olmo3(fields: Fields) -> Chain:
-    """OLMo 3: OLMo 2, three of four layers within a window."""
+    """Build the chain of sub-layers of an OLMo 3 model: OLMo 2 with a sliding window in three of four layers.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     sizes = decoder(fields, usual_epsilon=1e-5)
     usual = [(i + 1) % 4 > 0 for i in range(sizes.layers)]
     windows = layer_windows(fields, sizes.layers, sliding_window(fields, 4096), usual)
     bias = fields.flag("attention_bias", False)
-    return _behind(fields, sizes, bias, "all", base=500000.0, padding=1, windows=windows)
+    return _norms_after(fields, sizes, bias, "all", base=500000.0, padding=1, windows=windows)
 
 
 def exaone4(fields: Fields) -> Chain:
-    """EXAONE 4: norms behind the matrices alone; layers that meet all keys have no positions where others slide."""
+    """Build the chain of sub-layers of an EXAONE 4 model: norms only after attention and feed-forward network, and on queries
+    and keys.
+
+    In models with sliding windows, the layers without one have no rotary positions. fields: the configuration (config.json),
+    written to: `fields.read` gets every field that is read, with its value. Returns the units (sub-layers with names) in
+    order, and whether head and embedding share one matrix. Raises InputError for fields that are missing or invalid.
+    """
     sizes = decoder(fields, usual_epsilon=1e-5)
     window = sliding_window(fields, 4096)
     pattern = fields.config.get("sliding_window_pattern", 4)
@@ -123,17 +186,25 @@ def exaone4(fields: Fields) -> Chain:
     else:
         raise fields.fail("sliding_window_pattern", f"is {shown(pattern)}", "give a whole number of layers, such as 4")
     windows = layer_windows(fields, sizes.layers, window, usual)
-    turned = [not window or each > 0 for each in windows]
-    return _behind(fields, sizes, False, "shared", base=10000.0, windows=windows, turned=turned)
+    rotating = [not window or size > 0 for size in windows]
+    return _norms_after(fields, sizes, False, "shared", base=10000.0, windows=windows, rotating=rotating)
 
 
-def _behind(
+def _norms_after(
     fields: Fields, sizes: Decoder, bias: bool, weights: Literal["shared", "all"], base: float, **options: Any
 ) -> Chain:
-    """Norms behind the matrices alone, and of queries and keys."""
-    behind = {"pre_norm": False, "sandwich": True}
-    inside = {"bias": bias, "out_bias": bias, "normed_heads": True, "head_weights": weights, **behind}
-    return layered(fields, sizes, inside, gated(fields, False, **behind), turning_of(fields, sizes, base=base), **options)
+    """Build the chain of sub-layers of a decoder with norms only after attention and feed-forward network, and on queries and
+    keys.
+
+    sizes: the model's sizes, read before. bias: whether attention's projections have a bias. weights: the norms on queries
+    and keys: one weight "shared" by all heads, or one norm over "all" heads together. base: the base of the rotary angles, if
+    the file states none. options: further arguments of `layered`. fields: the configuration (config.json), written to:
+    `fields.read` gets every field that is read, with its value. Returns the units (sub-layers with names) in order, and
+    whether head and embedding share one matrix. Raises InputError for fields that are missing or invalid.
+    """
+    norms_after = {"pre_norm": False, "sandwich": True}
+    inside = {"bias": bias, "out_bias": bias, "normed_heads": True, "head_weights": weights, **norms_after}
+    return layered(fields, sizes, inside, gated(fields, False, **norms_after), rotary_of(fields, sizes, base=base), **options)
 
 
 JAIS2 = described(jais2, "layer_norm_eps attention_bias mlp_bias")

@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4: a Llama with dropout, heads that may turn in part, and long rotations (LongRoPE)."""
+"""Phi-3 and Phi-4: a Llama with dropout, rotary positions that may turn part of each head, and long rotations (LongRoPE)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from trainplan.profiling.models.families.rotation import rotation
 
 
 def phi3(fields: Fields) -> tuple[list[Unit], bool]:
-    """The chain of a Phi-3 or Phi-4 configuration. Queries, keys and values, and gate and up-projection, are one matrix each in
-    its files, with the same numbers."""
+    """Build the chain of sub-layers of a Phi-3 or Phi-4 model: a Llama with dropout, and rotary position embedding that may
+    cover only a part of each head.
+
+    Its files pack queries, keys and values in one matrix, and gate and up-projection in another, which changes no size.
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     sizes = decoder(fields)
     embedded, dropped = fields.dropout("embd_pdrop", default=0.0), fields.dropout("resid_pdrop", default=0.0)
     attention = sizes.attention(

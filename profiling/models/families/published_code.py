@@ -1,4 +1,8 @@
-"""Families whose files come with code of their publishers, by the fields of their `config.json`."""
+"""Families whose files come with code of their publishers; their builders read the fields of those files' `config.json`.
+
+The builders return the units of a configuration, and whether the matrix of its language head is the embedding's ("tied"); they
+raise InputError for a configuration that they cannot read.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +10,53 @@ import math
 
 from trainplan.profiling.models.families.decoder import decoder
 from trainplan.profiling.models.families.fields import Fields
-from trainplan.profiling.models.families.layered import STILL, Chain, described, gated, layered, plain, turning_of
+from trainplan.profiling.models.families.layered import NO_ROTATION, Chain, described, gated, layered, plain, rotary_of
 from trainplan.profiling.models.families.rotation import rotation
 
 
 def internlm(fields: Fields) -> Chain:
-    """InternLM: biases of attention alone, by default."""
+    """Build the chain of sub-layers of an InternLM model: a Llama with biases in attention by default.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     bias = fields.flag("bias", True)
     return plain(fields, decoder(fields), bias, bias, False)
 
 
 def internlm2(fields: Fields) -> Chain:
-    """InternLM 2 and 2.5, whose files pack queries, keys and values of a group of heads in one matrix."""
+    """Build the chain of sub-layers of an InternLM 2 or 2.5 model: a Llama with biases in attention by default.
+
+    Its files pack queries, keys and values of a group of heads in one matrix, which changes no size. fields: the
+    configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns the units
+    (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields that are
+    missing or invalid.
+    """
     bias = fields.flag("bias", True)
     return plain(fields, decoder(fields), bias, bias, False, padding=2)
 
 
 def orion(fields: Fields) -> Chain:
-    """Orion: a Llama with layer norms."""
+    """Build the chain of sub-layers of an Orion model: a Llama with layer norms.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     sizes = decoder(fields, norm="layer", usual_epsilon=1e-5)
     bias = fields.flag("attention_bias", False)
     return plain(fields, sizes, bias, bias, False)
 
 
 def qwen(fields: Fields) -> Chain:
-    """The first Qwen: biases of queries, keys and values; its files count gate and up-projection together."""
+    """Build the chain of sub-layers of a model of the first Qwen: a Llama with biases on queries, keys and values.
+
+    Its `intermediate_size` counts gate and up-projection together, so half of it is the network's inner size. fields: the
+    configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns the units
+    (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields that are
+    missing or invalid.
+    """
     inner = fields.count("intermediate_size", least=2)
     fields.only("no_bias", True)
     fields.note("kv_channels", "use_dynamic_ntk", "use_logn_attn", usual=None)
@@ -38,50 +64,73 @@ def qwen(fields: Fields) -> Chain:
     fields.config = {**changed, "intermediate_size": inner // 2}
     sizes = decoder(fields, epsilon="layer_norm_epsilon")
     fields.read["intermediate_size"] = inner
-    turning = turning_of(fields, sizes, called=("rotary_emb_base", "rotary_pct"))
+    rotary = rotary_of(fields, sizes, called=("rotary_emb_base", "rotary_pct"))
     dropped = fields.dropout("attn_dropout_prob", default=0.0)
     inside = {"bias": True, "out_bias": False, "attention_dropout": dropped}
-    return layered(fields, sizes, inside, {"activation": "silu", "gated": True, "bias": False}, turning)
+    return layered(fields, sizes, inside, {"activation": "silu", "gated": True, "bias": False}, rotary)
 
 
 def minicpm(fields: Fields) -> Chain:
-    """MiniCPM: factors on embeddings, logits and what joins the residual, by muP."""
+    """Build the chain of sub-layers of a MiniCPM model: a Llama with the factors of muP on embeddings, logits and residual
+    branches.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     sizes = decoder(fields)
     bias = fields.flag("attention_bias", False)
     added = {"residual": fields.share("scale_depth", 1.0, most=1e4) / math.sqrt(sizes.layers)}
     embedding = {"scale": fields.share("scale_emb", 1.0, most=1e4)}
     head = {"scale": fields.count("dim_model_base", sizes.hidden) / sizes.hidden}
     inside = {"bias": bias, "out_bias": bias, **added}
-    ffn, turning = gated(fields, False, **added), turning_of(fields, sizes)
-    return layered(fields, sizes, inside, ffn, turning, embedding=embedding, head=head, tied=True)
+    ffn, rotary = gated(fields, False, **added), rotary_of(fields, sizes)
+    return layered(fields, sizes, inside, ffn, rotary, embedding=embedding, head=head, tied=True)
 
 
 def baichuan(fields: Fields) -> Chain:
-    """Baichuan and Baichuan 2: rotary positions where its file has `max_position_embeddings` (7B), else slopes (13B)."""
+    """Build the chain of sub-layers of a Baichuan or Baichuan 2 model: a Llama with rotary positions (7B) or with ALiBi slopes
+    (13B).
+
+    Positions are rotary if its file has `max_position_embeddings`. fields: the configuration (config.json), written to:
+    `fields.read` gets every field that is read, with its value. Returns the units (sub-layers with names) in order, and
+    whether head and embedding share one matrix. Raises InputError for fields that are missing or invalid.
+    """
     sloped = fields.config.get("max_position_embeddings") is None
     if sloped:
         fields.config = {**fields.config, "max_position_embeddings": fields.config.get("model_max_length")}
     heads = fields.config.get("num_attention_heads")
     fields.config = {**fields.config, "num_key_value_heads": heads}
     sizes = decoder(fields)
-    turning = {**STILL, "alibi": 8.0} if sloped else turning_of(fields, sizes)
+    rotary = {**NO_ROTATION, "alibi": 8.0} if sloped else rotary_of(fields, sizes)
     if sloped:
         fields.read["model_max_length"] = fields.read.pop("max_position_embeddings")
     fields.read.pop("num_key_value_heads")
-    return layered(fields, sizes, {"bias": False, "out_bias": False}, gated(fields, False), turning, padding=0)
+    return layered(fields, sizes, {"bias": False, "out_bias": False}, gated(fields, False), rotary, padding=0)
 
 
 def exaone(fields: Fields) -> Chain:
-    """EXAONE 3 and 3.5."""
+    """Build the chain of sub-layers of an EXAONE 3 or 3.5 model: a Llama under other field names.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     sizes = decoder(fields, epsilon="layer_norm_epsilon", usual_epsilon=1e-5)
     ffn = {"activation": fields.activation("activation_function", "silu"), "gated": True, "bias": False}
     dropped = {"dropout": fields.dropout("embed_dropout", default=0.0)}
     inside = {"bias": False, "out_bias": False}
-    return layered(fields, sizes, inside, ffn, turning_of(fields, sizes), embedding=dropped, tied=True, padding=0)
+    return layered(fields, sizes, inside, ffn, rotary_of(fields, sizes), embedding=dropped, tied=True, padding=0)
 
 
 def chatglm(fields: Fields) -> Chain:
-    """ChatGLM 2 and 3, and GLM-4 by its first code: half of each head turns, neighbours with each other."""
+    """Build the chain of sub-layers of a ChatGLM 2 or 3 model, or of GLM-4 in its first form: rotary position embedding
+    rotates adjacent pairs of numbers in half of each head.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     fields.only("rmsnorm", True)
     fields.only("post_layer_norm", True)
     fields.absent("apply_residual_connection_post_layernorm", "fp32_residual_connection_off", "pre_seq_len")
@@ -94,12 +143,12 @@ def chatglm(fields: Fields) -> Chain:
     added = fields.flag("add_qkv_bias", False) or bias
     dropped = {"dropout": fields.dropout("hidden_dropout", default=0.0)}
     base = 10000.0 * fields.share("rope_ratio", 1.0, most=1e6)
-    turning = rotation(fields, sizes.positions, sizes.tokens, sizes.width, part=0.5, base=base)
-    for name in ("rope_theta", "partial_rotary_factor"):  # which follow from what its files have
+    rotary = rotation(fields, sizes.positions, sizes.tokens, sizes.width, part=0.5, base=base)
+    for name in ("rope_theta", "partial_rotary_factor"):  # they follow from other fields of its files
         fields.read.pop(name)
     inside = {"bias": added, "out_bias": bias, "interleaved": True, **dropped}
     ffn = {"activation": "silu", "gated": True, "bias": bias, **dropped}
-    return layered(fields, sizes, inside, ffn, turning)
+    return layered(fields, sizes, inside, ffn, rotary)
 
 
 INTERNLM = described(internlm, "rms_norm_eps bias rotary")

@@ -1,4 +1,5 @@
-"""Rotary positions of a configuration: their base, the part of each head that turns, and what stretches the angles."""
+"""Rotary positions of a configuration: the base of their angles, the part of each head that they turn, and the stretching of
+the angles for long sequences."""
 
 from __future__ import annotations
 
@@ -21,31 +22,39 @@ def rotation(
     base: float = 10000.0,
     called: tuple[str, str] = ("rope_theta", "partial_rotary_factor"),
 ) -> dict[str, Any]:
-    """The keyword arguments of an `Attention` with heads of `width` that are about its rotation.
+    """Read the rotary positions of a configuration, as keyword arguments of `Attention`: rotary, scaling and rotary_width.
 
-    part: the share of each head that turns where a configuration says none, in families whose heads turn in part; None in
-    others. base: likewise of the angles. called: the fields of both, which lie, with what stretches the angles, in
-    `rope_parameters` (transformers 5), or beside or in `rope_scaling` (before), as which it is read. Nothing stretches them up
-    to the most positions with `dynamic`, nor where no program has it: longrope without its factors, and a partial rotation of
-    other families. These are refused where a plan runs. Raises InputError.
+    positions: the longest sequence of the model, in tokens. tokens: tokens per sample. width: size of a head. part: for
+    families that turn a part of each head, the share that is turned if the configuration states none; None for families that
+    turn all of it. base: the base of the angles if the configuration states none. called: the names of the fields of base and
+    part.
+
+    Base, part and stretching are read from `rope_parameters` (transformers 5), or from `rope_scaling` and fields next to it
+    (before). Angles are not stretched for `dynamic`, longrope without its factors, and a partial rotation of families that
+    have none; a plan with one of these is refused when it runs. Raises InputError for invalid fields.
     """
     theta, rope, kind = _base(fields, base, called[0])
-    turned, name = width, called[1]
+    rotating, name = width, called[1]
     if part is not None:
         if rope.get("partial_rotary_factor") is not None:
             fields.config = {**fields.config, name: rope["partial_rotary_factor"]}
-        turned = int(width * fields.share(name, part, most=1.0 + 1e-9))
-    if turned % 2 or not turned:
+        rotating = int(width * fields.share(name, part, most=1.0 + 1e-9))
+    if rotating % 2 or not rotating:
         if part is None:
             raise fields.fail("head_dim", f"is {width}", "give an even number: rotary positions turn pairs")
-        problem = f"is {fields.read[name]:g}, which turns {turned} of each head's {width}"
+        problem = f"is {fields.read[name]:g}, which turns {rotating} of each head's {width}"
         raise fields.fail(name, problem, "give a share that is an even number: rotary positions turn pairs")
-    scaling = _scaling(fields, rope, kind, positions, tokens, turned)
-    return {"rotary": theta, "scaling": scaling, "rotary_width": turned if turned < width else 0}
+    scaling = _scaling(fields, rope, kind, positions, tokens, rotating)
+    return {"rotary": theta, "scaling": scaling, "rotary_width": rotating if rotating < width else 0}
 
 
 def _base(fields: Fields, base: float, called: str) -> tuple[float, dict[str, Any], str]:
-    """The base of the angles, all else that is said of the rotation, and its kind."""
+    """Read the base of the rotary angles. Returns the base, all fields of the configuration's rotation by name, and the kind
+    of rotation (one of `ROTATIONS`, such as "yarn").
+
+    base: the value if the configuration states none. called: the name of the field with the base. Raises InputError for
+    invalid fields.
+    """
     rope: dict[str, Any] = {}
     for name in ("rope_scaling", "rope_parameters"):
         value = fields.config.get(name)
@@ -55,7 +64,7 @@ def _base(fields: Fields, base: float, called: str) -> tuple[float, dict[str, An
         rope |= value or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     kind = "longrope" if kind == "su" else kind  # as Phi-3's first files call it
-    kind = "default" if kind == "mrope" else kind  # of images' three positions, which are one in a text
+    kind = "default" if kind == "mrope" else kind  # positions in three dimensions for images, equal for text
     if kind not in ROTATIONS:
         raise fields.fail("rope_parameters.rope_type", f"is {shown(kind)}", f"give one of: {', '.join(ROTATIONS)}")
     if kind != "default" or rope.get("partial_rotary_factor", 1) != 1:
@@ -66,16 +75,26 @@ def _base(fields: Fields, base: float, called: str) -> tuple[float, dict[str, An
 
 
 def _scaling(
-    fields: Fields, rope: Mapping[str, Any], kind: str, positions: int, tokens: int, turned: int
+    fields: Fields, rope: Mapping[str, Any], kind: str, positions: int, tokens: int, rotating: int
 ) -> RotaryScaling | None:
+    """The stretching of the rotary angles for long sequences, or None if they are not stretched.
+
+    rope: the fields of the rotation, by name. kind: one of `ROTATIONS`, such as "yarn". positions: the model's longest
+    sequence, in tokens. tokens: tokens per sample. rotating: count of numbers of each head that are turned. Raises InputError
+    for invalid fields.
+    """
+
     def number(name: str, default: float | None = None, least: float = 0.0) -> float:
+        """The number in a field of the rotation, at least `least`, or its default where absent. Raises InputError for invalid
+        fields.
+        """
         value: Any = default if rope.get(name) is None else rope[name]
         if type(value) not in (int, float) or not least <= value < math.inf:
             problem = "is missing" if value is None else f"is {shown(value)}"
             raise fields.fail(f"rope_scaling.{name}", problem, f"give a number from {least:g}, such as {EXAMPLES[name]:g}")
         return float(value)
 
-    usual_original = fields.config.get("original_max_position_embeddings") or positions  # beside it, in Phi-3's files
+    usual_original = fields.config.get("original_max_position_embeddings") or positions  # next to it, in Phi-3's files
     original = int(number("original_max_position_embeddings", usual_original, 1.0))
     if kind == "linear":
         return RotaryScaling("linear", number("factor", least=1.0))
@@ -95,13 +114,17 @@ def _scaling(
         factor = positions / original if original != positions else number("factor", 1.0, 1.0)
         usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
         name = "long_factor" if tokens > original else "short_factor"
-        stretch = _factors(fields, rope, name, turned // 2)
+        stretch = _factors(fields, rope, name, rotating // 2)
         return RotaryScaling("longrope", factor, original, amplitude=number("attention_factor", usual), factors=stretch)
     return None
 
 
 def _factors(fields: Fields, rope: Mapping[str, Any], name: str, pairs: int) -> tuple[float, ...]:
-    """Of longrope, by how much the rate of each of these pairs is stretched."""
+    """Read longrope's factors, by which the rotation rates of pairs of numbers in a head are divided: one factor per pair.
+
+    rope: the fields of the rotation, by name. name: the field with the list. pairs: the number of pairs. Raises InputError
+    for an invalid list.
+    """
     values = rope.get(name)
     if not isinstance(values, list) or len(values) != pairs:
         raise fields.fail(f"rope_scaling.{name}", f"is {shown(values)}", f"give a list of {pairs} numbers, one for each pair")
@@ -125,7 +148,11 @@ EXAMPLES = {
 
 
 def _check_rope(fields: Fields, name: str, rope: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    """Refuse misspelt names of a rotation's fields, and values that differ from the field before. Raises InputError."""
+    """Check one of the two fields of a configuration that may describe its rotation, `rope_scaling` and `rope_parameters`.
+
+    name: the field's name. rope: its value. other: the value of the field that was read before. Raises InputError for
+    misspelt names in it, and for values that differ from the other field's.
+    """
     for key, value in rope.items():
         near = [] if key in ROTATION_FIELDS else get_close_matches(str(key), ROTATION_FIELDS, n=1, cutoff=0.75)
         if near:

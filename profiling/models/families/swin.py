@@ -1,4 +1,4 @@
-"""Swin: attention within windows, in stages of falling resolution."""
+"""Swin: attention within windows of patches, in stages of falling resolution."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from trainplan.profiling.models.sublayers import Attention, FeedForward, InputPr
 
 
 def swin(fields: Fields) -> tuple[list[Unit], bool]:
-    """The chain of a Swin configuration.
+    """Build the chain of sub-layers of a Swin model: attention within windows of patches, in stages of falling resolution.
+    Head and embedding share no matrix.
 
-    Every second block shifts its windows by half of their side, unless one window covers all.
+    Every second block shifts its windows by half of their side, unless one window covers the stage. fields: the configuration
+    (config.json), written to: `fields.read` gets every field that is read, with its value. Returns the units (sub-layers with
+    names) in order, and whether head and embedding share one matrix. Raises InputError for fields that are missing or
+    invalid.
     """
     fields.no_length()
     width, depths = fields.size("embed_dim", 96), fields.counts("depths", [2, 2, 6, 2])
@@ -28,7 +32,7 @@ def swin(fields: Fields) -> tuple[list[Unit], bool]:
     common = fields.common(fields.share("layer_norm_eps", 1e-5)) | {"dropout": dropped}
     side = image // patch
     fields.divisor("patch_size", 2 ** (len(depths) - 1), "the patches of a side, halved with every stage,", side)
-    fixed = {"epsilon": 1e-5}  # of the norms of patches, which published code takes from no field
+    fixed = {"epsilon": 1e-5}  # of the norms of patches, for which published code reads no field
     patches: dict[str, Any] = {"features": channels * patch**2, "groups": side**2, "normed": True}
     chain = [Unit("embedding", 0, InputProjection(**common | fixed, tokens=side**2, hidden=width, **patches))]
     for stage, (depth, count) in enumerate(zip(depths, heads, strict=True)):

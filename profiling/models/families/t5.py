@@ -1,4 +1,4 @@
-"""T5: an encoder and a decoder."""
+"""T5: an encoder and a decoder as one chain of units."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ GATED_GELU: Activation = "gelu_tanh"  # as published with T5 1.1
 
 
 def t5(fields: Fields) -> tuple[list[Unit], bool]:
-    """The chain of a T5 configuration.
+    """Build the chain of sub-layers of a T5 model: its encoder and its decoder as one chain.
 
-    Both streams travel together: the decoder's tokens pass the encoder by, the encoder's result passes the decoder by.
+    Encoder's and decoder's hidden states pass through the chain together: encoder units hand on the decoder's tokens
+    unchanged, and decoder units the encoder's result. The field `decoder_positions` is trainplan's own: the decoder's
+    sequence length if it differs from the encoder's (as in T5-512/4).
 
-    decoder_positions: our own field, the decoder's length where it is not the encoder's (T5-512/4).
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
     """
     hidden, heads, width = fields.size("d_model", 512), fields.size("num_heads", 8), fields.size("d_kv", 64)
     encoders = fields.layers("num_layers", such_as=6)

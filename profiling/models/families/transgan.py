@@ -1,4 +1,4 @@
-"""TransGAN's generator: a latent vector becomes an image."""
+"""TransGAN's generator, which makes an image from a latent vector."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from trainplan.profiling.models.sublayers import Attention, FeedForward, InputPr
 
 
 def transgan(fields: Fields) -> tuple[list[Unit], bool]:
-    """TransGAN's generator (Jiang et al., 2021), in AMP's variant (Section 4.3): `depths` blocks of `hidden_sizes` a stage.
+    """Build the chain of sub-layers of TransGAN's generator (Jiang et al., 2021) in the variant of the AMP paper (Section
+    4.3); head and embedding share no matrix.
 
-    The latent vector becomes bottom_width squared tokens; every later stage doubles the side, by pixel shuffle where the hidden
-    size falls to a quarter, by interpolation where it stays. Where a side exceeds window_size, attention is in windows of it.
+    Stage i has `depths[i]` blocks of hidden size `hidden_sizes[i]`. The latent vector becomes bottom_width squared tokens;
+    each later stage doubles the side, by pixel shuffle if the hidden size falls to a quarter, by interpolation if it stays.
+    If a stage's side exceeds window_size, its attention is within windows of that side.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
     """
     fields.no_length()
     sizes = fields.counts("hidden_sizes", [1024, 256, 64])
@@ -26,8 +32,8 @@ def transgan(fields: Fields) -> tuple[list[Unit], bool]:
     if not 0 < sum(depths) <= MOST_LAYERS:
         raise fields.fail("depths", f"add up to {sum(depths)}", f"give 1 to {MOST_LAYERS} layers")
     common = fields.common(fields.share("layer_norm_eps", 1e-5))
-    made: dict[str, Any] = {"features": latent, "groups": 1, "positions": True}
-    embedding = InputProjection(**common, tokens=bottom**2, hidden=sizes[0], **made)
+    embedded: dict[str, Any] = {"features": latent, "groups": 1, "positions": True}
+    embedding = InputProjection(**common, tokens=bottom**2, hidden=sizes[0], **embedded)
     chain, layer, waiting = [Unit("embedding", 0, embedding)], 1, []
     for stage, (hidden, depth) in enumerate(zip(sizes, depths, strict=True)):
         side = bottom << stage

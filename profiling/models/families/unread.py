@@ -1,4 +1,4 @@
-"""What a configuration is whose family trainplan does not have, in words: for the error that refuses it."""
+"""Describe, for the error that refuses it, a configuration of a family that trainplan does not have."""
 
 from __future__ import annotations
 
@@ -19,10 +19,15 @@ CHOSEN = names(
     top_k_experts n_activated_experts num_activated_experts n_experts_per_token moe_router_topk router_topk topk
     """
 )
-OFF = ("is_moe", "enable_moe_block", "use_moe", "moe")  # fields that say false where a dense model's file counts experts
+OFF = (
+    "is_moe",
+    "enable_moe_block",
+    "use_moe",
+    "moe",
+)  # fields that are false in files of dense models that state numbers of experts
 NESTED = ("text_config", "ffn_config", "moe_config", "llm_config", "language_config", "thinker_config")
-# Experts, and how many of them each token meets, where a file leaves out what is as its class in transformers 5 has it; of
-# dots1, whose class has none, as its publisher's file.
+# Numbers of experts, and of those that process each token, where a file leaves out its class's defaults in transformers 5;
+# those of dots1, whose class has no defaults, are of its publisher's file.
 MIXTURES: dict[str, tuple[int, int]] = {
     "afmoe": (64, 6),
     "aria_text": (8, 2),
@@ -95,7 +100,7 @@ STATE_TYPES = names(
 STATE_FIELD = re.compile(r"^(ssm_|mamba_|linear_(num|key|value|conv)|lru_|rwkv_)|^(state_size|time_step_rank|conv_L_cache)$")
 STATE_LAYERS = re.compile(r"linear|mamba|recurrent|conv|rwkv|lightning")
 ENCODERS = re.compile(r"bert|electra|bird|ernie$|roformer|canine|fnet|nystromformer|mpnet|perceiver")
-# Other fields that say of a decoder what no chain here has.
+# Other fields of decoders with features that no family of trainplan has.
 FEATURES = {
     "kv_lora_rank": "keys and values of low rank (multi-head latent attention)",
     "attention_chunk_size": "attention in chunks",
@@ -117,14 +122,18 @@ FEATURES = {
 
 
 def refuse_unread(fields: Fields, families: Mapping[str, Family]) -> InputError:
-    """The error about a configuration whose `model_type` none of these families is."""
+    """Build the error about a configuration of an unknown model family, for the caller to raise. It names the kind of model,
+    or the known model or family that is closest to it.
+
+    families: all known families, by `model_type`.
+    """
     config, kind = fields.config, fields.config.get("model_type")
     usual = f"give a config of one of: {', '.join(list(families)[:MOST_NAMED])} and {len(families) - MOST_NAMED} others"
     if "model_type" not in config:
         if (file := other_file(config)) is not None:
             return fields.fail("model_type", f"is missing: this is {file[0]}", file[1])
         return fields.fail("model_type", "is missing", usual)
-    described = _described(config)
+    described = _unsupported_kind(config)
     if described is not None:
         return fields.fail("model_type", f"is {shown(kind)}: {described} is not planned", DENSE)
     known = [name for name, family in families.items() if family.fields is not None]
@@ -139,12 +148,17 @@ def refuse_unread(fields: Fields, families: Mapping[str, Family]) -> InputError:
 
 
 def _varied(config: Mapping[str, Any]) -> str | None:
-    """The field that gives a size of each layer, where there is one."""
+    """The name of a field with a size that varies by layer, because its value is a list with a number per layer; None if no
+    size varies.
+    """
     return next((name for name in VARIED if isinstance(config.get(name), list)), None)
 
 
 def refuse_features(fields: Fields, described: Family) -> None:
-    """Refuse what no chain has in a configuration whose family does not read it. Raises InputError."""
+    """Raise InputError for features that no family of trainplan has, such as low-rank keys and values.
+
+    described: the configuration's family; a field that this family reads itself is not refused.
+    """
     for name, what in FEATURES.items():
         value = fields.config.get(name)
         if value and name not in (described.fields or ()):
@@ -155,53 +169,58 @@ def refuse_features(fields: Fields, described: Family) -> None:
 
 
 def check_dense(fields: Fields) -> None:
-    """Refuse a mixture of experts, whatever its `model_type`. Raises InputError."""
+    """Raise InputError for a mixture of experts, recognised by any of its fields or its `model_type`; other models pass."""
     kind = str(fields.config.get("model_type"))
     fix = "give a dense model"
-    for place, config in _parts(fields.config):
+    for path, config in _nested_configs(fields.config):
         if any(config.get(name) is False for name in OFF) or (kind == "doge" and not config.get("is_moe")):
             return
         for name, value in config.items():
-            if _counts(name) and (count := _count(value)) > 1:
-                chosen = next((_count(config[each]) for each in config if each in CHOSEN and _count(config[each])), 0)
-                raise fields.fail(place + name, f"is {shown(value)}: {mixture_of(count, chosen)} is not planned yet", fix)
-    if kind in MIXTURES and all(value is None for name, value in fields.config.items() if _counts(name)):
+            if _counts_experts(name) and (count := _experts(value)) > 1:
+                chosen = next((_experts(config[key]) for key in config if key in CHOSEN and _experts(config[key])), 0)
+                raise fields.fail(path + name, f"is {shown(value)}: {mixture_of(count, chosen)} is not planned yet", fix)
+    if kind in MIXTURES and all(value is None for name, value in fields.config.items() if _counts_experts(name)):
         raise fields.fail("model_type", f"is {kind!r}: {mixture_of(*MIXTURES[kind])} is not planned yet", fix)
     if "moe" in re.split(r"[^a-z]+", kind.lower()) or kind.lower().endswith("moe"):
         raise fields.fail("model_type", f"is {kind!r}: a mixture of experts is not planned yet", fix)
 
 
-def _counts(name: str) -> bool:
-    """Whether a field of this name counts experts that tokens are sent to."""
+def _counts_experts(name: str) -> bool:
+    """Whether a field of this name counts experts that a router chooses from."""
     return bool(EXPERTS.search(name)) and not NO_COUNT.search(name)
 
 
-def _parts(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _nested_configs(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield a configuration and the configurations nested in it, as pairs of the prefix of its fields' names ("" or such as
+    "text_config.") and its fields.
+    """
     yield "", config
     for name in NESTED:
         if isinstance(part := config.get(name), Mapping):
             yield f"{name}.", part
 
 
-def _count(value: Any) -> int:
-    """A number of experts, or the most of several layers'."""
+def _experts(value: Any) -> int:
+    """The number of experts that a field's value states; the largest number if it lists one per layer; 0 if it states none."""
     several = value if isinstance(value, list) else [value]
-    return max((each for each in several if type(each) is int), default=0)
+    return max((count for count in several if type(count) is int), default=0)
 
 
-def _described(config: Mapping[str, Any]) -> str | None:
-    """What a configuration is that is no decoder of attention and feed-forward networks; None where it may be one."""
-    kind, made = str(config.get("model_type")).lower(), " ".join(map(str, config.get("architectures") or ()))
+def _unsupported_kind(config: Mapping[str, Any]) -> str | None:
+    """A phrase for the kind of a model that trainplan does not plan, such as "an encoder", judged by its configuration; None
+    if it may be a decoder of attention and feed-forward networks.
+    """
+    kind, classes = str(config.get("model_type")).lower(), " ".join(map(str, config.get("architectures") or ()))
     types = config.get("layer_types") or config.get("layers_block_type") or ()
-    hybrid = isinstance(types, list | tuple) and any(STATE_LAYERS.search(str(each)) for each in types)
+    hybrid = isinstance(types, list | tuple) and any(STATE_LAYERS.search(str(layer_type)) for layer_type in types)
     if kind in STATE_TYPES or hybrid or any(STATE_FIELD.search(name) for name in config):
         return f"a model with {STATES}"
-    if config.get("is_encoder_decoder") is True or re.search(r"ForConditionalGeneration|Seq2Seq", made):
+    if config.get("is_encoder_decoder") is True or re.search(r"ForConditionalGeneration|Seq2Seq", classes):
         both = config.get("is_encoder_decoder") is True or "num_decoder_layers" in config or "decoder_layers" in config
         return "a model of an encoder and a decoder" if both else "a model of several kinds of input"
-    if re.search(r"MaskedLM|SequenceClassification|TokenClassification|QuestionAnswering", made) or ENCODERS.search(kind):
+    if re.search(r"MaskedLM|SequenceClassification|TokenClassification|QuestionAnswering", classes) or ENCODERS.search(kind):
         return "an encoder"
-    if re.search(r"Image|Vision|ObjectDetection|Segmentation|CTC|Audio|Speech", made) or "image_size" in config:
+    if re.search(r"Image|Vision|ObjectDetection|Segmentation|CTC|Audio|Speech", classes) or "image_size" in config:
         return "a model of images or sound"
     for name, what in FEATURES.items():
         if config.get(name):
@@ -214,7 +233,8 @@ def _described(config: Mapping[str, Any]) -> str | None:
 
 
 def _same_sizes(config: Mapping[str, Any]) -> str | None:
-    """A model that is known by name and has as many layers, heads and numbers as a configuration says; None without one."""
+    """The name of a shipped model with the same sizes and heads as a configuration; None if there is none or a size is
+    missing."""
     wanted, keys = _sizes(config), _kv_heads(config)
     if None in wanted:
         return None
@@ -222,7 +242,9 @@ def _same_sizes(config: Mapping[str, Any]) -> str | None:
 
 
 def _kv_heads(config: Mapping[str, Any]) -> Any:
-    """Heads of keys and values, by whichever of their names; as many as of queries where there is none."""
+    """The number of heads of keys and values that a configuration states, under any of the names of this field; else the
+    number of heads of queries; None if it states neither.
+    """
     from trainplan.profiling.models.families.naming import SYNONYMS
 
     named = (config[name] for role in (SYNONYMS[2], SYNONYMS[1]) for name in role if config.get(name) is not None)
@@ -230,7 +252,10 @@ def _kv_heads(config: Mapping[str, Any]) -> Any:
 
 
 def _sizes(config: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Hidden size, heads, layers, inner size and vocabulary, by whichever of their names."""
+    """Hidden size, heads, layers, inner size and vocabulary of a configuration, under any of their names, in this order.
+
+    A size that the configuration does not state is None.
+    """
     from trainplan.profiling.models.families.naming import SYNONYMS
 
     roles = (SYNONYMS[0], SYNONYMS[1], SYNONYMS[3], SYNONYMS[4], SYNONYMS[5])
@@ -238,8 +263,11 @@ def _sizes(config: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _nearest(config: Mapping[str, Any], families: Mapping[str, Family]) -> tuple[str, list[str]] | None:
-    """The family whose fields are most like a configuration's, and the fields that it does not have; None where none has its
-    sizes."""
+    """The family whose fields are closest to the fields of a configuration: its name, and a sorted list of the configuration's
+    fields that it lacks.
+
+    families: the families to choose from, by name. Returns None if no family has all its size fields in the configuration.
+    """
     from trainplan.profiling.models.families.naming import COMMON
 
     own = {name for name, value in config.items() if value not in (None, False)} - COMMON

@@ -1,4 +1,4 @@
-"""ViT: patches of an image and a class token."""
+"""ViT: an encoder of an image's patches and a class token."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from trainplan.profiling.models.sublayers import Attention, FeedForward, InputPr
 
 
 def vit(fields: Fields) -> tuple[list[Unit], bool]:
-    """The chain of a ViT configuration: a class token before the patches, and a head on that token."""
+    """Build the chain of sub-layers of a ViT model: a class token before the patches, and a head on that token. Head and
+    embedding share no matrix.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
     fields.no_length()
     hidden, heads = fields.size("hidden_size", 768), fields.size("num_attention_heads", 12)
     layers, inner = fields.layers("num_hidden_layers", such_as=12), fields.size("intermediate_size", 3072)

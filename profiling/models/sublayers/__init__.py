@@ -1,22 +1,22 @@
-"""The sub-layers of Transformers: parameters, operators and bytes of each, from its shapes alone.
+"""The sub-layers of Transformers: the parameters, kernels and memory of every kind, from its shapes alone, without torch.
 
-Symbols: h hidden size, a heads, w width of a head, q = a w, f inner size of the FFN, V vocabulary, s tokens of a sample,
-r rows (samples on one device), n = r s tokens, t tensor-parallel degree, e bytes of an element.
+Symbols: h hidden size, a heads, w width of a head, q = a w, f inner size of the feed-forward network, V vocabulary, s tokens of
+a sample, r rows (samples on one device), n = r s tokens, t tensor-parallel degree, e bytes of an element.
 
-Every sub-layer is a *sum of t partial functions*: each tensor-parallel rank computes a partial output (rank 0 adds the
-residual and the bias), and one all-reduce gives the whole; in the backward pass the partial input gradients are summed the
+With tensor parallelism every sub-layer is a *sum of t partial functions*: each rank computes a partial output (rank 0 adds the
+residual and the bias), and one all-reduce gives the whole; in the backward pass the partial input gradients are summed in the
 same way. So a sub-layer costs one all-reduce of its output forward and one of its input backward, and tensor parallelism is
 exact. The head instead leaves its logits split over the vocabulary, and the loss is computed on the shards.
 
-Bytes are those of trainplan's own sub-layers, checked against torch's allocations, or, where `unfused` is set, those that
-published code with separate attention kernels keeps: 2 score matrices a head, or 3 and a mask of bytes with dropout. That
-count gives Galvatron-BMW's Table I within a few per cent. Dropout in trainplan's own keeps nothing (see `models.dropout`).
+The memory is that of the code in `models.torch_units`, checked against torch's allocations; with `unfused` it is that of
+published code with separate attention kernels, which keeps 2 score matrices a head, or with dropout 3 and a mask of bytes. That
+count gives Galvatron-BMW's Table I within a few per cent. Dropout in `models.torch_units` keeps nothing (see `models.dropout`).
 """
 
 from trainplan.profiling.models.sublayers.attention import Attention, RotaryScaling, attention_block
 from trainplan.profiling.models.sublayers.base import (
     DRAWN_AT_ONCE,
-    LAYERED,
+    LAYER_KINDS,
     Activation,
     Kind,
     Operator,
@@ -30,14 +30,14 @@ from trainplan.profiling.models.sublayers.feed_forward import FeedForward
 from trainplan.profiling.models.sublayers.head_pieces import HeadPieces
 from trainplan.profiling.models.sublayers.head_share import HeadShare, why_no_head_share
 from trainplan.profiling.models.sublayers.heads import LanguageHead, ValueHead
-from trainplan.profiling.models.sublayers.modules import Selective, modules_of
+from trainplan.profiling.models.sublayers.modules import SelectiveRecomputation, modules_of
 from trainplan.profiling.models.sublayers.parallel import ParallelBlock, attention_of
 from trainplan.profiling.models.sublayers.pieces import KeyShare, cut, halves, why_not_cut
 from trainplan.profiling.models.sublayers.token_share import TokenShare, why_not_shared
 
 __all__ = [
     "DRAWN_AT_ONCE",
-    "LAYERED",
+    "LAYER_KINDS",
     "Activation",
     "Attention",
     "FeedForward",
@@ -53,7 +53,7 @@ __all__ = [
     "Parameter",
     "PatchMerging",
     "RotaryScaling",
-    "Selective",
+    "SelectiveRecomputation",
     "Sublayer",
     "TokenEmbedding",
     "TokenShare",

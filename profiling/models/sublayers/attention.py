@@ -1,4 +1,4 @@
-"""Attention: of a sequence to itself, of a decoder to an encoder, within windows."""
+"""Attention sub-layers: self-attention, cross-attention to an encoder's output, and attention within windows of an image."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from trainplan.profiling.models.sublayers.base import (
     Sublayer,
 )
 
-ROW_BYTES = 12  # of a mask's row: its words
+ROW_BYTES = 12  # of the words from which one row of a dropout mask is drawn
 
 
 @dataclass(frozen=True)
 class RotaryScaling:
-    """How rotary positions are stretched beyond the `positions` that a model was first trained on, `factor` times or less.
+    """How rotary position embedding is stretched to sequences longer than the `positions` tokens that a model was first
+    trained on. The embedding rotates pairs of numbers of a head, each pair at a rate of its own.
 
-    low, high: of llama3 and yarn, the turns of a pair within these positions up to which its rate is stretched by the whole
-    factor, and from which it is not stretched. amplitude: of the turned pairs. whole_pairs: yarn rounds low and high to pairs.
-    factors: of longrope, by how much each pair's rate is stretched.
+    kind: the published method; `models.rotary` has its formula. factor: the largest factor by which rates of rotation are
+    reduced. low, high: for llama3 and yarn, the numbers of turns within the original positions up to which a pair's rate is
+    reduced by the whole factor, and from which on it is not reduced. amplitude: factor on the rotated numbers. whole_pairs:
+    whether yarn rounds the pairs that belong to low and high to whole indices. factors: for longrope, the factor of each
+    pair.
     """
 
     kind: Literal["linear", "llama3", "yarn", "longrope"]
@@ -39,7 +42,11 @@ class RotaryScaling:
 
 
 def attention_block(rows: int, heads: int, queries: int, keys: int) -> tuple[int, int, int]:
-    """Rows, heads and queries whose probabilities are made at once where some are dropped: up to DRAWN_AT_ONCE numbers."""
+    """Size of one block when attention is computed block by block, as a number of rows, heads and queries.
+
+    A block has the probabilities of these queries for all `keys`: at most DRAWN_AT_ONCE numbers, unless one query has more.
+    rows: samples on the rank. heads: heads on the rank. queries: tokens per sample that have queries. keys: keys per sample.
+    """
     if (head := queries * keys) * heads <= DRAWN_AT_ONCE:
         return min(rows, DRAWN_AT_ONCE // (head * heads)), heads, queries
     return 1, max(1, min(heads, DRAWN_AT_ONCE // head)), min(queries, max(1, DRAWN_AT_ONCE // keys))
@@ -47,25 +54,29 @@ def attention_block(rows: int, heads: int, queries: int, keys: int) -> tuple[int
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(Sublayer):
-    """Norm, projections, scaled dot-product attention, output projection, residual.
+    """An attention sub-layer: norm, projections, core (scores, softmax and weighted values), output projection, residual.
 
-    normed_heads: norms of each query and key, one weight for all heads. head_weights: `each` head has its own, or one
-    norm is over `all` heads (OLMo 2), of which tensor-parallel ranks would exchange one number a token. turned_first: the norms
-    come behind the rotation. rotary: base of rotary positions (0: none), which
-    turn the first `rotary_width` numbers of each head (0: all), neighbours where interleaved. sliding: a query meets the last
-    so many keys, its own among them (0: all). softcap: scores are c tanh(score / c) (0: as they are). alibi: the exponent of
-    two by which the last head's slope is below 1 (Press et al., 2022; 0: no slopes).
+    heads, kv_heads: number of heads of queries, and of keys and values. width: size of a head. bias, out_bias: whether the
+    projections of queries, keys and values have a bias, and whether the output projection has one. scale: factor on scores (0:
+    1 / sqrt(width)). causal: whether a query sees no later keys. sliding: number of latest keys that a query sees, including
+    its own (0: all). softcap: the bound c of soft-capping, by which a score becomes c tanh(score / c) (0: none). alibi: minus
+    the logarithm to base 2 of the last head's ALiBi slope (Press et al., 2022; 0: no slopes). attention_dropout: probability
+    that an attention probability is dropped. input_dropout: probability that a number of the normed input is dropped, as after
+    BERT's embedding; sub-layers that differ only in it count as equal. post_norm: whether the residual is the normed input, as
+    in BERT.
 
-    memory_tokens: of the sequence that a cross-attention reads (0: self-attention). window: side of Swin's square windows,
-    `shift` their offset; the tokens then form a square. relative: learned position biases, of T5 (`buckets` of them;
-    both directions or backwards only) or of Swin's windows; holds_table: this layer owns the table (in T5 a stack's first).
-    post_norm: the residual is the normed input (BERT: a norm is written here with the unit after it).
-    scaling: of its rotary positions. attention_dropout: the probability with which each of its probabilities is dropped.
-    by_heads: of a piece of samples that are cut, whether its core works on whole samples for a part of its heads, and is a
-    computation of its own (see `sublayers.head_share`).
-    input_dropout: that of the normed input, as BERT's first block has it behind the embedding's norm; sub-layers that differ in
-    nothing else count as one.
-    """
+    rotary: base of rotary position embedding (0: none), which rotates the first `rotary_width` numbers of every head (0: all),
+    stretched for long sequences by `scaling`, in pairs of adjacent numbers if `interleaved`. normed_heads: whether queries and
+    keys are normed. head_weights: how: by one weight "shared" by all heads, a weight of "each" head, or one norm over "all"
+    heads (OLMo 2). turned_first: whether these norms come after the rotation.
+
+    memory_tokens: length of the sequence that a cross-attention reads (0: self-attention). window: side of Swin's square
+    windows (0: none), shift: their offset; the tokens then form a square image. relative: the kind of learned position biases:
+    T5's for both directions or for earlier keys only, with `buckets` rows, or Swin's for windows. holds_table: whether this
+    layer owns the table of biases (in T5 the first layer of a stack does).
+
+    by_heads: whether context-parallel ranks exchange heads, so that the core is computed on whole samples for a part of the
+    heads, as a separate computation."""
 
     kind: ClassVar[Kind] = "attention"
     heads: int
@@ -98,68 +109,89 @@ class Attention(Sublayer):
 
     @property
     def draws(self) -> bool:
-        """Whether its forward pass drops numbers, and so needs to know the samples that it works on."""
+        """Whether the forward pass has dropout, so that it must know the ids of its samples to draw dropout masks."""
         return max(self.dropout, self.attention_dropout, self.input_dropout) > 0
 
     @property
-    def unexecuted(self) -> str:
-        """As of all sub-layers; or norms of heads of other kinds."""
+    def unexecuted_feature(self) -> str:
+        """Name, for users, of a feature that can be planned but not yet executed, such as layer norms on queries and keys;
+        empty if there is none.
+        """
         if self.normed_heads and (self.head_weights != "shared" or self.turned_first or self.norm == "layer"):
             return "norms of heads that are not RMS norms with one weight before the rotation"
-        return super().unexecuted
+        return super().unexecuted_feature
 
     @property
     def packed(self) -> bool:
-        """Query, key and value come from one product."""
+        """Whether queries, keys and values are computed by one matrix multiplication with one tensor of weights, and not by
+        separate projections.
+        """
         split = self.memory_tokens or self.kv_heads != self.heads or self.rotary or self.normed_heads or self.norm == "rms"
         return not split
 
     @property
     def rotated(self) -> int:
-        """Numbers of each head that rotary positions turn."""
+        """Count of numbers of every head that rotary positions turn; 0 without rotary positions."""
         return (self.rotary_width or self.width) if self.rotary else 0
 
     @property
     def slopes(self) -> tuple[float, ...]:
-        """ALiBi's, of each head: powers of two; none without it. Between powers of two, every second of twice as many first."""
+        """The slope of every head under ALiBi, by which its scores fall per token of distance between query and key; empty
+        without ALiBi (Press et al., 2022).
+
+        If the number of heads is no power of two, they are the slopes for the next lower power, followed by every second one
+        of the slopes for the next higher power, as in the published code.
+        """
         if not self.alibi:
             return ()
         count = 1 << (self.heads - 1).bit_length()
-        each = tuple(2.0 ** (-self.alibi * (i + 1) / count) for i in range(count))
-        return each if count == self.heads else (*each[1::2], *each[::2])[: self.heads]
+        slopes = tuple(2.0 ** (-self.alibi * (i + 1) / count) for i in range(count))
+        return slopes if count == self.heads else (*slopes[1::2], *slopes[::2])[: self.heads]
 
     @property
     def blockwise(self) -> bool:
-        """Whether torch's fused kernels leave out something of it, besides dropout (see `models.blockwise`)."""
+        """Whether a feature other than dropout (ALiBi, soft-capping, a sliding window) keeps torch's fused kernels from
+        computing it.
+
+        `models.blockwise` then computes it block by block.
+        """
         return bool(self.alibi or self.softcap or (self.sliding and self.sliding < self.tokens * self.pieces))
 
     @property
     def in_halves(self) -> bool:
-        """Whether each half of a piece of a sample meets other keys (see `sublayers.pieces`)."""
+        """Whether the two halves of a piece of a sample are computed one after the other, because their queries see different
+        keys.
+
+        Context parallelism cuts a sample into pieces; a piece has two ranges of tokens (its halves), one from each end of the
+        sample.
+        """
         return self.pieces > 1 and (self.causal or self.blockwise or self.attention_dropout > 0)
 
     @property
     def mean_keys(self) -> int:
-        """The keys that a query meets in the mean: half of them where it meets none after its own, fewer where they slide."""
+        """Mean number of keys that a query sees: about half of all under a causal mask, fewer within a sliding window."""
         keys = min(self.keys, self.sliding or self.keys)
         return keys - keys * keys // (2 * self.keys) if self.causal else keys
 
     @property
     def keys(self) -> int:
-        """The number of keys that one query meets."""
+        """Number of keys for which the scores of one query are computed, masked keys included."""
         return self.window**2 or self.memory_tokens or self.tokens * self.pieces
 
     @property
     def keeps_scores(self) -> bool:
-        """Learned biases need the probabilities' gradient: the fused kernels do not give it."""
+        """Whether the matrix of scores is in memory, as it is without fused kernels, or with learned position biases, whose
+        gradient torch's fused kernels do not compute.
+        """
         return self.unfused or bool(self.relative)
 
     def splits_into(self, tp: int) -> bool:
-        """Whole heads go to each rank, queries' as well as keys'."""
+        """Whether every one of `tp` tensor-parallel ranks gets the same number of whole heads, both of queries and of keys."""
         return self.heads % tp == 0 and self.kv_heads % tp == 0
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """Projections of queries, keys and values (one tensor where `packed`), output, table of position biases, norm."""
+        """Projections of queries, keys and values (one tensor if `packed`), output projection, table of position biases, and
+        norms."""
         h, q, kv = self.hidden, self.heads * self.width, self.kv_heads * self.width
         if self.packed:
             parameters = [Parameter("qkv.weight", (3, q, h), 1)]
@@ -177,18 +209,29 @@ class Attention(Sublayer):
         return (*parameters, *self._norm_parameters())
 
     def _head_norm(self, name: str, heads: int) -> list[Parameter]:
+        """Parameters of the norm of queries or of keys (with `normed_heads`).
+
+        name: the beginning of their names, "q_norm" or "k_norm". heads: number of heads of the queries or keys.
+        """
         if self.head_weights == "shared":
             biased = self.norm == "layer" and self.norm_bias
             return [Parameter(f"{name}.{what}", (self.width,)) for what in ("weight", "bias")[: 1 + biased]]
         return [Parameter(f"{name}.weight", (heads, self.width), 0)]
 
     def _sizes(self, rows: int, tp: int) -> tuple[int, int, int, int, int, int]:
-        """n, tokens that give keys and values, h, and on one rank: heads, q, and the width of all its keys."""
+        """Sizes from which the other methods compute, for `rows` samples on one of `tp` tensor-parallel ranks, as a tuple (n,
+        m, h, heads, q, kv).
+
+        n: tokens of all samples. m: tokens that give keys and values. h: hidden size. heads: number of the rank's heads of
+        queries. q: size of one token's queries in the rank's heads together. kv: size of one token's keys in the rank's heads
+        together.
+        """
         heads, m = self.heads // tp, rows * (self.memory_tokens or self.tokens)
         return rows * self.tokens, m, self.hidden, heads, heads * self.width, self.kv_heads // tp * self.width
 
     def operators(self, rows: int, tp: int) -> list[Operator]:
-        """Norm, moves into windows, projections, scores, probabilities, their use, output projection, residual."""
+        """Kernels of the forward pass of `rows` samples on one of `tp` tensor-parallel ranks: norm, moves into windows,
+        projections, rotation, core, output projection, residual."""
         n, m, h, _, q, kv = self._sizes(rows, tp)
         before = [self._stream(n * h)] * self.operators_before
         before += [self._stream(n * h)] * (2 if self.window else 0)  # into windows, and back
@@ -205,11 +248,14 @@ class Attention(Sublayer):
 
     @property
     def operators_before(self) -> int:
-        """The norm."""
+        """Number of kernels at the beginning of `operators` that come before the projections: the norm's."""
         return (2 if self.norm == "rms" else 1) * self.pre_norm
 
     def core_operators(self, rows: int, tp: int) -> list[Operator]:
-        """Scores, probabilities, their use."""
+        """Kernels of the core's forward pass: scores, the passes over the scores if they are in memory, and weighted values.
+
+        rows: samples on the rank. tp: tensor-parallel degree; the result has the kernels of one rank.
+        """
         n, _, _, heads, _, _ = self._sizes(rows, tp)
         blocks, queries = rows * self.tokens // (self.window**2 or self.tokens), self.window**2 or self.tokens
         keys = self.keys if self.keeps_scores else self.mean_keys
@@ -224,7 +270,11 @@ class Attention(Sublayer):
         return [scores, *between, use]
 
     def core_bytes(self, rows: int, tp: int) -> int:
-        """What is kept of the core: scores with their masks, or a fused kernel's one number a query and head."""
+        """Bytes that the core keeps for the backward pass, in addition to queries, keys, values and its result.
+
+        These are scores with their masks, or the one number per query and head of a fused kernel. 0 if it is computed block by
+        block, as the backward pass computes probabilities again. rows: samples on the rank. tp: tensor-parallel degree.
+        """
         n, heads = rows * self.tokens, self.heads // tp
         scores = n * heads * self.keys
         if self.unfused:
@@ -232,46 +282,54 @@ class Attention(Sublayer):
         return 0 if self.attention_dropout or self.blockwise else (scores if self.relative else n * heads) * self.element_bytes
 
     def kept_bytes(self, rows: int, tp: int) -> int:
-        """Norm, queries, keys, values and result; and scores, or a fused kernel's one number a query and head.
+        """Bytes that `rows` samples keep for the backward pass on one of `tp` tensor-parallel ranks, in addition to the input:
+        results of the norm, queries, keys, values, the result of the core (scores, softmax, weighted values), and what
+        `core_bytes` counts.
 
-        Where some of the probabilities are dropped, neither: the backward pass makes them again from queries and keys.
+        Under context parallelism a part is not included: if ranks exchange heads, everything but a residual that is the
+        normed input (`HeadPieces` counts the rest); if they exchange keys and values, the keys and values (`KeyShare` counts
+        them).
         """
-        n, m, h, heads, q, kv = self._sizes(rows, tp)
+        n, m, h, _, q, kv = self._sizes(rows, tp)
         if self.by_heads:  # what comes before the core is kept with queries, keys and values; a residual is the normed input
             return self.norm_elements(n) * self.element_bytes * self.post_norm
-        scores = n * heads * self.keys
         elements = self.entry_elements(n) + 2 * n * q + 2 * m * kv + self.sandwich_bytes(rows) // self.element_bytes
-        if self.pieces > 1:  # keys and values are kept apart (see `pieces.KeyShare`); results of both halves are put together
+        if self.pieces > 1:  # keys and values are kept apart (see `pieces.KeyShare`); results of both halves are concatenated
             elements += n * q * self.in_halves - 2 * m * kv
             m = 0
         if self.normed_heads:  # the queries before their norm, and inverse deviations
             elements += n * q + (n * q + m * kv) // self.width
-        if not self.unfused:
-            # Rotated keys beside the product that the values are a part of, and the angles.
-            elements += m * kv + self.tokens * self.rotated if self.rotary else 0
-            indices = INDEX_BYTES * (self.tokens if self.relative != "swin" else self.window**2) * self.keys
-            if not (self.attention_dropout or self.blockwise):
-                elements += scores if self.relative else n * heads
-            return elements * self.element_bytes + indices * self.holds_table
-        masks = scores * (self.attention_dropout > 0) + n * h * (self.dropout > 0)
-        return (elements + scores * (3 if self.attention_dropout else 2)) * self.element_bytes + masks
+        if self.unfused:
+            return elements * self.element_bytes + self.core_bytes(rows, tp) + n * h * (self.dropout > 0)
+        # Rotated keys in addition to the product that has the values, too, and the angles.
+        elements += m * kv + self.tokens * self.rotated if self.rotary else 0
+        indices = INDEX_BYTES * (self.tokens if self.relative != "swin" else self.window**2) * self.keys
+        return elements * self.element_bytes + self.core_bytes(rows, tp) + indices * self.holds_table
 
     def block_bytes(self, rows: int, tp: int, backward: bool = False) -> int:
-        """Of a block of probabilities: themselves beside scores or what their mask is drawn from; backward also beside mask and
-        gradients, and queries, keys, values or their gradients, which products of several rows copy once more."""
+        """Peak bytes of temporaries while one block of attention is computed, if it is computed block by block.
+
+        In the forward pass these are the block's probabilities with its scores, or with the random numbers of a dropout mask.
+        backward: whether to count the backward pass, which adds the mask, gradients, and parts of queries, keys and values
+        (twice for blocks of several rows). rows: samples on the rank. tp: tensor-parallel degree.
+        """
         heads, e = self.heads // tp, self.element_bytes
         block_rows, block_heads, queries = attention_block(rows, heads, self.tokens // (1 + self.in_halves), self.keys)
         elements, words = block_rows * block_heads * queries * self.keys, rows * self.tokens * heads * ROW_BYTES
         masked, copies = self.attention_dropout > 0, 2 + (self.softcap > 0)
-        beside = block_rows * block_heads * max(queries, self.keys) * self.width * (2 + masked + (block_rows > 1))
-        most = elements * (copies * e + masked) + beside * e if backward else 0
+        parts = block_rows * block_heads * max(queries, self.keys) * self.width * (2 + masked + (block_rows > 1))
+        most = elements * (copies * e + masked) + parts * e if backward else 0
         if not masked:
             return max(elements * 2 * e, most)
         return max(elements * (e + DRAWING_BYTES), most) + words
 
     def forward_workspace_bytes(self, rows: int, tp: int) -> int:
-        """Scores that are not kept, copies of keys and values, and expanded biases; or the copy out of windows; or a block of
-        probabilities, of which some are dropped."""
+        """Peak bytes of temporaries of the forward pass of `rows` samples on one of `tp` tensor-parallel ranks.
+
+        They come in addition to the input, the output, and the bytes kept for the backward pass: the largest of scores with
+        copies of keys, values and biases, the copy out of windows, a block of probabilities, and the random numbers of the
+        output's dropout mask.
+        """
         n, m, h, heads, q, kv = self._sizes(rows, tp)
         e, scores = self.element_bytes, n * heads * self.keys
         if self.by_heads:
@@ -286,39 +344,60 @@ class Attention(Sublayer):
         return max(back, scores + 2 * m * kv + biases * bool(self.relative) - later) * e
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
-        """The largest of: the output's mask, what the matrices need, and an RMS norm's moment."""
+        """Peak bytes of temporaries of the backward pass of `rows` samples on one of `tp` tensor-parallel ranks.
+
+        They come in addition to the input, the bytes kept for the backward pass, and gradients: the largest of the bytes that
+        dropout, projections, core (scores, softmax, weighted values) and norm need.
+        """
         outer = self._drawing_bytes(rows) if self.by_heads else self.outer_backward_bytes(rows, self.kept_bytes(rows, tp))
         return max(0, outer, *self.matrices_backward_bytes(rows, tp))
 
     def matrices_backward_bytes(self, rows: int, tp: int) -> tuple[int, int]:
-        """The larger of: the output projection's gradients (beside what dropout leaves of the output's), and the attention
-        kernel's; and those of the first projections."""
+        """Peak bytes of temporaries of the backward pass of projections and core, for `rows` samples on one of `tp`
+        tensor-parallel ranks.
+
+        Two numbers: the peak during the output projection (with dropout, together with the gradient of the output with its
+        mask applied) and the core; and the peak during the projections of queries, keys and values. Memory freed before is
+        subtracted, so a number may be negative.
+        """
         n, m, h, heads, q, kv = self._sizes(rows, tp)
         if self.by_heads:  # of the output projection alone
             return (h * q + n * h * self._drops) * self.element_bytes, 0
-        scores = n * heads * self.keys if self.keeps_scores else 0
-        projected = n * q + 2 * m * kv
-        of_keys = 2 * m * kv * self.pieces if self.pieces > 1 else 0  # the gradients of all keys and values
-        if of_keys:
-            projected = n * q + of_keys
-        weights = 3 * q * h if self.packed else max(q, 2 * kv) * h
-        moments, first = [n * q + h * q + n * h * self._drops], n * h - n * q + weights - scores
-        if not (self.packed or self.memory_tokens or self.pieces > 1):  # two products, each with its gradient of the input
-            keys, queries = n * q + 2 * m * kv + 2 * kv * h, n * h + n * q + q * h
-            kept = self.kept_bytes(rows, tp) - self.sandwich_bytes(rows)
-            first = n * h + max(keys, queries) - kept // self.element_bytes + self.entry_elements(n)
-        if scores:
-            moments.append(2 * scores - n * q)
-        elif self.attention_dropout or self.blockwise:
-            halved = of_keys * self.in_halves  # beside one half's gradients the other's, of all keys, too
-            moments.append(projected + halved + self.block_bytes(rows, tp, backward=True) // self.element_bytes)
-        else:
-            moments.append(n * q + projected + 2 * min(self.tokens, 64) * min(self.keys, 512))
-        later = (
-            n * h + (m * h if self.memory_tokens else 0) + self.sandwich_bytes(rows) // self.element_bytes
-        )  # input gradients, which none of these moments holds yet
-        if of_keys:  # at last put together from keys and values, once the core's inputs and results have gone
-            moments.append(2 * of_keys - n * q - n * heads)
-            later += of_keys
+        gathered = 2 * m * kv * self.pieces if self.pieces > 1 else 0  # the gradients of the keys and values of all pieces
+        peaks = [n * q + h * q + n * h * self._drops, self._core_backward_elements(rows, tp, gathered)]
+        if gathered:  # at last concatenated from keys and values, once the core's inputs and results have gone
+            peaks.append(2 * gathered - n * q - n * heads)
+        # Gradients of the inputs are counted by the caller, but not in memory yet during any of these operations.
+        later = n * h + (m * h if self.memory_tokens else 0) + self.sandwich_bytes(rows) // self.element_bytes + gathered
         copies = n * h if self.window else 0
-        return (max(moments) - later + copies) * self.element_bytes, (first - later + copies) * self.element_bytes
+        projections = self._projections_backward_elements(rows, tp)
+        return (max(peaks) - later + copies) * self.element_bytes, (projections - later + copies) * self.element_bytes
+
+    def _core_backward_elements(self, rows: int, tp: int, gathered: int) -> int:
+        """Peak count of numbers in temporaries of the core's backward pass, for `rows` samples on one of `tp` tensor-parallel
+        ranks.
+
+        gathered: count of numbers in the gradients of the keys and values of all pieces, if context parallelism cuts samples;
+        else 0.
+        """
+        n, m, _, heads, q, kv = self._sizes(rows, tp)
+        if self.keeps_scores:
+            return 2 * n * heads * self.keys - n * q
+        gradients = n * q + (gathered or 2 * m * kv)
+        if self.attention_dropout or self.blockwise:  # with the gradients of all keys from the other half of a piece, too
+            return gradients + gathered * self.in_halves + self.block_bytes(rows, tp, backward=True) // self.element_bytes
+        return n * q + gradients + 2 * min(self.tokens, 64) * min(self.keys, 512)
+
+    def _projections_backward_elements(self, rows: int, tp: int) -> int:
+        """Peak count of numbers in temporaries of the backward pass of the projections of queries, keys and values.
+
+        rows: samples on the rank. tp: tensor-parallel degree. What the core has freed before is subtracted.
+        """
+        n, m, h, heads, q, kv = self._sizes(rows, tp)
+        if self.packed or self.memory_tokens or self.pieces > 1:
+            weights = 3 * q * h if self.packed else max(q, 2 * kv) * h
+            return n * h - n * q + weights - n * heads * self.keys * self.keeps_scores
+        # Two products, each with its gradient of the input.
+        keys, queries = n * q + 2 * m * kv + 2 * kv * h, n * h + n * q + q * h
+        kept = self.kept_bytes(rows, tp) - self.sandwich_bytes(rows)
+        return n * h + max(keys, queries) - kept // self.element_bytes + self.entry_elements(n)

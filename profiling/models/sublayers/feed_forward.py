@@ -1,4 +1,4 @@
-"""The feed-forward network of a block, plain or gated."""
+"""The feed-forward network of a transformer layer, plain or gated."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from trainplan.profiling.models.sublayers.base import Activation, Kind, Operator
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForward(Sublayer):
-    """Norm, up-projection (two of them where gated), activation, down-projection, residual.
+    """A feed-forward network as a sub-layer: norm, up-projection, activation, down-projection, residual.
 
-    xielu has two parameters (Huang and Schlag, 2025), and no fused kernel here."""
+    inner: output size of the up-projection. gated: whether the activation is applied to a second up-projection, whose result
+    multiplies the first (Shazeer, 2020). activation: name of the activation function; xielu has two parameters (Huang and
+    Schlag, 2025) and is not computed by a fused kernel. bias: whether projections have a bias. inner_dropout: whether numbers
+    are also dropped after the activation. post_norm: whether the residual is the normed input.
+    """
 
     kind: ClassVar[Kind] = "ffn"
     inner: int
@@ -23,7 +27,8 @@ class FeedForward(Sublayer):
     post_norm: bool = False
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """Up-projection and gate, split by their outputs; down-projection, split by its inputs; norm."""
+        """Parameters of the projections (their inner dimension is split by tensor parallelism), their biases, the norm, and
+        two of xielu."""
         h, f = self.hidden, self.inner
         parameters = [Parameter("up.weight", (f, h), 0)]
         parameters += [Parameter("gate.weight", (f, h), 0)] * self.gated
@@ -35,7 +40,8 @@ class FeedForward(Sublayer):
         return (*parameters, *self._norm_parameters())
 
     def operators(self, rows: int, tp: int) -> list[Operator]:
-        """Norm, up-projections, activation and gate, down-projection, residual."""
+        """Kernels of the forward pass of `rows` samples on one of `tp` tensor-parallel ranks: norm, up-projections, activation
+        and gate, down-projection, dropout, residual."""
         n, h, f = rows * self.tokens, self.hidden, self.inner // tp
         up = [Operator(m=n, n=f, k=h)] * (2 if self.gated else 1)
         inner = self.activation_operators(rows, tp)
@@ -47,21 +53,29 @@ class FeedForward(Sublayer):
 
     @property
     def operators_before(self) -> int:
-        """The norm."""
+        """Number of kernels at the beginning of `operators` that come before the up-projection: the norm's."""
         return (2 if self.norm == "rms" else 1) * self.pre_norm
 
     @property
-    def unexecuted(self) -> str:
-        """As of all sub-layers; or xielu."""
-        return "xielu" if self.activation == "xielu" else super().unexecuted
+    def unexecuted_feature(self) -> str:
+        """Name, for users, of a feature that can be planned but not yet executed, such as the activation xielu; empty if
+        there is none."""
+        return "xielu" if self.activation == "xielu" else super().unexecuted_feature
 
     def activation_operators(self, rows: int, tp: int) -> list[Operator]:
-        """The activation, and where there is one, the gate."""
+        """Kernels of the forward pass between the projections: the activation and, if the network is gated, the product with
+        the gate.
+
+        rows: samples on the rank. tp: tensor-parallel degree; the result has the kernels of one rank.
+        """
         n, f = rows * self.tokens, self.inner // tp
         return [self._stream(n * f)] + [self._stream(n * f, 3)] * self.gated
 
     def kept_bytes(self, rows: int, tp: int) -> int:
-        """The norm's result, what the activation and the gate need for their gradients, and dropout's masks."""
+        """Bytes that `rows` samples keep for the backward pass on one of `tp` tensor-parallel ranks, in addition to the input.
+
+        They are the norm's result, the inputs and results of activation and gate, and dropout masks if the network is unfused.
+        """
         n, h, f = rows * self.tokens, self.hidden, self.inner // tp
         # Relu's backward pass reads its result, as does a square's, which gives another one.
         copies = 3 if self.gated else 1 if self.activation == "relu" else 2
@@ -72,27 +86,35 @@ class FeedForward(Sublayer):
         return (self.entry_elements(n) + copies * n * f) * self.element_bytes + masks + self.sandwich_bytes(rows)
 
     def forward_workspace_bytes(self, rows: int, tp: int) -> int:
-        """What relu read, until its result replaces it; what a mask is drawn from."""
+        """Peak bytes of temporaries of the forward pass of `rows` samples on one of `tp` tensor-parallel ranks: the input of
+        relu, until its result replaces it, or the random numbers of a dropout mask."""
         n, h, f = rows * self.tokens, self.hidden, self.inner // tp
-        replaced = self.activation in ("relu", "relu2") and not self.gated  # what relu read is there until its result is
+        replaced = self.activation in ("relu", "relu2") and not self.gated
         return max(self._drawing_bytes(rows), (n * f - n * h) * self.element_bytes if replaced else 0)
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
-        """The largest of: the output's mask, what the matrices need, and an RMS norm's moment."""
+        """Peak bytes of temporaries of the backward pass of `rows` samples on one of `tp` tensor-parallel ranks: the largest
+        of the bytes that dropout, projections, activation and norm need.
+        """
         outer = self.outer_backward_bytes(rows, self.kept_bytes(rows, tp))
         return max(0, outer, *self.matrices_backward_bytes(rows, tp))
 
     def matrices_backward_bytes(self, rows: int, tp: int) -> tuple[int, int]:
-        """The larger of: the down-projection's gradients (beside what dropout leaves of the output's), the activation's; and
-        those of the up-projections."""
+        """Peak bytes of temporaries of the backward pass of the projections, for `rows` samples on one of `tp` tensor-parallel
+        ranks.
+
+        Two numbers: the peak during the down-projection (with dropout, together with the gradient of the output with its mask
+        applied) and the activation; and the peak during the up-projections. Memory freed before is subtracted, so a number
+        may be negative.
+        """
         n, h, f = rows * self.tokens, self.hidden, self.inner // tp
-        moments, first = [n * f + h * f - n * h + n * h * self._drops], h * f - n * f
+        peaks, first = [n * f + h * f - n * h + n * h * self._drops], h * f - n * f
         if self.gated:
-            moments.append(3 * n * f - n * h)
+            peaks.append(3 * n * f - n * h)
             first = h * f
         elif self.activation == "relu":
-            moments.append(2 * n * f - n * h)
+            peaks.append(2 * n * f - n * h)
         elif self.activation == "relu2":
-            moments.append(3 * n * f - n * h)
-        gone = self.sandwich_bytes(rows)  # what the norm behind them has kept, when their gradients are made
-        return max(moments) * self.element_bytes - gone, first * self.element_bytes - gone
+            peaks.append(3 * n * f - n * h)
+        gone = self.sandwich_bytes(rows)  # what the norm after the matrices kept is freed before their gradients are computed
+        return max(peaks) * self.element_bytes - gone, first * self.element_bytes - gone

@@ -1,7 +1,8 @@
-"""Bytes of attention on pieces of samples whose ranks exchange heads, computation by computation (see `head_share`).
+"""Memory of attention under context parallelism whose ranks exchange heads, computation by computation (see `head_share`).
 
-A rank makes queries, keys and values of its tokens, gets those of all tokens for its heads, and has the core's results of
-these, until their gradients are there. It sends results back, on which the output projection works.
+A rank projects its own tokens to queries, keys and values, and receives those of all tokens for its heads; it computes the
+core for these heads, and keeps inputs and results of the core until their gradients are computed. It sends the results back by
+token and receives those of all heads for its own tokens, on which the output projection works.
 """
 
 from __future__ import annotations
@@ -16,86 +17,131 @@ from trainplan.profiling.models.sublayers.pieces import KeyShare
 
 @dataclass(frozen=True)
 class HeadPieces(KeyShare):
-    """As `KeyShare`, of queries, too. rows: pieces of samples on a rank, as many as whole samples of its heads."""
+    """Memory of queries, keys and values, and of the core, of an attention whose context-parallel ranks exchange heads.
+
+    The core is scores, softmax and weighted values. A rank projects its own tokens to queries, keys and values of all heads;
+    an all-to-all then gives it the queries, keys and values of all tokens for its own heads, on which it computes the core; a
+    second all-to-all gives the results back by token. sublayer: the attention on one piece of each sample. tp:
+    tensor-parallel degree. shared: whether tensor-parallel ranks divide the tokens among themselves outside of the matrices
+    (sequence parallelism). modules: names of the modules (such as norms) that are recomputed in the backward pass. All
+    methods return bytes on one rank. rows: pieces of samples on a rank, which are as many as the whole samples for which it
+    computes its heads.
+    """
 
     @cached_property
     def share(self) -> HeadShare:
-        """The heads of the rank."""
-        return HeadShare(self.part, self.tp, self.part.pieces)
+        """The division of the attention's heads among the context-parallel ranks that exchange them."""
+        return HeadShare(self.sublayer, self.tp, self.sublayer.pieces)
 
     @cached_property
     def core(self) -> Attention:
-        """An attention of the rank's heads alone, of whole samples."""
-        part = self.part
-        tokens, heads = part.tokens * part.pieces, self.share.queries
-        return replace(part, tokens=tokens, pieces=1, by_heads=False, heads=heads, kv_heads=self.share.keys)
+        """The attention with one rank's heads alone, on whole samples: its memory is the memory of the core on this rank."""
+        sublayer = self.sublayer
+        tokens, heads = sublayer.tokens * sublayer.pieces, self.share.query_heads
+        return replace(sublayer, tokens=tokens, pieces=1, by_heads=False, heads=heads, kv_heads=self.share.key_heads)
 
     @property
-    def again(self) -> bool:
-        """Whether what comes before the products is not kept, so that queries, keys and values are computed again."""
+    def recomputes_projections(self) -> bool:
+        """Whether the result of the norm is not kept, so that the backward pass computes norm, queries, keys and values
+        again."""
         return not self.shared and "norms" in self.modules
 
     @property
-    def core_again(self) -> bool:
-        """Whether the core is computed again by itself."""
+    def recomputes_core(self) -> bool:
+        """Whether the backward pass computes the core (scores, softmax, weighted values) again without the rest of the
+        sub-layer, as selective recomputation of attention does.
+        """
         return "attention" in self.modules
 
     @property
-    def heads(self) -> int:
-        """Those of queries, keys and values of the rank's own tokens."""
-        return (self.part.heads + 2 * self.part.kv_heads) // self.tp
+    def projected_heads(self) -> int:
+        """Number of heads to which a tensor-parallel rank projects its own tokens: heads of queries, keys and values
+        together."""
+        return (self.sublayer.heads + 2 * self.sublayer.kv_heads) // self.tp
 
     def own_bytes(self, rows: int) -> int:
-        """Queries, keys and values of the rank's own tokens."""
-        return rows * self.part.tokens * self.heads * self.part.width * self.part.element_bytes
+        """Bytes of the queries, keys and values, in all heads, of the rank's own tokens.
+
+        rows: pieces of samples on the rank.
+        """
+        return rows * self.sublayer.tokens * self.projected_heads * self.sublayer.width * self.sublayer.element_bytes
 
     def whole_bytes(self, rows: int) -> int:
-        """Those of all tokens, for the rank's heads."""
-        return self.share.entering_bytes(rows, self.part.element_bytes)
+        """Bytes of the queries, keys and values, in the rank's heads, of all tokens. rows: pieces of samples on the rank."""
+        return self.share.entering_bytes(rows, self.sublayer.element_bytes)
 
     def mixed_bytes(self, rows: int) -> int:
-        """The core's results of all tokens, for the rank's heads."""
-        return self.share.leaving_bytes(rows, self.part.element_bytes)
+        """Bytes of the core's results, in the rank's heads, of all tokens. rows: pieces of samples on the rank."""
+        return self.share.leaving_bytes(rows, self.sublayer.element_bytes)
 
     def results_bytes(self, rows: int) -> int:
-        """Those of all heads, of the rank's own tokens."""
-        return rows * self.part.tokens * (self.part.heads // self.tp) * self.part.width * self.part.element_bytes
+        """Bytes of the core's results, in all heads, of the rank's own tokens. rows: pieces of samples on the rank."""
+        return (
+            rows * self.sublayer.tokens * (self.sublayer.heads // self.tp) * self.sublayer.width * self.sublayer.element_bytes
+        )
 
     def graph_bytes(self, rows: int) -> int:
-        """What the graph of the own queries, keys and values keeps besides its input and its result: the norm before the
-        products, and products that are normed, before their norm."""
-        part, n = self.part, rows * self.part.tokens
-        queries, keys = (count // self.tp * part.width for count in (part.heads, part.kv_heads))
-        normed = n * (queries + 2 * keys + (queries + keys) // part.width) if part.normed_heads else 0
-        return (normed + (0 if self.shared else part.entry_elements(n))) * part.element_bytes
+        """Bytes that the projections of the rank's own tokens keep for the backward pass, in addition to their input and
+        result: the norm before the projections, and queries and keys before their own norms.
+
+        rows: pieces of samples on the rank.
+        """
+        sublayer, n = self.sublayer, rows * self.sublayer.tokens
+        queries, keys = (count // self.tp * sublayer.width for count in (sublayer.heads, sublayer.kv_heads))
+        normed = n * (queries + 2 * keys + (queries + keys) // sublayer.width) if sublayer.normed_heads else 0
+        return (normed + (0 if self.shared else sublayer.entry_elements(n))) * sublayer.element_bytes
 
     def core_graph_bytes(self, rows: int) -> int:
-        """What the graph of the core keeps besides its input and its result."""
+        """Bytes that the core keeps for the backward pass, in addition to its input and its result.
+
+        rows: pieces of samples on the rank.
+        """
         return self.core.core_bytes(rows, 1)
 
     def core_workspace_bytes(self, rows: int) -> int:
-        """Most bytes alive in the core's forward pass, beyond input, kept and result."""
+        """Peak bytes of temporaries of the core's forward pass, in addition to the input, the result, and the bytes kept for
+        the backward pass.
+
+        rows: pieces of samples on the rank.
+        """
         core = self.core
         blocks = core.attention_dropout or core.blockwise
         return core.block_bytes(rows, 1) if blocks else 0
 
     def core_backward_workspace_bytes(self, rows: int) -> int:
-        """Most bytes alive in its backward pass, beyond input, kept and gradients: those of queries, keys and values by
-        themselves, until they are put together; before that a block of probabilities beside them."""
-        core, made = self.core, self.whole_bytes(rows)
+        """Peak bytes of temporaries of the core's backward pass, in addition to the input, the bytes kept for the backward
+        pass, and gradients.
+
+        They are separate gradients of queries, keys and values, until they are concatenated, or a block of probabilities.
+        rows: pieces of samples on the rank.
+        """
+        core, separate = self.core, self.whole_bytes(rows)
         blocks = core.attention_dropout or core.blockwise
-        return max(made, core.block_bytes(rows, 1, backward=True) if blocks else 0)
+        return max(separate, core.block_bytes(rows, 1, backward=True) if blocks else 0)
 
     def forward_workspace_bytes(self, rows: int) -> int:
-        """Most bytes alive while queries, keys and values are made, beyond input, kept and result: the products before they are
-        put together."""
-        return 0 if self.part.packed else self.own_bytes(rows)
+        """Peak bytes of temporaries of the projections' forward pass, in addition to the input, the result, and the bytes kept
+        for the backward pass.
+
+        They are separate queries, keys and values, until they are concatenated; 0 if one matrix multiplication gives all
+        three. rows: pieces of samples on the rank.
+        """
+        return 0 if self.sublayer.packed else self.own_bytes(rows)
 
     def backward_workspace_bytes(self, rows: int) -> int:
-        """Most bytes alive in their backward pass, beyond input, kept and gradients: the gradients of their products, of the
-        weights and of the input; or what a norm needs."""
-        part, e = self.part, self.part.element_bytes
-        n, h, q, kv = rows * part.tokens, part.hidden, part.heads // self.tp * part.width, part.kv_heads // self.tp * part.width
-        weights = 3 * q * h if part.packed else max(q, 2 * kv) * h
-        apart = 0 if part.packed else self.own_bytes(rows) // e
-        return max(apart + weights + n * h * (1 + (not part.packed)), 3 * n * h) * e
+        """Peak bytes of temporaries of the projections' backward pass, in addition to the input, the bytes kept for the
+        backward pass, and gradients.
+
+        They are separate gradients of the projections' results, of the weights and of the input; or the temporaries of a
+        norm's gradient. rows: pieces of samples on the rank.
+        """
+        sublayer, e = self.sublayer, self.sublayer.element_bytes
+        n, h, q, kv = (
+            rows * sublayer.tokens,
+            sublayer.hidden,
+            sublayer.heads // self.tp * sublayer.width,
+            sublayer.kv_heads // self.tp * sublayer.width,
+        )
+        weights = 3 * q * h if sublayer.packed else max(q, 2 * kv) * h
+        apart = 0 if sublayer.packed else self.own_bytes(rows) // e
+        return max(apart + weights + n * h * (1 + (not sublayer.packed)), 3 * n * h) * e

@@ -1,13 +1,15 @@
-"""Selective recomputation: modules of a sub-layer that keep nothing, and are computed again in its backward pass.
+"""Selective recomputation: modules of a sub-layer that keep nothing and are computed again in its backward pass.
 
-As Korthikanti et al. (2022, Section 5) recompute the core of attention, whose memory is large for the work that it takes:
+Korthikanti et al. (2022, Section 5) recompute the core of attention, whose memory is large for the work that it takes. The
+modules that can be recomputed here are, with the tensors that they are computed from:
 
-    attention    scores, softmax and their use, from queries, keys and values (fused kernels keep one number a query and head)
-    activation   of the feed-forward network, with its gate, from the products before it
-    norms        what comes before the matrices, from the sub-layer's input (of a head its transform, too)
-    loss         a head's logits, from what its matrix works on
+    attention    scores, softmax and weighted values, from queries, keys and values
+    activation   activation and gate of a feed-forward network, from the results of the up-projections
+    norms        the norm before the matrices, in a head also its dense layer, from the sub-layer's input
+    loss         the logits of a head, from the input of its matrix
 
-What a sub-layer does not have is not recomputed. `torch_units` computes so; `loss` is of programs, whose logits lie in buffers.
+A module that a sub-layer does not have is ignored. The first three are recomputed by `models.torch_units`, the logits by the
+programs that run a head.
 """
 
 from __future__ import annotations
@@ -20,120 +22,171 @@ from trainplan.profiling.models.sublayers.feed_forward import FeedForward
 from trainplan.profiling.models.sublayers.heads import LanguageHead
 
 
-def modules_of(part: Sublayer) -> tuple[str, ...]:
-    """The modules that a sub-layer can compute again."""
-    if isinstance(part, Attention):
-        return () if part.window or part.memory_tokens or part.relative else ("attention", "norms")
-    if isinstance(part, FeedForward):
+def modules_of(sublayer: Sublayer) -> tuple[str, ...]:
+    """Names of the modules of a sub-layer that selective recomputation can compute again in the backward pass; empty for kinds
+    of sub-layer that have none.
+
+    "attention": scores, softmax and weighted values. "activation": activation and gate of a feed-forward network. "norms":
+    the norm before the matrix multiplications. "loss": the logits of a head.
+    """
+    if isinstance(sublayer, Attention):
+        return () if sublayer.window or sublayer.memory_tokens or sublayer.relative else ("attention", "norms")
+    if isinstance(sublayer, FeedForward):
         return ("activation", "norms")
-    if isinstance(part, LanguageHead):
-        return ("norms",) if part.softcap else ("loss", "norms")
+    if isinstance(sublayer, LanguageHead):
+        return ("norms",) if sublayer.softcap else ("loss", "norms")
     return ()
 
 
-def _by_heads(part: Sublayer) -> bool:
-    """Whether norm and core of a sub-layer are computations of their own (see `sublayers.head_share`)."""
-    return isinstance(part, Attention) and part.by_heads
+def _by_heads(sublayer: Sublayer) -> bool:
+    """Whether a sub-layer is an attention whose context-parallel ranks exchange heads. Its norm and its core (scores, softmax,
+    weighted values) are then separate computations, whose memory `HeadPieces` counts.
+    """
+    return isinstance(sublayer, Attention) and sublayer.by_heads
 
 
 @dataclass(frozen=True)
-class Selective:
-    """Bytes and kernels of a sub-layer of which some modules are recomputed. rows: samples of a rank, split over tp ranks."""
+class SelectiveRecomputation:
+    """Memory and recomputed kernels of a sub-layer whose `modules` are recomputed in its backward pass.
 
-    part: Sublayer
+    modules: names such as "attention", "activation", "norms" and "loss"; those that the sub-layer does not have are ignored.
+    The sub-layer's matrices are its matrix multiplications, with what is computed between them. All methods that return bytes
+    or kernels count them for `rows` samples on one of `tp` tensor-parallel ranks.
+    """
+
+    sublayer: Sublayer
     modules: tuple[str, ...] = ()
 
     def has(self, module: str) -> bool:
-        """Whether a module of the sub-layer is recomputed."""
-        return module in self.modules and module in modules_of(self.part)
+        """Whether the sub-layer has the module of this name and recomputes it."""
+        return module in self.modules and module in modules_of(self.sublayer)
 
     @property
     def effective(self) -> bool:
-        """Whether any module that the sub-layer has is recomputed."""
+        """Whether the sub-layer recomputes any of its modules."""
         return any(map(self.has, self.modules))
 
     def costs_bytes(self, rows: int, tp: int) -> dict[str, int]:
-        """What the graph keeps, and both workspaces, by their names in profiles."""
+        """Bytes kept for the backward pass, and peak bytes of temporaries of both passes, by the names of these fields in
+        profiles.
+
+        The keys are kept_bytes, forward_workspace_bytes and backward_workspace_bytes. rows: samples on the rank. tp:
+        tensor-parallel degree.
+        """
         names = ("kept_bytes", "forward_workspace_bytes", "backward_workspace_bytes")
         return {name: getattr(self, name)(rows, tp) for name in names}
 
     def kept_bytes(self, rows: int, tp: int) -> int:
-        """What the graph holds from forward to backward, besides the unit's input."""
-        return self.part.kept_bytes(rows, tp) - self.dropped_inside(rows, tp) - self.dropped_before(rows, tp)
+        """Bytes of activations kept from the forward to the backward pass, in addition to the sub-layer's input.
 
-    def dropped_before(self, rows: int, tp: int) -> int:
-        """What is not kept of what comes before the matrices."""
-        part = self.part
-        if not self.has("norms") or _by_heads(part):
+        rows: samples on the rank. tp: tensor-parallel degree.
+        """
+        return self.sublayer.kept_bytes(rows, tp) - self.unkept_inside_bytes(rows, tp) - self.unkept_before_bytes(rows, tp)
+
+    def unkept_before_bytes(self, rows: int, tp: int) -> int:
+        """Bytes that recomputation of the module "norms" saves, which the sub-layer would otherwise keep of the computation
+        before its matrices; 0 if the module is not recomputed.
+
+        rows: samples on the rank. tp: tensor-parallel degree.
+        """
+        sublayer = self.sublayer
+        if not self.has("norms") or _by_heads(sublayer):
             return 0
-        if isinstance(part, LanguageHead):
-            return part.kept_bytes(rows, tp) - part.capped_bytes(rows, tp)
-        return part.entry_elements(rows * part.tokens) * part.element_bytes
+        if isinstance(sublayer, LanguageHead):
+            return sublayer.kept_bytes(rows, tp) - sublayer.capped_bytes(rows, tp)
+        return sublayer.entry_elements(rows * sublayer.tokens) * sublayer.element_bytes
 
-    def dropped_inside(self, rows: int, tp: int) -> int:
-        """What is not kept of what lies between the matrices."""
-        part = self.part
-        if isinstance(part, FeedForward) and self.has("activation"):
-            copies = 0 if part.activation == "relu" and not part.gated else 1  # a relu keeps its result, or what it is of
-            return copies * self._inner_bytes(rows, tp)
-        if isinstance(part, Attention) and self.has("attention") and not part.by_heads:
-            return part.core_bytes(rows, tp)
+    def unkept_inside_bytes(self, rows: int, tp: int) -> int:
+        """Bytes that recomputation of the module "attention" or "activation" saves, which the sub-layer would otherwise keep
+        between its matrix multiplications; 0 if neither is recomputed.
+
+        rows: samples on the rank. tp: tensor-parallel degree.
+        """
+        sublayer = self.sublayer
+        if isinstance(sublayer, FeedForward) and self.has("activation"):
+            # A relu keeps one tensor in either case: its result, or when it is recomputed its input.
+            saves_nothing = sublayer.activation == "relu" and not sublayer.gated
+            return 0 if saves_nothing else self._inner_bytes(rows, tp)
+        if isinstance(sublayer, Attention) and self.has("attention") and not sublayer.by_heads:
+            return sublayer.core_bytes(rows, tp)
         return 0
 
     def forward_workspace_bytes(self, rows: int, tp: int) -> int:
-        """Most bytes alive during the forward pass beyond input, kept and output: beside those of the sub-layer the results
-        that are not kept, until what works on them is done."""
-        part, before = self.part, 0
-        output = rows * part.tokens * part.hidden * part.element_bytes
+        """Peak bytes of temporaries of the forward pass of `rows` samples on one of `tp` tensor-parallel ranks.
+
+        They come in addition to the input, the output, and the bytes kept for the backward pass, and include results that are
+        not kept, until the operations that read them are done.
+        """
+        sublayer, before = self.sublayer, 0
+        output = rows * sublayer.tokens * sublayer.hidden * sublayer.element_bytes
         if self.has("norms"):
-            before = min(output, self.dropped_before(rows, tp))
+            before = min(output, self.unkept_before_bytes(rows, tp))
         return before + self.inside_workspace_bytes(rows, tp)
 
     def inside_workspace_bytes(self, rows: int, tp: int) -> int:
-        """The same of what works on what comes before the matrices."""
-        part, workspace = self.part, self.part.forward_workspace_bytes(rows, tp)
-        output = rows * part.tokens * part.hidden * part.element_bytes
-        if isinstance(part, FeedForward) and self.has("activation"):
+        """Peak bytes of temporaries of the forward pass of the sub-layer's matrices alone, without the norm before them.
+
+        rows: samples on the rank. tp: tensor-parallel degree.
+        """
+        sublayer, workspace = self.sublayer, self.sublayer.forward_workspace_bytes(rows, tp)
+        output = rows * sublayer.tokens * sublayer.hidden * sublayer.element_bytes
+        if isinstance(sublayer, FeedForward) and self.has("activation"):
             inner = self._inner_bytes(rows, tp)
-            return max(workspace, inner, (2 * inner if part.gated else 0) - output)
-        return workspace + max(0, self.dropped_inside(rows, tp) - output)
+            return max(workspace, inner, (2 * inner if sublayer.gated else 0) - output)
+        return workspace + max(0, self.unkept_inside_bytes(rows, tp) - output)
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
-        """Most bytes alive during the backward pass beyond input, kept and gradients: what was not kept is there again, a
-        norm's result from when the first products need it."""
+        """Peak bytes of temporaries of the backward pass of `rows` samples on one of `tp` tensor-parallel ranks.
+
+        They come in addition to the input, the bytes kept for the backward pass, and gradients, and include recomputed
+        results; the result of a recomputed norm is in memory from when the gradients of the first projections need it.
+        """
         if not self.effective:
-            return self.part.backward_workspace_bytes(rows, tp)
+            return self.sublayer.backward_workspace_bytes(rows, tp)
         if self.has("loss"):
-            logits, others = self.part.output_bytes(rows, tp), tuple(name for name in self.modules if name != "loss")
-            before = self.part.kept_bytes(rows, tp)  # what comes before its matrix, again
-            return logits + max(before, Selective(self.part, others).backward_workspace_bytes(rows, tp))
-        part, most = self.part, self.inside_backward_bytes(rows, tp, self.dropped_before(rows, tp))
-        if _by_heads(part):
-            return part.backward_workspace_bytes(rows, tp)
-        outer = part.outer_backward_bytes(rows, self.kept_bytes(rows, tp))
-        if self.has("norms") and part.norm == "rms":  # the gradient of its result stays until that of its input is there
-            outer += rows * part.tokens * part.hidden * part.element_bytes
+            logits, others = self.sublayer.output_bytes(rows, tp), tuple(name for name in self.modules if name != "loss")
+            before = self.sublayer.kept_bytes(rows, tp)  # norm and dense layer, computed again
+            return logits + max(before, SelectiveRecomputation(self.sublayer, others).backward_workspace_bytes(rows, tp))
+        sublayer, most = self.sublayer, self.inside_backward_bytes(rows, tp, self.unkept_before_bytes(rows, tp))
+        if _by_heads(sublayer):
+            return sublayer.backward_workspace_bytes(rows, tp)
+        outer = sublayer.outer_backward_bytes(rows, self.kept_bytes(rows, tp))
+        if self.has("norms") and sublayer.norm == "rms":  # the gradient of its result stays until that of its input is there
+            outer += rows * sublayer.tokens * sublayer.hidden * sublayer.element_bytes
         return max(most, outer)
 
     def inside_backward_bytes(self, rows: int, tp: int, before: int = 0) -> int:
-        """The same of the matrices alone. before: what is made again as the first products' gradients need it."""
-        behind, first = self.part.matrices_backward_bytes(rows, tp)
-        return max(0, self.dropped_inside(rows, tp) + max(behind, first + before))
+        """Peak bytes of temporaries of the backward pass of the sub-layer's matrices alone, including their recomputed
+        results.
+
+        rows: samples on the rank. tp: tensor-parallel degree. before: bytes of the norm before the matrices if it is
+        recomputed, which happens when the gradients of the first projections need its result; else 0.
+        """
+        later, first = self.sublayer.matrices_backward_bytes(rows, tp)
+        return max(0, self.unkept_inside_bytes(rows, tp) + max(later, first + before))
 
     def operators(self, rows: int, tp: int) -> list[Operator]:
-        """What is computed again in the backward pass, kernel by kernel."""
-        part, again = self.part, list[Operator]()
-        operators = part.operators(rows, tp)
+        """Kernels of the forward pass of `rows` samples that the backward pass runs again, because their modules are
+        recomputed.
+
+        rows: samples on the rank. tp: tensor-parallel degree.
+        """
+        sublayer, again = self.sublayer, list[Operator]()
+        operators = sublayer.operators(rows, tp)
         if self.has("norms"):
-            again += operators[: part.operators_before]
-        if self.has("activation") and isinstance(part, FeedForward):
-            again += part.activation_operators(rows, tp)
-        if self.has("attention") and isinstance(part, Attention):
-            again += part.core_operators(rows, tp)
+            again += operators[: sublayer.operators_before]
+        if self.has("activation") and isinstance(sublayer, FeedForward):
+            again += sublayer.activation_operators(rows, tp)
+        if self.has("attention") and isinstance(sublayer, Attention):
+            again += sublayer.core_operators(rows, tp)
         if self.has("loss"):
-            again += operators[part.operators_before :]
+            again += operators[sublayer.operators_before :]
         return again
 
     def _inner_bytes(self, rows: int, tp: int) -> int:
-        assert isinstance(self.part, FeedForward)
-        return rows * self.part.tokens * (self.part.inner // tp) * self.part.element_bytes
+        """Bytes of one up-projection's result; the sub-layer must be a feed-forward network.
+
+        rows: samples on the rank. tp: tensor-parallel degree.
+        """
+        assert isinstance(self.sublayer, FeedForward)
+        return rows * self.sublayer.tokens * (self.sublayer.inner // tp) * self.sublayer.element_bytes

@@ -23,33 +23,39 @@ Times = Mapping[str, Floats] | Mapping[str, Integers]
 
 @dataclass(frozen=True, eq=False)
 class Path:
-    """A path through the passes of a configuration. counts: for each name of a time, (p,), how often the time of each of the p
-    stages lies on the path. constant_ns: the times on the path that belong to no stage.
+    """A path through the passes of a pipeline schedule that wait for each other, from the first pass to the end of a step; its
+    length at given stage times is a lower bound on the step.
 
-    end, site: the index of the device group with whose optimizer the path ends, and of the one with whose passes it does.
-    turns: for each pass on the path that waits for several others, followed backwards, the one with which the path goes on, as
-    of `Graph.longest_path`.
+    counts: a dict from the name of each stage time (such as forward_ns) to a vector (p,): how often that time of each of the p
+    stages occurs on the path. constant_ns: the ns on the path that belong to no stage. end: the index of the device group with
+    whose optimizer the path ends; last_pass_group: the index of the device group that runs the path's last pass. turns: from
+    the end of the path backwards, for each pass that waits for several passes, which of these the path comes from (an index
+    among them).
     """
 
     counts: Mapping[str, Floats]
     constant_ns: int
     end: int
-    site: int
+    last_pass_group: int
     turns: tuple[int, ...]
 
     def length_ns(self, times: Times) -> float:
-        """The path's length in ns at given times of the stages, (p,) by name."""
+        """The path's length in ns. times: a dict from the name of each stage time (such as forward_ns) to (p,), the time of
+        each of the p stages in ns."""
         return float(sum(self.counts[name] @ times[name] for name in NAMES)) + self.constant_ns
 
     @property
     def key(self) -> bytes:
-        """Bytes that differ between different paths."""
+        """A key for sets of paths: paths with equal keys have equal lengths, whatever the stage times are."""
         return b"".join(self.counts[name].tobytes() for name in NAMES) + str(self.constant_ns).encode()
 
 
 def longest_path(configuration: Configuration, times: Times, tied_ns: int) -> Path:
-    """The longest path of the simulated step at given times of the stages, (p,) by name. tied_ns: the time in which both ends
-    of the pipeline sum the gradients of a shared table."""
+    """The critical path of a configuration's simulated step: the chain of passes, gradient reduction and optimizer that decides
+    the step time.
+
+    times: a dict from the name of each stage time (such as forward_ns) to (p,), the time of each of the p stages in ns.
+    tied_ns: the time in ns in which both ends of the pipeline sum the gradients of a table shared by embedding and head."""
     graph, group_count = graph_of(configuration), len(configuration.device_groups)
     ends = graph.ends_of_columns(lambda duration: sum(times[name][x] for name, x in duration))[:, 0].tolist()
     reduced = [ends[last] + float(times[REDUCE][x::group_count].sum()) for x, last in enumerate(graph.last)]

@@ -37,8 +37,9 @@ RowKey = tuple[int, int]  # device group and row; -1 and a stage for its host
 
 @dataclass(frozen=True, eq=False)
 class KnownChoice:
-    """A choice in the linear program: the times of stages, (p,) by name, the bytes that it needs (sizes), and its simulated
-    step."""
+    """A choice of options that the linear program has. choice: (L,), the option of each unit (sub-layer). times: a dict from
+    the name of each stage time (such as forward_ns) to (p,), in ns. sizes: the bytes that it needs. step_ns: its simulated step
+    time in ns."""
 
     choice: Choice
     times: Mapping[str, Integers]
@@ -47,11 +48,18 @@ class KnownChoice:
 
 
 class Relaxation:
-    """The linear program of one configuration with fixed cuts, the choices, paths and rows of memory that it has so far, and
-    the lower bound in ns that it has shown."""
+    """A lower bound for one configuration (number of stages and micro-batches, with a schedule) with fixed cuts, by a linear
+    program that is extended step by step. A choice is one option for each of the L units (sub-layers) of the p stages; a path
+    is a chain of passes through the schedule, no longer than the step; a row is the memory of a device group at one moment, or
+    of a stage's host.
+
+    choices, paths, rows: the choices, paths and rows that the linear program has so far. best: the fastest choice so far that
+    fits the memory, or None. bound: the lower bound in ns shown so far."""
 
     def __init__(self, instance: Instance, configuration_index: int, bound: float) -> None:
-        """bound: a lower bound in ns that is known already."""
+        """instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+        configurations (number of stages and micro-batches, schedule) to choose from. configuration_index: the configuration's
+        index in the instance. bound: a lower bound in ns that is known already."""
         self.configuration_index, self.bound = configuration_index, bound
         self.chain = Chain(instance, configuration_index)
         self.configuration = configuration = self.chain.configuration
@@ -68,12 +76,12 @@ class Relaxation:
     # Choices
 
     def sizes(self, choice: Choice) -> Sizes:
-        """The bytes that a choice needs."""
+        """The bytes that a choice of options needs, for every unit and every message. choice: (L,), the option of each unit."""
         return Sizes.of(self.chain, choice)
 
     def take(self, choice: Choice) -> bool:
         """Add a choice to the linear program, with its longest path and, for each device group, the row of memory that it
-        exceeds most; returns whether some path or row is new."""
+        exceeds most; returns whether some path or row is new. choice: (L,), the option of each unit."""
         sizes, times, row_count, fits = self.sizes(choice), self.chain.times(choice), len(self.rows), True
         for group, (memory, excess) in enumerate(zip(self.group_memories, self.excess(sizes), strict=True)):
             worst = int(excess.argmax())
@@ -90,31 +98,35 @@ class Relaxation:
         return new or len(self.rows) > row_count
 
     def take_mixture(self, shares: Floats) -> bool:
-        """Add the longest path of a mixture of known choices, whose shares in the stages are (K, p); returns whether the path
-        is new."""
+        """Add to the linear program the longest path at the stage times of a mixture of its K known choices; returns whether
+        the path is new. shares: (K, p), the share of each choice in each stage."""
         shared = {name: (shares * np.stack([known.times[name] for known in self.choices])).sum(axis=0) for name in NAMES}
         return self._take_path(shared)[1]
 
     def _take_path(self, times: Times) -> tuple[float, bool]:
-        """The length in ns of the longest path at the stages' times, which is added to the paths, and whether it is new."""
+        """Add the longest path at given stage times to the paths. times: a dict from the name of each stage time (such as
+        forward_ns) to (p,), in ns. Returns the path's length in ns, and whether it is new."""
         path = longest_path(self.configuration, times, self.tied_ns)
         new = path.key not in self.paths
         self.paths.setdefault(path.key, path)
         return path.length_ns(times), new
 
     def excess(self, sizes: Sizes) -> list[Integers]:
-        """For each device group, the bytes by which each of its rows exceeds its memory (see `DeviceGroupMemory`)."""
+        """For each device group, (R,), the bytes by which a choice exceeds the group's memory at each of its R fullest moments;
+        negative if it fits. sizes: the bytes of the choice."""
         return [memory.excess(sizes) for memory in self.group_memories]
 
     def _full_hosts(self, sizes: Sizes) -> list[tuple[int, int]]:
-        """The stages that need more memory of their hosts than there is, each with the limit in bytes."""
+        """The stages that need more memory of their hosts than there is: pairs of the stage's index and the limit in bytes;
+        empty if hosts have no limit. sizes: the bytes of a choice of options."""
         if self.host_bytes is None:
             return []
         stages = np.flatnonzero(np.add.reduceat(sizes.columns[HOST], self.chain.starts) > self.host_bytes)
         return [(stage, self.host_bytes) for stage in stages.tolist()]
 
     def over(self, choice: Choice) -> NDArray[np.bool_]:
-        """For each device group, whether a choice exceeds its memory at some moment, or that of its host."""
+        """For each device group, (groups,), True if a choice of options exceeds the group's memory at some moment, or the host
+        memory of one of its stages."""
         sizes = self.sizes(choice)
         over = np.array([bool((excess > 0).any()) for excess in self.excess(sizes)])
         for stage, _ in self._full_hosts(sizes):
@@ -124,8 +136,11 @@ class Relaxation:
     # Bounds
 
     def least(self, weights: Mapping[PathKey, float], prices: Mapping[RowKey, float]) -> Choice:
-        """Raise the bound by weights of paths, which add up to 1, and prices of rows in ns a byte; returns the choice of the
-        least sum."""
+        """Compute the Lagrangian bound at given weights of paths and prices of memory, and raise `bound` to it if it is larger;
+        return the choice that minimises this bound's weighted sum of times and priced memory.
+
+        weights: a dict from each path's key to its weight; weights add up to 1. prices: a dict from the key of each row of
+        memory to its price in ns per byte."""
         times = self.weighted(weights)
         constant = sum(weight * self.paths[key].constant_ns for key, weight in weights.items())
         constant -= sum(price * self.rows[key].most_bytes for key, price in prices.items())
@@ -134,14 +149,18 @@ class Relaxation:
         return choice
 
     def weighted(self, weights: Mapping[PathKey, float]) -> dict[str, Floats]:
-        """The weighted count of each stage's times on paths, (p,) by name. weights: of paths."""
+        """For each stage time, how many times it occurs on the paths, weighted by the paths' weights: a dict from the name of
+        each stage time to (p,). weights: a dict from each path's key to its weight."""
         return {
             name: np.asarray(sum(weight * self.paths[key].counts[name] for key, weight in weights.items())) for name in NAMES
         }
 
     def solve(self, scale_ns: float) -> tuple[dict[PathKey, float], dict[RowKey, float], Floats]:
-        """The weights of the paths and the prices in ns a byte of the rows by the linear program over the known choices, and
-        the share of each choice in each stage, (K, p). scale_ns: about a step."""
+        """Solve the linear program over mixtures of the K known choices. Returns the weight of each path (by key, adding up to
+        1), the price in ns per byte of each row of memory (by key), and the share of each choice in each stage, (K, p).
+
+        scale_ns: about the length of a step in ns, by which times are scaled.
+        """
         starts, count, stages = self.chain.starts, len(self.choices), self.chain.stages
         paths, rows = list(self.paths.values()), list(self.rows.values())
         times = {name: np.stack([known.times[name] for known in self.choices]) for name in NAMES}
@@ -172,8 +191,11 @@ class Relaxation:
         )
 
     def _agreement(self) -> Floats:
-        """Rows over the shares of choices in stages, (.., K p): at each cut, and for each pair of interface states around it,
-        the share in the stage before equals the share in the stage after."""
+        """The equations that tie stages together in the linear program: at each cut, and for each pair of interface states
+        (layouts of activations before and after the cut) but one, the choices with this pair have equal shares in the stage
+        before the cut and in the stage after it.
+
+        Returns the left sides, which must be 0: (equations, K * p), over the shares of the K known choices in the p stages."""
         chain, rows = self.chain, list[Floats]()
         for x, first in enumerate(chain.starts[1:].tolist()):
             pairs: dict[tuple[int, int], list[int]] = {}
@@ -188,13 +210,15 @@ class Relaxation:
         return np.array(rows).reshape(len(rows), len(self.choices) * chain.stages)
 
     def solution(self, choice: Choice) -> Solution:
-        """A choice as a solution of the instance."""
+        """Translate a choice of options into a solution of the instance. choice: (L,), the option of each unit."""
         assert self.configuration.cuts is not None
         return Solution(self.configuration_index, self.configuration.cuts, self.chain.options(choice))
 
 
 def priced(times: Mapping[str, Floats], rows: list[tuple[Row, float]]) -> Multipliers:
-    """The multipliers of a chain's numbers for weighted times, and for rows of memory with their prices in ns a byte."""
+    """Combine weights of times and prices of memory into the weights of all times and bytes in a Lagrangian sum along the chain
+    of units (sub-layers). times: a dict from the name of each stage time (such as forward_ns) to (p,), the weight of each
+    stage's time. rows: pairs of a row of memory (a linear expression of the units' bytes) and its price in ns per byte."""
     length = len(rows[0][0].entering) if rows else 0
     units = {name: np.zeros(length) for name in (COLUMNS if rows else ())}
     entering, returning = np.zeros(length), np.zeros(length)
@@ -207,8 +231,9 @@ def priced(times: Mapping[str, Floats], rows: list[tuple[Row, float]]) -> Multip
 
 
 def solve_program(matrix: Floats, lower: Floats, upper: Floats, cost: Floats) -> tuple[Floats, Floats]:
-    """The values and the rows' dual values of: minimise cost x subject to lower <= matrix x <= upper, x >= 0.
-    Solved by HiGHS."""
+    """Solve the linear program: minimise cost x subject to lower <= matrix x <= upper, x >= 0, by HiGHS. matrix: (rows,
+    columns). lower, upper: (rows,), infinite for no limit. cost: (columns,). Returns the optimal x, (columns,), and the dual
+    value of each row, (rows,)."""
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
     rows, columns = matrix.shape

@@ -28,12 +28,11 @@ Choice = Indices  # (L,): the option of each unit, by its index in the reduced t
 
 @dataclass(frozen=True, eq=False)
 class Multipliers:
-    """The weight of each number of a solution in a sum.
+    """The weights of a solution's times and bytes in a weighted sum over p stages and L units (sub-layers).
 
-    times: for each name of a time, (p,), the weight of each stage's. units: for each name of a column in bytes, (L,), the
-    weight of each unit's. entering, returning: (L,), the weights of the bytes of one message in each direction over the
-    boundary before each unit.
-    """
+    times: a dict from the name of each stage time (such as forward_ns) to (p,), the weight of each stage's time. units: a dict
+    from the name of a kind of bytes (such as kept_bytes) to (L,), the weight of each unit's bytes. entering, returning: (L,),
+    the weights of the bytes of one message, forward and backward, over the boundary before each unit."""
 
     times: Mapping[str, Floats]
     units: Mapping[str, Floats]
@@ -42,7 +41,13 @@ class Multipliers:
 
 
 class Chain:
-    """The chain of one configuration of an instance with its fixed cuts, on device groups of one kind."""
+    """The L units (sub-layers) of one configuration (number of stages and micro-batches, with a schedule) with fixed cuts, on
+    device groups of one kind, as a chain. A choice is one option per unit, (L,), by its index among the options that are not
+    dominated. An interface state is the layout of the activations in which a unit is entered or left.
+
+    starts, ends: (p,), the first and last unit of each stage. stage_of: (L,), the stage of each unit. indices: for each unit,
+    the indices of its remaining options in the instance's table. tables: for each unit, the table of these options. boundaries:
+    between neighbouring units."""
 
     def __init__(self, instance: Instance, configuration_index: int) -> None:
         configuration = instance.configurations[configuration_index]
@@ -61,16 +66,19 @@ class Chain:
         self.boundaries: list[Boundary] = [tables.boundaries[kind] for kind in instance.boundary_kinds]
 
     def options(self, choice: Choice) -> tuple[int, ...]:
-        """A choice as indices of the formulation's options."""
+        """Translate a choice into the instance's numbering: for each unit, the index of its option in the instance's table,
+        which also has dominated options."""
         return tuple(int(self.indices[l][s]) for l, s in enumerate(choice))
 
     def column(self, name: str, choice: Choice) -> Integers:
-        """(L,): a column of the options of a choice."""
+        """One number of each unit's option under a choice, (L,). name: the name of the number in the tables of options, such as
+        "forward_ns".
+        """
         return np.array([getattr(table, name)[s] for table, s in zip(self.tables, choice, strict=True)], np.int64)
 
     def crossed(self, choice: Choice, matrices: Sequence[Integers | None]) -> Integers:
-        """(L,): for each unit, the entry that a choice has in the matrix of the boundary before it; 0 before the first unit.
-        matrices: one for each boundary, None for zeros."""
+        """For each unit, the entry of a matrix of the boundary before it at the interface states of a choice, (L,); 0 before
+        the first unit. matrices: one for each boundary, (states before, states after), None for zeros."""
         values = np.zeros(self.units, np.int64)
         for l, matrix in enumerate(matrices, 1):
             if matrix is not None:
@@ -79,8 +87,8 @@ class Chain:
 
     @cached_property
     def crossings(self) -> dict[str, list[Integers | None]]:
-        """For each name of a time, the matrices of all boundaries that it counts, for the stage after the boundary or before it
-        (see `times`)."""
+        """The times that boundaries between units add to stages: a dict from the name of each stage time concerned to one
+        matrix per boundary, (states before, states after) in ns by interface states; None for a boundary that adds nothing."""
         nothing: list[Integers | None] = [None] * (self.units - 1)
         forward, backward, into, back = (list(nothing) for _ in range(4))
         cut = set(self.starts.tolist())
@@ -93,7 +101,8 @@ class Chain:
         return {FORWARD: forward, BACKWARD: backward, INTO: into, BACK: back}
 
     def times(self, choice: Choice) -> dict[str, Integers]:
-        """The times in ns of each stage under a choice, (p,) by name."""
+        """The times of the p stages under a choice: a dict from the name of each stage time (such as forward_ns) to (p,), in
+        ns."""
         times = {name: np.add.reduceat(self.column(name, choice), self.starts) for name in OF_UNITS}
         times[FORWARD] += self.column("head_ns", choice)[self.starts]
         times[BACKWARD] += self.column("tail_ns", choice)[self.starts] + self.column("turn_ns", choice)[self.ends]
@@ -107,7 +116,8 @@ class Chain:
         return times
 
     def least(self, prices: Multipliers) -> tuple[float, Choice]:
-        """The least weighted sum over all choices, and a choice that has it."""
+        """The least weighted sum of times and bytes over all choices, by dynamic programming along the units, and a choice that
+        has it, (L,). prices: the weights of all times and bytes."""
         costs, crossed = self._unit_costs(prices), self._boundary_costs(prices)
         values, trail = costs[0], list[tuple[Indices, Floats]]()
         for l in range(1, self.units):
@@ -128,8 +138,8 @@ class Chain:
 
     @cached_property
     def _by_leave(self) -> list[tuple[Indices, Indices, Indices]]:
-        """For each unit, its options sorted by the interface state in which they leave, the first position of each state, and
-        the states."""
+        """For each unit, its options sorted by the interface state in which they are left, the first position of each state in
+        that order, and the states."""
         by_table: dict[int, tuple[Indices, Indices, Indices]] = {}
         for table in self.tables:
             if id(table) not in by_table:
@@ -139,7 +149,8 @@ class Chain:
         return [by_table[id(table)] for table in self.tables]
 
     def _unit_costs(self, prices: Multipliers) -> list[Floats]:
-        """For each unit, (S,), the weighted cost of each option."""
+        """For each unit, (S options,), the weighted cost of each option without boundaries. prices: the weights of times and
+        bytes."""
         times, names = prices.times, tuple(prices.units)
         weights = np.zeros((self.units, len(OF_UNITS) + 3 + len(names)))
         for index, name in enumerate(OF_UNITS):
@@ -158,13 +169,14 @@ class Chain:
 
     @cached_property
     def _alike(self) -> list[tuple[Indices, OptionTable]]:
-        """The units of each kind with the table of their options."""
+        """Groups of units that share one table of options: the indices of the units, and the table."""
         tables = {id(table): table for table in self.tables}
         indices = [id(table) for table in self.tables]
         return [(np.array([l for l, index in enumerate(indices) if index == key], np.intp), tables[key]) for key in tables]
 
     def _boundary_costs(self, prices: Multipliers) -> list[Floats]:
-        """For each boundary, its weighted cost by the interface states before and after it; infinite where these disagree."""
+        """For each boundary, its weighted cost, (states before, states after); infinite for pairs of interface states that are
+        forbidden. prices: the weights of times and bytes."""
         before, after = self.stage_of[:-1], self.stage_of[1:]
         by_name = {FORWARD: after, INTO: after, BACKWARD: before, BACK: before}
         weights = [prices.times[name][stages] for name, stages in by_name.items()]
@@ -181,8 +193,9 @@ class Chain:
 
     @cached_property
     def _crossings(self) -> list[tuple[Indices, Floats, NDArray[np.bool_]]]:
-        """Groups of equal boundaries: their indices; re-layouts and messages in ns in each direction, and messages in bytes,
-        (6, C, D), in the order of `_boundary_costs`; and whether states disagree, (C, D)."""
+        """Groups of equal boundaries between units, with D interface states before and E after. For each group: the boundaries'
+        indices; their costs, (6, D, E): re-layout forward, message forward, re-layout backward and message backward in ns, and
+        the message forward and backward in bytes; and which pairs of states are forbidden, (D, E)."""
         groups: dict[tuple[int, int], list[int]] = {}
         cut = set(self.starts.tolist())
         for index, boundary in enumerate(self.boundaries):
@@ -200,8 +213,8 @@ class Chain:
         return found
 
     def longest_ns(self) -> int:
-        """A time that no step exceeds: all passes one after the other, each unit under its slowest option, each boundary with
-        its slowest pair of states."""
+        """An upper bound in ns on every step: all passes one after the other, each unit with its slowest option, each boundary
+        with its slowest pair of interface states."""
         units = sum(int(sum(getattr(table, name) for name in TIMES).max()) for table in self.tables)
         matrices = [matrix for crossing in self.crossings.values() for matrix in crossing if matrix is not None]
         return self.configuration.micro_batches * (

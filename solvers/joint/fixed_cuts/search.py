@@ -28,8 +28,14 @@ Key = TypeVar("Key")
 
 
 def fixed_cuts(instance: Instance, configuration_index: int, bound: float, search: Search) -> float:
-    """Report plans of a configuration with fixed cuts, and return what is proven of it in ns: infinite where none of its plans
-    can be better than the best one, else a lower bound. bound: the known lower bound. Raises TimeoutError."""
+    """Bound a configuration (number of stages and micro-batches, with a schedule) with fixed cuts by rounds of a linear
+    program, and report plans to the search on the way. Returns a lower bound in ns on the configuration's step times; infinite
+    if it is proven that none of its plans is better than the best plan known.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. configuration_index: the configuration's index
+    in the instance. search: the run's limits and options, and its best solution so far. bound: the known lower bound in ns.
+    Raises TimeoutError."""
     relaxation = Relaxation(instance, configuration_index, bound)
     even, longest = even_weights(relaxation), relaxation.chain.longest_ns() + relaxation.tied_ns
     mean = mean_price(relaxation, even)
@@ -68,7 +74,11 @@ def fixed_cuts(instance: Instance, configuration_index: int, bound: float, searc
 
 
 def _fit(relaxation: Relaxation, weights: Mapping[PathKey, float], search: Search) -> None:
-    """Add choices that fit at given weights of paths, and report the best one."""
+    """Derive choices of options that fit the memory from the linear program's weights of paths, add them to the linear program,
+    and report the best one as a plan. relaxation: the linear program of a configuration. weights: a dict from the key of each
+    path (a chain of passes) to its weight. Raises TimeoutError.
+
+    search: the run's limits and options, and its best solution so far."""
     for slope, evenness in product(SLOPES, EVENNESS):
         search.check_time()
         choice = fitted(relaxation, weights, slope, evenness)
@@ -78,12 +88,16 @@ def _fit(relaxation: Relaxation, weights: Mapping[PathKey, float], search: Searc
 
 
 def _report(relaxation: Relaxation, search: Search) -> None:
-    """Report the best choice that fits, where it is better than the best plan."""
+    """Report the linear program's best choice that fits the memory as a plan, if it is better than the best plan known.
+    relaxation: the linear program of a configuration.
+
+    search: the run's limits and options, and its best solution so far, to which better ones are reported."""
     best = relaxation.best
     if best is not None and search.betters(best.step_ns):
         search.report(relaxation.solution(best.choice))
 
 
 def _between(one: Mapping[Key, float], other: Mapping[Key, float]) -> dict[Key, float]:
-    """The means of the numbers of two mappings, 0 where one lacks a key."""
+    """The mean of two mappings of numbers (weights of paths, or prices of memory), key by key: `one` and `other`; a missing key
+    counts as 0. {a: 2}, {b: 4} -> {a: 1, b: 2}."""
     return {key: (one.get(key, 0.0) + other.get(key, 0.0)) / 2 for key in {**one, **other}}

@@ -15,8 +15,9 @@ from trainplan.solvers.core.search import Search
 
 
 def agreeing_choices(configuration: Configuration) -> int | None:
-    """The number of choices of such a configuration; None where its cuts are not fixed, or units may choose
-    different options."""
+    """The number of choices of options in a configuration (number of stages and micro-batches, with a schedule) with fixed cuts
+    whose units (sub-layers) must all choose the same option, such as a tensor-parallel degree for the whole model; None if its
+    cuts are not fixed, or units may choose different options."""
     if configuration.cuts is None:
         return None
     units = [unit for tables in configuration.tables for unit in tables.units]
@@ -37,12 +38,14 @@ def agreeing_choices(configuration: Configuration) -> int | None:
 def best_agreeing(
     instance: Instance, configuration_index: int, below: float, search: Search | None = None
 ) -> tuple[int, Solution] | None:
-    """The step in ns and the solution of the best feasible choice of such a configuration with a step shorter than `below`;
-    None where there is none. Raises TimeoutError.
+    """The best plan of a configuration (number of stages and micro-batches, with a schedule) with fixed cuts whose units
+    (sub-layers) must all choose the same option: its step time in ns, and the solution; None if no plan that fits has a step
+    shorter than `below` ns.
 
-    A choice is skipped where no time of its stages is shorter than that of a feasible one: its step is not shorter either,
-    since every pass waits for the same ones.
-    """
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. configuration_index: the configuration's index
+    in the instance. search: gives the time limit, after which TimeoutError is raised; None for no limit. A choice is skipped
+    without simulation if none of its stage times is shorter than in a choice that fits, since its step cannot be shorter."""
     configuration = instance.configurations[configuration_index]
     cuts, count = configuration.cuts, len(configuration.tables[0].units[0].options)
     assert cuts is not None

@@ -23,32 +23,40 @@ ROUNDS = 3
 
 @dataclass(frozen=True, eq=False)
 class PoolBounds:
-    """Lower bounds of suffixes of a pipeline by K sets of weights of the times of its p stages.
+    """Lower bounds in ns on step times of pipelines of which the last stages (a suffix) are given. They come from K sets of
+    weights of the times of the p stages.
 
-    before: for each stage, (K + 1, L, E), the least sums of the columns before it, by its first unit and the interface state in
-    which it is entered, with the cut's crossing; the last row is the least H, the sum of u over the stages before (see
-    `path_bound_search`). weights: (5, K, p). constants_ns: (K,).
-    """
+    before: for each stage, (K + 1, L, E): the least weighted sums of the stages before it, by its first unit (of L sub-layers)
+    and the interface state (of E layouts of activations) in which it is entered, with the cut's messages; the last of the K + 1
+    is the least sum of forward plus backward passes of a micro-batch. weights: (5, K, p), the weights of five kinds of stage
+    times. constants_ns: (K,), the weighted times on paths that belong to no stage."""
 
     before: Sequence[Floats]
     weights: Floats
     constants_ns: Floats
 
     def least_ns(self, stage: int, first: Indices, enter: Indices, passes: Passes) -> Floats:
-        """(N,): a lower bound in ns of every step with these suffixes of the stages from `stage` on. passes: (p - stage, N)."""
+        """For each of N suffixes (the last stages of a pipeline, given), a lower bound in ns on the step time of every pipeline
+        that ends with it: (N,). stage: the suffixes' first stage. first, enter: (N,), the first unit of that stage, and the
+        interface state (layout of activations) in which it is entered. passes: the times of the suffixes' stages, arrays (p -
+        stage, N)."""
         sums = np.einsum("ckz,czn->kn", self.weights[:, :, stage:], _columns(passes), optimize=True)
         sums += self.before[stage][:-1, first, enter] + self.constants_ns[:, None]
         least: Floats = np.floor(sums.max(axis=0, initial=0.0) * (1 - EXACT) - 1)
         return least
 
     def before_ns(self, stage: int) -> Floats:
-        """(L + 1,): the least H of the stages before one, by its first unit."""
+        """The least time in ns of forward plus backward passes of a micro-batch through the stages before `stage`, by that
+        stage's first unit: (L + 1,)."""
         return np.append(self.before[stage][-1].min(axis=1), np.inf)
 
 
 def bounded(guides: Guides, pools: Sequence[Pool], tied_ns: int, limit: float) -> tuple[list[Pool], PoolBounds] | None:
-    """The columns of each stage that a step up to the limit may have, and the bounds of suffixes; None where some stage has
-    none. pools: by stage. tied_ns: the time of the sum of a shared table's gradients."""
+    """Remove the columns (choices of options for a stage) that no pipeline with a step time of at most `limit` ns has: for each
+    stage the columns that stay, and lower bounds on suffixes of pipelines; None if some stage has none left.
+
+    guides: K sets of weights of stage times. pools: for each stage, its columns. tied_ns: the time in ns in which both ends of
+    the pipeline sum the gradients of a table shared by embedding and head."""
     stages, kept = len(pools), list(pools)
     limits = loosened(limit - guides.constants_ns)[:, None]
     round_trip = np.ones((5, 1, stages))
@@ -75,12 +83,19 @@ def bounded(guides: Guides, pools: Sequence[Pool], tied_ns: int, limit: float) -
 
 
 def _columns(passes: Passes) -> Floats:
-    """(5, p, N): the times of passes that have weights."""
+    """Stack the five kinds of stage times that weights apply to (forward, backward, last micro-batch, gradient reduction,
+    optimizer), as floats: (5, p, N), for N pipelines or columns (choices of options for a stage). passes: the times to stack.
+    """
     return np.stack([getattr(passes, name) for name in COLUMNS]).astype(float)
 
 
 def _round_trips(guides: Guides) -> Floats:
-    """(Q, p - 1, D, E): the time in both directions across each cut, infinite where interface states disagree."""
+    """The time in ns of a micro-batch across each cut and back, with re-layouts and messages: (Q, p - 1, D, E), by kind of
+    boundary between units (sub-layers; Q kinds), cut (p - 1 for p stages), and the interface states (layouts of activations), D
+    before and E after the cut; infinite for forbidden pairs of states.
+
+    guides: gives the costs of boundaries.
+    """
     chain = guides.chain
     found = []
     for crossing in chain.tables.crossings:
@@ -93,8 +108,14 @@ def _round_trips(guides: Guides) -> Floats:
 
 
 def _before(guides: Guides, pools: Sequence[Pool], sums: Sequence[Floats], across: Floats) -> list[Floats]:
-    """For each stage, (K + 1, L, E), the least sums before it, see `PoolBounds`. sums: for each stage, (K + 1, N), the weighted
-    times of its columns. across: the costs of cuts."""
+    """For each stage, (K + 1, L, E): the least weighted sums of the stages before it, by K + 1 sets of weights, the stage's
+    first unit (one of L sub-layers), and the interface state (layout of activations; E states) in which it is entered; messages
+    at the cut before it included.
+
+    guides: K sets of weights of stage times. pools: for each stage, its N columns. sums: for each stage, (K + 1, N), the
+    weighted times of its columns. across: (Q, K + 1, p - 1, D, E), the weighted costs of the p - 1 cuts, by kind of boundary (Q
+    kinds) and the states before (D) and after (E).
+    """
     chain = guides.chain
     here = np.full((across.shape[1], chain.units, chain.tables.states_in), np.inf)
     here[:, 0] = 0.0
@@ -112,7 +133,13 @@ def _before(guides: Guides, pools: Sequence[Pool], sums: Sequence[Floats], acros
 
 
 def _after(guides: Guides, pools: Sequence[Pool], sums: Sequence[Floats], across: Floats) -> list[Floats]:
-    """For each stage, (K + 1, N), the least sums after each of its columns. Arguments as of `_before`."""
+    """For each stage, (K + 1, N): the least weighted sums of the stages after each of its N columns, by K + 1 sets of weights;
+    messages at the cut after it included.
+
+    guides: K sets of weights of stage times. pools: for each stage, its columns. sums: for each stage, (K + 1, N), the weighted
+    times of its columns. across: (Q, K + 1, p - 1, D, E), the weighted costs of the p - 1 cuts, by kind of boundary (Q kinds)
+    and the interface states (layouts of activations) before (D) and after (E).
+    """
     chain = guides.chain
     sums_after = [np.zeros_like(sums[-1])]
     for x in reversed(range(len(pools) - 1)):
@@ -128,8 +155,10 @@ def _after(guides: Guides, pools: Sequence[Pool], sums: Sequence[Floats], across
 
 
 def _least(nodes: Indices, values: Floats) -> tuple[Indices, Floats]:
-    """The different nodes, ascending, and the least of each one's values, (K, nodes). values: (K, N), of the nodes in the order
-    given."""
+    """Group values by key: the distinct keys, ascending, and the least value of each key, (K, keys). nodes: (N,), the key of
+    each of N columns: here a unit (sub-layer) and an interface state (layout of activations), packed into one number. values:
+    (K, N), K values of each column.
+    """
     order = np.argsort(nodes, kind="stable")
     present, starts = np.unique(nodes[order], return_index=True)
     return present, np.minimum.reduceat(values[:, order], starts, axis=1)

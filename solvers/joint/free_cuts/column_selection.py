@@ -13,8 +13,9 @@ from trainplan.solvers.joint.stages.option_tables import StageTables
 
 @dataclass(frozen=True, eq=False)
 class Pipelines:
-    """The data to simulate pipelines along one path. tied_ns: the time of the sum of a shared table's gradients. cuts: the kind
-    of boundary at each cut."""
+    """Simulates pipelines along one path (a sequence of stages, each with given units, that is, sub-layers), where each stage
+    has several columns (choices of options for its units) to choose from. tied_ns: the time in ns of the sum of a shared
+    table's gradients. cuts: the index of the kind of boundary at each cut."""
 
     tables: StageTables
     configuration: Configuration
@@ -24,13 +25,13 @@ class Pipelines:
     def best(
         self, picks: Sequence[Sequence[Column]], weights: Sequence[int], out_of_time: Callable[[], bool]
     ) -> tuple[int, list[Column]] | None:
-        """The step in ns and the columns of the best pipeline that simulation finds: first of the cheapest columns at one
-        weight p of p u + g for all stages, then with the column of one stage replaced at a time, as long as that helps. None
-        where no columns agree.
+        """The best pipeline that local search finds: its simulated step time in ns, and a column for each stage; None if no
+        columns agree.
 
-        picks: for each stage, the columns to choose from. weights: values of p, in addition to powers of two and the number of
-        micro-batches.
-        """
+        It begins with the columns of least p u + g at one weight p for all stages (u, forward plus backward pass of a
+        micro-batch; g, the work after the last one), then replaces the column of one stage at a time, as long as that helps.
+        picks: for each stage, the columns to choose from. weights: values of p to begin with, in addition to powers of two and
+        the number of micro-batches. out_of_time: returns True once the search should end."""
         if not all(picks):
             return None
         best: tuple[int, list[Column]] | None = None
@@ -54,8 +55,10 @@ class Pipelines:
         return best
 
     def _even(self, picks: Sequence[Sequence[Column]], weights: Sequence[int]) -> list[list[Column]]:
-        """For each weight, the cheapest columns, and these with the columns of least u after the first stage; and the first
-        column of every stage."""
+        """Pipelines from which the local search starts, each a list of one column per stage. For each weight p: the columns of
+        least p u + g in all stages (u, forward plus backward pass of a micro-batch; g, the work after the last one), and the
+        same with columns of least u after the first stage; finally the first column of every stage. weights: values of p, in
+        addition to powers of two and the number of micro-batches. picks: for each stage, the columns to choose from."""
         m, rows = self.configuration.micro_batches, list[list[Column]]()
         for p in sorted({0, *weights, *(1 << i for i in range(m.bit_length())), m}):
 
@@ -67,10 +70,12 @@ class Pipelines:
         return [*rows, [pick[0] for pick in picks]]
 
     def _agree(self, row: Sequence[Column]) -> bool:
-        """Whether the interface states of consecutive columns agree."""
+        """Whether the layouts of activations that consecutive stages leave and enter may follow each other at the cuts between
+        them. row: one column (choice of options) for each stage."""
         return all(agree(self.tables, a, b, cut) for a, b, cut in zip(row, row[1:], self.cuts, strict=False))
 
 
 def _u_ns(column: Column) -> int:
-    """Both passes of a column in ns."""
+    """Time in ns of forward plus backward pass of a micro-batch of a stage with the options of a column (one choice of options
+    for the stage's sub-layers)."""
     return column.forward_ns + column.backward_ns

@@ -29,16 +29,24 @@ LIKELY, MOST_PASSES = 4, 512  # of the likeliest cuts, with which plans are trie
 
 
 class Candidate(CandidateBounds):
-    """One configuration of an instance, with the pipelines to which its bounds lead."""
+    """The search of one configuration (number of stages and micro-batches, with a schedule) of two or more stages whose cuts
+    are free: its lower bounds on spans (consecutive units, that is, sub-layers), and the pipelines built from the spans of
+    least bounds. A path is a sequence of stages; a column is one choice of options for a stage; u is the forward plus backward
+    pass of a micro-batch in a stage, g the work after the last micro-batch; an interface state is the layout of the activations
+    at a cut, and classes of cuts group such states."""
 
     @property
     def filling(self) -> bool:
-        """Whether the pipeline mostly fills and empties, where bounds of single paths are weak."""
+        """Whether the pipeline spends much of the step filling and emptying (fewer than 2 P micro-batches on P stages), so that
+        lower bounds by single paths are weak; False for sliced schedules."""
         return self.schedule != "sliced" and self.m < 2 * self.stages
 
     def refine(self, path: Sequence[Step], tolerance: float) -> bool:
-        """Solve the stages of a path exactly, at all weights that apply; returns whether a bound has risen. tolerance: the
-        relative gap that suffices. Raises TimeoutError."""
+        """Solve each stage of a path exactly, for all weighted sums of u and g that bounds use, and raise the bounds on the
+        stages' spans to the results; returns whether a bound has risen.
+
+        path: for each stage, its first and last unit, and the classes of the cuts before and after it. tolerance: the relative
+        gap to which a stage is solved. Raises TimeoutError."""
         rose, links, ahead = False, self.configuration.links, 0
         for x, (first, last, group, following) in enumerate(path):
             number, row = int(self.spans.number[first, last]), self.row[x]
@@ -59,8 +67,11 @@ class Candidate(CandidateBounds):
         return rose
 
     def refine_first(self, path: Sequence[Step], limit: float, tolerance: float) -> bool:
-        """Solve the first stage of a path for its least u + g under the largest u that a step up to the limit allows it;
-        returns whether a bound has risen. Raises TimeoutError."""
+        """Solve the first stage of a path for its least u + g under the largest u that a step time of at most `limit` ns allows
+        it; returns whether a bound has risen.
+
+        path: for each stage, its first and last unit, and the classes of the cuts before and after it. tolerance: the relative
+        gap to which the stage is solved. Raises TimeoutError."""
         first, last, _, following = path[0]
         if self.schedule == "sliced" or not np.isfinite(limit) or self.path_search.left(limit) is None:
             return False
@@ -87,14 +98,16 @@ class Candidate(CandidateBounds):
         return True
 
     def take_count(self) -> int:
-        """The number of stages solved since the last call."""
+        """Return the number of stages solved exactly since the last call, and set the count to 0."""
         count, self.exact.count = self.exact.count, 0
         return count
 
     def priced(self, bound: float) -> float:
-        """A lower bound in ns by weighted paths of all pipelines that the bounds on spans allow, at least `bound`; infinite
-        where none of them can be better than the best plan. Reports plans with cuts near those of the mixture from which the
-        weights are. Raises TimeoutError."""
+        """A lower bound in ns by a linear program over weighted paths of passes, for all pipelines that the bounds on spans
+        allow; infinite if none of them can be better than the best plan. Pipelines whose cuts are near the cuts of the linear
+        program's solution are reported as plans.
+
+        bound: the known lower bound in ns. Raises TimeoutError."""
         limit = self.search.target()
         cuts = self._free_cuts(limit, bound)
         if cuts is None or cuts.bound == np.inf or cuts.bound > self.search.target():
@@ -110,7 +123,8 @@ class Candidate(CandidateBounds):
         return cuts.bound
 
     def _free_cuts(self, limit: float, bound: float) -> FreeCuts | None:
-        """The solved linear program of all pipelines that may have a step up to a limit; None where there are none."""
+        """Build and solve the linear program of all pipelines that may have a step time of at most `limit` ns; None if there
+        are none. bound: the known lower bound in ns. Raises TimeoutError."""
         begins = None
         if np.isfinite(limit):
             left = self.path_search.left(limit)
@@ -122,26 +136,34 @@ class Candidate(CandidateBounds):
         return cuts
 
     def _begins(self, masks: Sequence[Mask]) -> NDArray[np.bool_]:
-        """(L, P): whether each stage may begin with each unit, by the arcs that masks leave."""
+        """Whether each of the P stages may begin with each of the L units (sub-layers), (L, P). masks: for each stage, an array
+        that says which spans it may still be.
+        """
         begins = np.zeros((self.units, self.stages), bool)
         for x, (low, mask) in enumerate(masks):
             begins[low : low + mask.shape[1], x] = mask.any(axis=(0, 2, 3))
         return begins
 
     def _cuttable(self, cuts: Sequence[int]) -> bool:
-        """Whether stages may begin at these cuts, in rising order."""
+        """Whether cuts divide the units into non-empty stages at boundaries that the instance allows to be cut. cuts: the first
+        unit of every stage but the first."""
         edges = (0, *cuts, self.units)
         return all(a < b for a, b in pairwise(edges)) and all(self.instance.cuttable[cut - 1] for cut in cuts)
 
     def enumerated(self, limit: float, target: Callable[[], float], labels: int) -> float:
-        """Evaluate all pipelines with a step up to a limit that the path bounds leave, by all columns of their spans. Returns
-        the least bound of those for which there was no time, infinite where none is left. target: the step above which plans do
-        not matter. labels: the most labels of a unit. Raises TooMany and TimeoutError."""
+        """Evaluate all pipelines with a step time of at most `limit` ns that the bounds do not exclude, with all columns of
+        their stages, and report better plans. Returns the least bound in ns of the pipelines for which there was no time,
+        infinite if none is left.
+
+        target: returns the step time in ns above which plans are of no interest. labels: the most labels (partial stages) that
+        one unit may have. Raises TooMany if there are more, and TimeoutError."""
         left = self.path_search.left(limit)
         return np.inf if left is None else self._searched(*left, limit, target, labels)
 
     def partitions(self, limit: float, most: int) -> list[tuple[int, ...]] | None:
-        """The cuts that a step up to the limit may have by the bounds on spans; None where they are more than `most`."""
+        """All partitions that may have a step time of at most `limit` ns by the bounds on spans, each as its cuts (first unit
+        of every stage but the first), to be examined one by one; empty if there are none, None if there are more than `most`.
+        """
         left = self.path_search.left(limit)
         if left is None:
             return []
@@ -158,8 +180,13 @@ class Candidate(CandidateBounds):
     def _searched(
         self, masks: Sequence[Mask], before: Sequence[Floats], limit: float, target: Callable[[], float], labels: int
     ) -> float:
-        """As `enumerated`, for the arcs that masks leave. before: for each stage, the least sums of u of the stages
-        before it."""
+        """Evaluate all pipelines whose stages have spans that the bounds do not exclude, and report better plans. Returns the
+        least bound in ns of the pipelines for which there was no time, infinite if none is left.
+
+        masks: for each stage, an array that says which spans remain. before: for each stage, the least sum of u in ns over the
+        stages before it, by class of cut and first unit. limit: a step time in ns; slower pipelines are not looked for. target:
+        returns the step time in ns above which plans are of no interest. labels: the most labels (partial stages) that one unit
+        may have. Raises TooMany."""
         guide = None if self.guides is None else self.guides.at(limit, self._begins(masks))
         least = [sums.min(axis=0) for sums in before]
         after, pools = self.path_search.after(masks), list[Pool]()
@@ -213,7 +240,8 @@ class Candidate(CandidateBounds):
         return enumeration.run(lambda: min(limit, target()), report, self.search.out_of_time)
 
     def report(self, path: Sequence[Step]) -> None:
-        """Report the best pipeline of the known columns of a path that simulation finds."""
+        """Combine the known columns (choices of options) of a path's stages to pipelines, simulate them, and report the best
+        one as a plan. path: for each stage, its first and last unit, and the classes of the cuts around it."""
         picks = [self.columns.get((x, *step[:2]), []) for x, step in enumerate(path)]
         cuts = [self.instance.boundary_kinds[step[1]] for step in path[:-1]]
         pipelines = Pipelines(self.tables, self.configuration, self.tied_ns, cuts)
@@ -222,7 +250,8 @@ class Candidate(CandidateBounds):
             self.search.report(self.solution(path, best[1]))
 
     def solution(self, path: Sequence[Sequence[int]], columns: Sequence[Column]) -> Solution:
-        """The solution that consists of these columns along a path."""
+        """The solution with the stages of a path and the options of one column for each stage. path: for each stage, a sequence
+        whose first entry is the stage's first unit. columns: one for each stage."""
         choice: list[int] = []
         for (first, *_), column in zip(path, columns, strict=True):
             kinds = [self.tables.kinds[self.kinds[first + index]] for index in range(len(column.options))]
@@ -231,7 +260,8 @@ class Candidate(CandidateBounds):
 
 
 def _spans_left(low: int, mask: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """The first and the last unit of each span that a stage may still be, whatever the classes of its cuts. low: the first unit
-    of the mask's first row."""
+    """Yield (first unit, last unit) of each span (consecutive units, that is, sub-layers) that a stage may still be. low: the
+    first unit that the mask's first row stands for. mask: (classes of the cut before, first units, lengths less one, classes of
+    the cut after), True for spans that remain; classes group cuts by the layouts of activations at the cut."""
     for row, length in zip(*np.nonzero(mask.any(axis=(0, 3))), strict=True):
         yield low + int(row), low + int(row + length)

@@ -32,8 +32,8 @@ FIRST = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 1e9)  # prices of memory, as multiples o
 
 @dataclass(frozen=True, eq=False)
 class KnownPipeline:
-    """A pipeline in the linear program, with numbers of its p stages: times, (p,) by name, and memory and host in
-    bytes, (p,)."""
+    """A pipeline that the linear program has. times: a dict from the name of each stage time (such as forward_ns) to (p,), in
+    ns. memory, host: (p,), the bytes of each stage on a device while its last unit's pass runs, and on its host."""
 
     pipeline: Pipeline
     times: Mapping[str, Integers]
@@ -43,15 +43,17 @@ class KnownPipeline:
 
 @dataclass(frozen=True, eq=False)
 class DualPoint:
-    """Weights of paths, which add up to 1, and prices of a byte of each stage's memory and host, (p,): a point of the linear
-    program's dual."""
+    """A point of the linear program's dual: a dict from the key of each path (a chain of passes through the schedule) to its
+    weight, which add up to 1; memory, host: (p,), the prices in ns of a byte of each stage's memory on a device, and on its
+    host."""
 
     weights: Mapping[PathKey, float]
     memory: Floats
     host: Floats
 
     def towards(self, other: DualPoint, share: float) -> DualPoint:
-        """The point at a share of the way from this point to another one."""
+        """The dual point on the line from this point to another one, at a share of the way. other: the point at share 1; share
+        0 is this point."""
         keys = {**self.weights, **other.weights}
         weights = {key: (1 - share) * self.weights.get(key, 0.0) + share * other.weights.get(key, 0.0) for key in keys}
         memory, host = ((1 - share) * a + share * b for a, b in ((self.memory, other.memory), (self.host, other.host)))
@@ -59,12 +61,19 @@ class DualPoint:
 
 
 class FreeCuts:
-    """The linear program of one configuration, with its known pipelines and paths. bound: a lower bound in ns of the step.
-    point: the dual point that shows it. likely: cuts of mixtures near the bound, the last ones the likeliest."""
+    """A lower bound for one configuration (number of stages and micro-batches, with a schedule) with free cuts, by a linear
+    program over mixtures of whole pipelines, which is extended step by step. A path is a chain of passes through the schedule,
+    no longer than the step; a dual point is a weight for each path and a price of each stage's memory.
+
+    pipelines, paths: the pipelines and the paths that the linear program has so far. bound: a lower bound in ns on the step,
+    infinite if no pipeline exists. point: the dual point that gives this bound. likely: cuts (first unit of every stage but the
+    first) near which good plans are likely, the likeliest last."""
 
     def __init__(self, instance: Instance, configuration_index: int, bound: float, begins: Booleans | None = None) -> None:
-        """bound: a lower bound in ns that is known already. begins: (L, p), whether each stage may begin with each unit; by
-        default as the instance allows."""
+        """instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+        configurations (number of stages and micro-batches, schedule) to choose from. configuration_index: the configuration's
+        index in the instance. bound: a lower bound in ns that is known already. begins: (L, p), whether each stage may begin
+        with each unit; by default as the instance allows."""
         self.chain, self.bound = FreeChain(instance, configuration_index), bound
         if begins is not None:
             self.chain.begins &= begins
@@ -80,7 +89,9 @@ class FreeCuts:
         self.likely: list[tuple[int, ...]] = []  # cuts of pipelines near the bound, the likeliest last
 
     def run(self, worth: Callable[[], bool], check_time: Callable[[], None]) -> None:
-        """Raise the bound as far as it goes, or as long as `worth` returns true. Raises TimeoutError, by `check_time`."""
+        """Raise the lower bound by rounds of the linear program, as far as it goes or as long as `worth` returns True. worth:
+        returns whether a larger bound is still of use. check_time: called every round; it raises TimeoutError, which is passed
+        on."""
         self._begin()
         if not self.pipelines:  # nowhere do states agree
             self.bound = inf
@@ -104,14 +115,16 @@ class FreeCuts:
                 return
 
     def least(self, point: DualPoint) -> tuple[float, Pipeline | None]:
-        """The lower bound that a point gives, a whole number, and a pipeline that has it; None where interface states agree
-        nowhere."""
+        """The lower bound in ns that a dual point gives, a whole number, and the pipeline with the least sum of weighted times
+        and priced memory. Infinite and None if no pipeline exists, because no options of neighbouring units agree on the layout
+        of activations between them."""
         value, pipeline = self.chain.least(self.prices(point))
         constant, taken = self.constants_ns(point)
         return float(np.floor(value + constant - taken - EXACT * (value + constant + taken) - 1)), pipeline
 
     def prices(self, point: DualPoint) -> FreePrices:
-        """A point as prices of the chain's numbers."""
+        """The prices of stage times and memory that a dual point stands for: the weight of a stage time is the number of times
+        that it occurs on the paths, weighted by the paths' weights. point: the dual point."""
         times = {
             name: np.asarray(sum(weight * self.paths[key].counts[name] for key, weight in point.weights.items()))[None]
             for name in NAMES
@@ -119,12 +132,14 @@ class FreeCuts:
         return FreePrices(times, point.memory[None], point.host[None])
 
     def constants_ns(self, point: DualPoint) -> tuple[float, float]:
-        """The times on paths that belong to no stage, and the cost of the memory of all stages at the point's prices."""
+        """The two parts of a dual point's lower bound that do not depend on the pipeline, in ns: the weighted times on paths
+        that belong to no stage, which are added to the bound, and the price of the memory limits of all stages, which is
+        subtracted from it."""
         paths = sum(weight * self.paths[key].constant_ns for key, weight in point.weights.items())
         return paths, float(point.memory.sum() * self.memory_bytes + point.host.sum() * (self.host_bytes or 0))
 
     def _begin(self) -> None:
-        """Add pipelines of the least even work at a few prices of memory."""
+        """Add the first pipelines to the linear program: the pipelines of least total work at a few prices of memory."""
         chain, m = self.chain, self.configuration.micro_batches
         often = dict.fromkeys((FORWARD, BACKWARD, INTO, BACK), m)
         even = {name: np.full((1, self.stages), often.get(name, 1) / self.stages) for name in NAMES}
@@ -138,7 +153,8 @@ class FreeCuts:
                 self._take(pipeline)
 
     def _take(self, pipeline: Pipeline) -> bool:
-        """Add a pipeline and its longest path to the linear program; returns whether the pipeline is new."""
+        """Add a pipeline (a stage and an option for each unit) and its longest path to the linear program; returns whether the
+        pipeline is new."""
         if pipeline.key in self._keys:
             return False
         chain = self.chain
@@ -148,19 +164,22 @@ class FreeCuts:
         return True
 
     def _take_path(self, times: Times) -> bool:
-        """Add the longest path at given times of the stages; returns whether it is new."""
+        """Add the longest path at given stage times to the linear program; returns whether it is new. times: a dict from the
+        name of each stage time (such as forward_ns) to (p,), in ns."""
         path = longest_path(self.configuration, times, self.tied_ns)
         new = path.key not in self.paths
         self.paths.setdefault(path.key, path)
         return new
 
     def _times_of(self, name: str) -> Integers:
-        """(K, p): the times of one name of the K known pipelines."""
+        """One kind of time of each of the p stages of the K known pipelines, (K, p), in ns. name: the stage time's name, such
+        as "forward_ns".
+        """
         return np.stack([known.times[name] for known in self.pipelines])
 
     def _solve(self) -> tuple[float, DualPoint, Floats]:
-        """The linear program's value in ns, infinite where it exceeds the memory; its dual point; and the share of each
-        pipeline in each stage, (K, p)."""
+        """Solve the linear program over mixtures of the K known pipelines: its value in ns, infinite if every mixture exceeds
+        the memory; its dual point; and the share of each pipeline in each stage, (K, p)."""
         count, stages, paths = len(self.pipelines), self.stages, list(self.paths.values())
         counts = {name: np.stack([path.counts[name] for path in paths]) for name in NAMES}
         by_path = np.sum([counts[name][:, None] * self._times_of(name)[None] for name in NAMES], axis=0)  # (paths, K, p)
@@ -195,7 +214,9 @@ class FreeCuts:
         return value, point, values[2:].reshape(count, stages)
 
     def _note_likely(self, shares: Floats) -> None:
-        """Add the cuts of a mixture, as means over its pipelines, to the likely ones. shares: (K, p)."""
+        """Append to `likely` the cuts near which good plans are likely: the mean cuts of a mixture of pipelines. shares: (K,
+        p), the share of each of the K known pipelines in each of the p stages.
+        """
         cuts = np.array([known.pipeline.cuts for known in self.pipelines]).reshape(len(self.pipelines), -1)
         mean = np.rint((shares[:, 1:] * cuts).sum(axis=0) / shares[:, 1:].sum(axis=0)).astype(int)
         mean = tuple(mean.tolist())
@@ -204,8 +225,12 @@ class FreeCuts:
         self.likely.append(mean)
 
     def _agreement(self) -> Floats:
-        """Rows over the shares of pipelines in stages, (.., K p): at each cut, and for each of its positions and pair of
-        interface states around it, the share in the stage before equals the share in the stage after."""
+        """The equations that tie stages together in the linear program: at each cut, for each position of the cut and each pair
+        of interface states (layouts of activations before and after it), the pipelines with this position and pair have equal
+        shares in the stage before the cut and in the stage after it.
+
+        Returns the left sides, which must be 0: (equations, K * p), over the shares of the K known pipelines in the p stages.
+        """
         chain, rows = self.chain, list[Floats]()
         leaves = [chain.column("leave", known.pipeline) for known in self.pipelines]
         enters = [chain.column("enter", known.pipeline) for known in self.pipelines]

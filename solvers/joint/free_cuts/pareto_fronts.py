@@ -31,19 +31,19 @@ PASSES, ONCE = [FORWARD, BACKWARD, FIRST_HALF, SECOND_HALF, HALVED], [LAST, REDU
 
 
 class TooMany(Exception):
-    """There are more labels than allowed."""
+    """Raised if there are more labels (partial stages) than allowed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Front:
-    """The spans of units that a stage may be, and the numbers of its columns that count.
+    """The spans (consecutive units, that is, sub-layers) that a stage may be, and the limits on the choices of options that are
+    wanted for it. u is the forward plus backward pass of a micro-batch, g the work after the last micro-batch.
 
-    first, last, most_u_ns: (F,), spans of units, and the largest u of each. weight, most_ns: a number p, and (F,), the largest
-    p u + g of each span. depth: micro-batches in flight. begins: whether it is the first stage. ends_apart: whether the part of
-    the work at the end before the sum of a shared table counts separately. hidden_ns: work at the end that is no longer than
-    this ends before the first stage does; 0 for the first stage itself. guide: bounds by which parts of pipelines are excluded,
-    if any.
-    """
+    first, last, most_u_ns: (F,), the spans, and for each the largest u. weight, most_ns: a number p, and (F,), the largest p u
+    + g of each span. depth: micro-batches in flight. begins: whether it is the first stage. ends_apart: whether the part of g
+    before the sum of a shared table's gradients is compared separately. hidden_ns: a g up to this length cannot make the step
+    longer, since the first stage ends later; 0 for the first stage itself. guide: weighted sums by which partial pipelines that
+    cannot be better than the best plan are excluded, or None."""
 
     first: Indices
     last: Indices
@@ -59,9 +59,11 @@ class Front:
 
 @dataclass(frozen=True, eq=False)
 class _Labels:
-    """N labels in parallel arrays: the option of the first unit, the index of the label of the units after it (parent), the
-    interface state in which it is entered, and the group: last unit times the number of states in which units are left, plus
-    that state. entries: (11, N). sums: (K, N), see `Guide`."""
+    """N labels in parallel arrays; a label is a partial choice: options for the units (sub-layers) from some unit to the end of
+    a stage. option: the option of the first unit. parent: the index of the label of the units after it. enter: the interface
+    state (layout of activations) in which the first unit is entered. group: the last unit times the number of states in which
+    units are left, plus the state in which the last unit is left. entries: (11, N), eight times in ns and three sizes in bytes.
+    sums: (K, N), K weighted sums by which labels that no good pipeline can contain are excluded."""
 
     option: Indices
     parent: Indices
@@ -71,13 +73,17 @@ class _Labels:
     sums: Floats
 
     def at(self, indices: Indices) -> _Labels:
-        """The labels at these indices."""
+        """Select some of the labels. indices: their indices, in whose order they are returned."""
         return _Labels(*(column[..., indices] for column in vars(self).values()))
 
 
 def front(stages: Stages, wanted: Front, limit: int, check_time: Callable[[], None] = lambda: None) -> Pool:
-    """The columns of a stage that fit the memory, are within their spans' u and the guide's limits, and that no other one of
-    their span with equal interface states dominates. limit: the most labels of one unit. Raises TooMany."""
+    """All columns (choices of options) that a stage may have in a pipeline within the limits: those that fit the memory and
+    that are not dominated by another column of the same span with equal interface states (layouts of activations at its ends).
+
+    stages: the units (sub-layers) and their options. wanted: the spans and limits. limit: the most labels (partial stages) that
+    one unit may have. check_time: called for every unit; an exception that it raises is passed on. Raises TooMany if there are
+    more labels."""
     low, high = int(wanted.first.min()), int(wanted.last.max())
     kinds = {l: stages.tables.kinds[stages.kinds[l]] for l in range(low, high + 1)}
     times = {id(kind): _times(kind) for kind in kinds.values()}
@@ -125,8 +131,9 @@ def front(stages: Stages, wanted: Front, limit: int, check_time: Callable[[], No
 
 @dataclass(frozen=True, eq=False)
 class _Limits:
-    """The limits for labels whose first unit is `unit`. most, most_ends: by last unit, the largest u, and p u + g, that some
-    span allows."""
+    """The limits for labels (choices of options from the unit (sub-layer) `unit` to the end of a stage). most, most_ends: by
+    the stage's last unit, the largest u (forward plus backward pass of a micro-batch) that some span allows, and the largest p
+    u + g, with g the work after the last micro-batch and p the weight in `wanted`."""
 
     stages: Stages
     wanted: Front
@@ -135,7 +142,8 @@ class _Limits:
     most_ends: Floats
 
     def of(self, labels: _Labels) -> _Labels:
-        """The labels that some pipeline within the limits may have."""
+        """Keep only the labels (choices of options from the unit `unit` to the end of the stage) that some pipeline within the
+        limits of time and memory may have. labels: all labels that begin with the unit `unit`."""
         tables, wanted = self.stages.tables, self.wanted
         u_ns, last = _u_ns(labels.entries, tables.sliced), labels.group // tables.states_out
         fits = (labels.entries[PEAK] <= self.stages.memory_bytes) & (u_ns <= self.most[last])
@@ -148,8 +156,9 @@ class _Limits:
 
 
 def _pieces(labels: _Labels, options: int) -> Iterator[_Labels]:
-    """All labels in pieces, so that combining a piece with `options` options takes little memory; the option field of a piece
-    has the labels' indices."""
+    """Divide labels into pieces small enough that combining a piece with all options of a unit takes little memory. options:
+    the number of the unit's options. In each piece, the field `option` has the labels' indices among all labels instead of
+    options."""
     count = max(1, AT_ONCE // options)
     if len(labels.option) <= count:
         yield replace(labels, option=np.arange(len(labels.option)))
@@ -160,12 +169,14 @@ def _pieces(labels: _Labels, options: int) -> Iterator[_Labels]:
 
 
 def _sums(values: list[int]) -> Integers:
-    """The sums of all values before each one, and the sum of all."""
+    """Prefix sums of a list: the sum of all values before each index, then the sum of all. [2, 3] -> [0, 2, 5]."""
     return np.concatenate([[0], np.cumsum(values)])
 
 
 def _times(kind: KindOptions) -> Integers:
-    """(8, S): the entries of a kind's options that are times; halves are 0 where none are sliced."""
+    """The times in ns of the S options of a kind of unit (sub-layer), (8, S): forward and backward pass, what the last
+    micro-batch adds, gradient reduction, optimizer; first and second forward half and backward pass of a sliced micro-batch, 0
+    if none is sliced."""
     table = kind.table.keep(kind.indices.tolist())
     halves = np.zeros((3, len(kind.indices)), np.int64)
     if table.halved is not None:
@@ -176,7 +187,9 @@ def _times(kind: KindOptions) -> Integers:
 
 
 def _u_ns(entries: Integers, sliced: bool) -> Integers:
-    """(N,): u of labels: both passes of a micro-batch in ns; where some are sliced, the cheaper of whole and halves."""
+    """For each of N labels (partial stages), (N,), the time in ns of forward plus backward pass of a micro-batch. entries: (11,
+    N), the labels' times and bytes. sliced: whether some micro-batches run in halves; the cheaper of whole passes and both
+    halves then counts."""
     if not sliced:
         return entries[FORWARD] + entries[BACKWARD]
     forward = np.minimum(entries[FORWARD], entries[FIRST_HALF] + entries[SECOND_HALF])
@@ -185,7 +198,10 @@ def _u_ns(entries: Integers, sliced: bool) -> Integers:
 
 
 def _single_unit(stages: Stages, l: int, kind: KindOptions, times: Integers, wanted: Front) -> _Labels:
-    """The labels of spans with the single unit l."""
+    """The labels (partial stages) that consist of one unit (sub-layer) l as the last unit of a stage, one label for each
+    option. stages: the units and their tables. kind: its options; times: (8, S), eight times in ns of each of its S options.
+    wanted: the spans and limits.
+    """
     options, states = np.arange(len(kind.indices)), kind.states(wanted.depth)
     entries = np.concatenate([times, np.stack([states + kind.kept + kind.work, states, kind.host])])
     entries[BACKWARD] += kind.final_ns
@@ -196,8 +212,12 @@ def _single_unit(stages: Stages, l: int, kind: KindOptions, times: Integers, wan
 
 
 def _extended(stages: Stages, l: int, following: _Labels, kind: KindOptions, times: Integers, wanted: Front) -> _Labels:
-    """The labels of unit l followed by labels of the next unit, where their interface states agree. following: some `_pieces`
-    of these."""
+    """Extend labels (choices of options from unit (sub-layer) l + 1 to the end of a stage) by the options of unit l in front,
+    if their interface states (layouts of activations) agree.
+
+    stages: the units and their tables. following: the labels of unit l + 1, whose field `option` has their indices. kind: the
+    options of unit l; times: (8, S), eight times in ns of each of its S options. wanted: the spans and limits.
+    """
     boundary = stages.boundaries[l]
     option, parent = np.nonzero(np.isfinite(stages.tables.moves[boundary])[kind.leave][:, following.enter])
     crossing, state = stages.tables.crossings[boundary], (kind.leave[option], following.enter[parent])
@@ -219,7 +239,11 @@ def _extended(stages: Stages, l: int, following: _Labels, kind: KindOptions, tim
 
 
 def _compared(stages: Stages, entries: Integers, before: Sequence[KindOptions], wanted: Front) -> list[Integers]:
-    """The rows by which labels are compared. before: the kinds of the units that may stand before them."""
+    """Choose the numbers by which labels (partial stages) are compared, as rows (N,), for N labels: only times and bytes are
+    taken that can make a difference to a pipeline's step time or memory. stages: the units and their tables. entries: (11, N),
+    the labels' times and bytes. before: the kinds of the units (sub-layers) that may precede them. wanted: the spans and
+    limits.
+    """
     rows = [entries[row] for row in PASSES]
     if wanted.begins and wanted.ends_apart:
         rows += [entries[LAST] + entries[REDUCE], entries[OPTIMIZER]]
@@ -242,7 +266,9 @@ def _compared(stages: Stages, entries: Integers, before: Sequence[KindOptions], 
 
 
 def _best(stages: Stages, labels: _Labels, compared: list[Integers]) -> Indices:
-    """The indices of the labels that no other one dominates. compared: see `_compared`."""
+    """Pareto filter: the indices of the labels (partial stages) that no other label with the same last unit (sub-layer) and
+    interface states equals or undercuts in all compared numbers. labels: N labels. compared: rows of N numbers, smaller is
+    better."""
     if not len(labels.option):
         return np.zeros(0, np.intp)
     first, *others = compared
@@ -251,8 +277,9 @@ def _best(stages: Stages, labels: _Labels, compared: list[Integers]) -> Indices:
 
 
 def _completed(stages: Stages, l: int, kind: KindOptions, labels: _Labels, wanted: Front) -> tuple[Indices, Integers]:
-    """The labels that are columns of spans which begin with unit l, and their entries with the times that a stage's first unit
-    adds."""
+    """Find the labels that can be whole stages beginning with unit (sub-layer) l, within the limits and without dominated ones.
+    Returns their indices among `labels`, and (11, n), their times and bytes, with the additional costs of a stage's first unit.
+    stages: the units and their tables. kind: the options of unit l. wanted: the spans and limits."""
     table, indices = kind.table, kind.indices[labels.option]
     entries = labels.entries.copy()
     entries[[FORWARD, FIRST_HALF, SECOND_HALF]] += table.head_ns[indices]
@@ -270,7 +297,9 @@ def _completed(stages: Stages, l: int, kind: KindOptions, labels: _Labels, wante
 
 
 def _pool(stages: Stages, trail: dict[int, _Labels], found: Sequence[tuple[int, Indices, Integers]]) -> Pool:
-    """The columns as a pool. trail: for each unit, its labels. found: for each first unit, its labels and entries."""
+    """Translate complete labels into the columns (choices of options for a stage) that they stand for. stages: the units and
+    their tables. trail: for each unit (sub-layer), its labels, by which choices are traced. found: triples of a first unit, the
+    indices of its complete labels, and their times and bytes."""
     firsts = np.concatenate([np.full(len(indices), l, np.intp) for l, indices, _ in found] or [np.zeros(0, np.intp)])
     indices = np.concatenate([labels for _, labels, _ in found] or [np.zeros(0, np.intp)])
     entries = np.concatenate([labels for _, _, labels in found] or [np.zeros((11, 0), np.int64)], axis=1)
@@ -290,8 +319,8 @@ def _pool(stages: Stages, trail: dict[int, _Labels], found: Sequence[tuple[int, 
 
 
 class _Columns(Sequence[Column]):
-    """A sequence whose columns are made when they are first used. first, last: their units. indices: of the labels of the first
-    unit."""
+    """The columns (choices of options) of a stage, each built when it is first used. first, last: their first and last units
+    (sub-layers). indices: the indices of the labels of the first unit."""
 
     def __init__(self, stages: Stages, trail: dict[int, _Labels], first: Indices, last: Indices, indices: Indices) -> None:
         self.stages, self.trail, self.first, self.last, self.indices = stages, trail, first, last, indices

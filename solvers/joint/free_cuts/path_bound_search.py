@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from trainplan.formulations.schedule.orders import by_order
 from trainplan.solvers.joint.free_cuts.critical_path_bounds import gpipe_ns, one_f_one_b_ns, sliced_ns, slope
 from trainplan.solvers.joint.free_cuts.path_relaxation import Step, whole_path
 from trainplan.solvers.joint.stages.option_tables import Floats
@@ -33,14 +34,16 @@ ROUNDS = 3
 
 @dataclass(frozen=True, eq=False)
 class StageArcs:
-    """Lower bounds on spans as one stage, in arrays (I, units, lengths, O): by the class of the cut before, the first unit from
-    `low` on, the length less one, and the class of the cut after. The first stage has no class before it, the last one none
-    after it (I = 1, O = 1).
+    """Lower bounds on spans (consecutive units, that is, sub-layers) as one stage, called arcs, in arrays (I, units, lengths,
+    O). Classes of cuts group the layouts of activations at a cut. The axes are: the class of the cut before, the first unit
+    from `low` on, the number of units less one, and the class of the cut after. The first stage has no class before it, the
+    last one none after it (I = 1, O = 1). u is the forward plus backward pass of a micro-batch, g the work after the last
+    micro-batch.
 
-    u_ns: the least u, infinite where the span cannot be this stage. extra: (weights, ..), the least p u + g for every weight p.
-    excess_ns: the most by which p u + g exceeds p u for the least u, over the weights p by which a stage's bounds rise. capped:
-    for the first stage, by length less one and class after it, limits on u, each with the least u + g under that limit.
-    """
+    u_ns: the least u, infinite if the span cannot be this stage. extra: (weights, ..), for every weight p the least p u + g.
+    excess_ns: the largest difference, over the weights p that are at most the rate at which the stage's bounds rise with u,
+    between the least p u + g and p times the least u. capped: for the first stage, by number of units less one and class after
+    it, pairs of a limit on u and the least u + g under that limit."""
 
     low: int
     u_ns: Floats
@@ -50,7 +53,9 @@ class StageArcs:
 
     @classmethod
     def of(cls, low: int, u_ns: Floats, extra: Floats, weights: Sequence[int], rate: int) -> StageArcs:
-        """The arcs of a stage from its bounds. rate: by how much the stage's bounds rise at least with u."""
+        """The arcs of a stage from the bounds of its spans. low: the first unit that the arrays stand for. u_ns: (I, units,
+        lengths, O), the least u of each span. extra: (weights, I, units, lengths, O), the least p u + g for every weight p.
+        weights: the values of p. rate: how many ns the stage's bounds rise at least with each ns of u."""
         finite = np.isfinite(u_ns)
         u, excess = np.where(finite, u_ns, 0.0), np.zeros_like(u_ns)
         for p, values in zip(weights, extra, strict=True):
@@ -61,12 +66,11 @@ class StageArcs:
 
 @dataclass(frozen=True, eq=False)
 class Arcs:
-    """The arcs of one configuration's stages.
-
-    weights: the values of p. before_ns: (L + 1,), the least forward passes of the units before each, of first halves where they
-    are sliced. trip_ns, head_ns: for sliced schedules only, (L + 1,), the least time of a first half forward and of its
-    gradients back: from each unit on through the last stage, and through the units before it, with the work at the end of stage
-    0.
+    """The arcs, spans with lower bounds, of one configuration's stages. weights: the values of p at which p u + g is bounded
+    (u, both passes of a micro-batch; g, the work after the last). before_ns: (L + 1,) for L units, the sum of the least forward
+    passes in ns of the units (sub-layers) before each unit; of first halves if micro-batches are sliced. trip_ns, head_ns: for
+    sliced schedules only, (L + 1,), the least time of a first half forward and of its gradients back: from each unit on through
+    the last stage, and through the units before it, with the work at the end of stage 0.
     """
 
     stages: Sequence[StageArcs]
@@ -77,7 +81,17 @@ class Arcs:
 
 
 class PathBoundSearch:
-    """Bisection over the step V for one configuration with P >= 2 stages."""
+    """Bounds the step time of one configuration (number of stages and micro-batches, with a schedule) with two or more stages
+    by bisection: shows that no partition has a step time of at most a limit, or finds the cheapest path: a sequence of stages,
+    each (first unit, last unit, class of the cut before, class of the cut after). Classes of cuts group the layouts of
+    activations at the cut. Arcs are spans (consecutive units, that is, sub-layers) as a stage, with lower bounds. u is the
+    forward plus backward pass of a micro-batch in a stage, g the work after the last one; there are bounds on p u + g for
+    several weights p. A mask says which arcs of a stage remain; it comes with the first unit that its rows begin at.
+
+    units: the number of units, L. m: the number of micro-batches. rates: for each stage, how many ns the bound on the step
+    rises at least for each ns of the stage's u. first: for each number of first stages, the least time before each unit, over
+    all arcs. least: the least sum of u over all stages with the g of stage 0. after_first: the least sums of u after stage 0
+    that the latest pass over the stages found."""
 
     def __init__(self, arcs: Arcs, units: int, m: int, schedule: str, check_time: Callable[[], None] = lambda: None) -> None:
         """units: their number L. m: the number of micro-batches. schedule: `gpipe`, `1f1b` or `sliced`. check_time: called in
@@ -97,21 +111,22 @@ class PathBoundSearch:
         self.least = float(self.first[-1][0, units])  # of a round trip; of a step, too, where no micro-batch is in halves
 
     def need(self, u: Floats, after: Floats, w: int, first: NDArray[np.intp]) -> Floats:
-        """A lower bound in ns of the time from the first pass of a stage to the end of its last one, by the schedule (see
-        `critical_path_bounds`). u: both passes of the stage's spans. after: the sum of u of the stages after them. w: the
-        number of stages after them. first: the spans' first units."""
-        if self.schedule == "gpipe":
-            needed: Floats = gpipe_ns(u, after, w, self.m)
-        elif self.schedule == "sliced":
+        """A lower bound in ns on the time from the first pass of a stage to the end of its last pass, which depends on the
+        schedule.
+
+        u: for each span that the stage may be, its u in ns. after: the sum of u over the stages after it. w: the number of
+        stages after it. first: the spans' first units (used for sliced schedules only)."""
+        if self.schedule == "sliced":
             assert self.arcs.trip_ns is not None
-            needed = sliced_ns(u, after, w, self.m, self.arcs.trip_ns[first][:, None, None])
+            needed: Floats = sliced_ns(u, after, w, self.m, self.arcs.trip_ns[first][:, None, None])
         else:
-            needed = one_f_one_b_ns(u, after, w, self.m)
+            needed = by_order(self.schedule, gpipe=gpipe_ns, one_f_one_b=one_f_one_b_ns)(u, after, w, self.m)
         return needed
 
     def _prefixes(self, masks: Sequence[Mask] | None, limit: float) -> list[Floats]:
-        """H for each stage: (stages + 1) arrays of (classes, L + 1), by all arcs, or by those that masks leave under a limit on
-        the step."""
+        """For each number of first stages, (classes, L + 1): the least sum in ns of u over these stages and of the g of stage
+        0, by the class of the cut and the unit after them. masks: for each stage, the arcs that count, None for all. limit: a
+        limit in ns on the step time."""
         start = np.full((1, self.units + 1), np.inf)
         start[0, 0] = 0.0
         before = [start]
@@ -136,8 +151,9 @@ class PathBoundSearch:
         return before
 
     def first_stage(self, limit: float, capped: bool) -> Floats:
-        """(1, lengths, classes): the least u + g of spans as stage 0, from the least p u + g less (p - 1) u, with the largest u
-        that a step up to the limit allows. capped: whether to use that limit."""
+        """Lower bounds in ns on u + g of each span (consecutive units) as stage 0, (1, lengths, classes of the cut after): the
+        largest, over weights p, of the least p u + g less (p - 1) times the largest u that a step time of at most `limit` ns
+        allows. capped: whether to use such limits on u; if not, only p = 1 counts."""
         arcs = self.arcs.stages[0]
         least = arcs.u_ns[:, 0]
         most = self.most_first_u(limit) if capped else None
@@ -157,11 +173,10 @@ class PathBoundSearch:
         return least
 
     def most_first_u(self, limit: float) -> Floats:
-        """(1, lengths, classes): the largest u that a step up to the limit allows stage 0, with the least S after it that the
-        last pass over the stages has found.
+        """The largest u that a step time of at most `limit` ns allows spans as stage 0, (1, lengths, classes), given S, a lower
+        bound on the sum of u over the stages after it (from the latest pass over the stages).
 
-        Proof: m u is at most the limit; and so are (m - w) u + 2 S of 1F1B with w < m, and m u + S of GPipe.
-        """
+        Proof: m u is at most the limit; and so are (m - w) u + 2 S of 1F1B with w < m stages after it, and m u + S of GPipe."""
         width = self.arcs.stages[0].u_ns.shape[2]
         after = self.after_first[:, 1 : 1 + width].T[None]
         most = np.full(after.shape, np.floor(limit / self.m))
@@ -172,12 +187,16 @@ class PathBoundSearch:
         return most
 
     def with_capped(self, capped: Mapping[tuple[int, int], Sequence[tuple[float, float]]]) -> None:
-        """Set the known least u + g of the first stage under limits on its u, see `StageArcs`."""
+        """Set lower bounds on the first stage that hold under limits on its u, found by solving spans exactly. capped: a dict
+        from (number of units less one, class of the cut after the stage) to pairs of a limit on u in ns and the least u + g
+        under it."""
         stages = (replace(self.arcs.stages[0], capped=capped), *self.arcs.stages[1:])
         self.arcs = replace(self.arcs, stages=stages)
 
     def possible(self, limit: float, rounds: int = ROUNDS) -> tuple[Step, ...] | None:
-        """None where no partition has a step up to `limit`; else the stages of one that the bounds allow."""
+        """Test whether some partition may have a step time of at most `limit` ns: returns a path of stages that the bounds do
+        not exclude, None if no partition has such a step. rounds: the largest number of passes over the stages; each pass
+        sharpens the sums that the next one uses."""
         before, path = self.first, None
         for turn in range(rounds):
             reached = self._backward(limit, before)
@@ -195,8 +214,9 @@ class PathBoundSearch:
         return path
 
     def left(self, limit: float, rounds: int = 8) -> tuple[list[Mask], list[Floats]] | None:
-        """For each stage, the arcs that a step up to `limit` may use, after as many rounds as help, and the least H before
-        them; None where there are none."""
+        """The arcs that remain under a limit. Returns for each stage the arcs that a step time of at most `limit` ns may use
+        (masks), and the least sums of u over the stages before it; None if no partition has such a step. rounds: the largest
+        number of passes over the stages."""
         before, masks = self.first, list[Mask]()
         for _ in range(rounds):
             reached = self._backward(limit, before)
@@ -212,7 +232,8 @@ class PathBoundSearch:
         return masks, before
 
     def after(self, masks: Sequence[Mask]) -> list[Floats]:
-        """(stages + 1) arrays of (L + 1,): the least S of the stages from each one on, by the arcs that masks leave."""
+        """For each stage, (L + 1,): the least sum in ns of u over this stage and all later ones, by its first unit. masks: for
+        each stage, the arcs that remain."""
         after = np.full((1, self.units + 1), np.inf)
         after[0, self.units] = 0.0
         found = [after[0]]
@@ -228,8 +249,11 @@ class PathBoundSearch:
         return found[::-1]
 
     def most_u(self, x: int, limit: float, first: NDArray[np.intp], before: Floats, after: Floats) -> Floats:
-        """(N,): the largest whole u of spans as stage x within a limit on the step, by bisection. before, after: (N,), the
-        least H and S of each span."""
+        """The largest whole u in ns that each of N spans as stage x may have in a step time of at most `limit` ns, (N,), by
+        bisection.
+
+        x: the stage's index. first: (N,), the spans' first units. before, after: (N,), the least sums of u over the stages
+        before each span (with the g of stage 0) and after it."""
         low, high = np.full(len(first), -1.0), np.full(len(first), np.floor(limit / self.m) + 1)
         prefix = before if self.arcs.head_ns is None or not x else self.arcs.head_ns[first]
         while (high - low > 1).any():
@@ -242,11 +266,14 @@ class PathBoundSearch:
     def most_with_extra(
         self, x: int, limit: float, first: NDArray[np.intp], last: NDArray[np.intp], before: Floats, after: Floats
     ) -> tuple[int, Floats]:
-        """A weight p, and (N,) the largest p u + g of spans as stage x within a limit on the step; arguments as of `most_u`.
+        """Choose a weight p for a stage, and return p with the largest p u + g in ns that each of N spans as stage x may have
+        in a step time of at most `limit` ns, (N,).
 
-        Proof: after stage x comes its g, before it H, and of a later stage the forward passes alone; and the step rises by at
-        least p with u, from its value at the least u.
-        """
+        x: the stage's index. first, last: (N,), the spans' first and last units. before, after: (N,), the least sums of u over
+        the stages before each span (with the g of stage 0) and after it.
+
+        Proof: after stage x comes its g, before it the sum over the stages before, and of a later stage the forward passes
+        alone; and the step rises by at least p with u, from its value at the least u."""
         arcs, p, shape = self.arcs.stages[x], self.rates[x], (slice(None), None, None)
         u = arcs.u_ns[:, first - arcs.low, last - first].min(axis=(0, 2))
         least = self.need(u[shape], after[shape], self.stages - 1 - x, first)[:, 0, 0] - p * u
@@ -254,8 +281,10 @@ class PathBoundSearch:
         return p, limit - prefix - least
 
     def _backward(self, limit: float, before: Sequence[Floats]) -> tuple[list[Mask], tuple[Step, ...]] | None:
-        """For each stage, the arcs that a step up to the limit may use, and the path of the least S; None where there is none.
-        before: H for each stage."""
+        """One pass over the stages, from the last to the first: for each stage, the arcs that a step time of at most `limit` ns
+        may use (masks), and the path of stages with the least sum of u; None if no partition has such a step.
+
+        before: for each stage, the least sums of u over the stages before it, with the g of stage 0. Sets `after_first`."""
         self.check_time()
         units, stages = self.units, self.stages
         short = np.flatnonzero(self.shortest * self.m <= limit)
@@ -304,11 +333,12 @@ class PathBoundSearch:
     def bound(
         self, limit: float, tolerance: float, proven: float = 0.0, whole: bool = False
     ) -> tuple[float, tuple[Step, ...] | None]:
-        """A whole number that no partition's step is below, the largest within a relative tolerance, and a path near it.
+        """Find by bisection the largest limit up to which no partition is possible. Returns a lower bound in ns on the step
+        time of all partitions, a whole number, and a path of stages whose step time may be close to it.
 
-        limit: steps above it do not matter; where none up to it is possible, the next whole number, and no path. proven: a
-        known lower bound. whole: follow one whole partition at a time, see `path_relaxation.whole_path`.
-        """
+        tolerance: the relative precision of the bisection. limit: the largest step time in ns of interest; if no step time up
+        to it is possible, the next whole number is returned, and None instead of a path. proven: a known lower bound. whole:
+        follow one whole partition at a time, which gives a larger bound but takes longer."""
         possible = (lambda step: whole_path(self, step, tolerance)) if whole else self.possible
         if not np.isfinite(self.least):
             return np.inf, None
@@ -331,8 +361,13 @@ class PathBoundSearch:
 
 
 def _traced(steps: Sequence[tuple[int, NDArray[np.intp], int]]) -> tuple[Step, ...]:
-    """The path of the least S from the first unit. steps: for each stage, its least first unit; the best length and class
-    after, as one number, by class before and unit; and the number of classes."""
+    """Reconstruct from the tables of a pass over the stages the path with the least sum of forward and backward passes: each
+    stage as (first unit, last unit, class of the cut before, class of the cut after); classes group cuts by the layouts of
+    activations at the cut.
+
+    steps: for each stage three values: the first unit (sub-layer) that its table begins at; the table, by class of the cut
+    before and first unit, whose entries pack the best length and the class of the cut after into one number (length x number of
+    classes + class); and the number of classes."""
     path, first, into = [], 0, 0
     for low, best, classes in steps:
         length, out = divmod(int(best[into, first - low]), classes)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from trainplan.formulations.schedule.orders import by_order
 from trainplan.solvers.chain.dominance import undominated
 from trainplan.solvers.joint.stages.option_tables import Floats, Indices
 
@@ -38,9 +39,10 @@ GRAINS = 4  # of which every stage may lose one by rounding
 
 @dataclass(frozen=True, eq=False)
 class _Labels:
-    """Suffixes of a pipeline in parallel arrays: node (class of the cut before, times L + 1, plus the first unit), S (sums), K
-    (longest); the first stage's length less one, the class after it (out), and the index of the label of the stages after it
-    (parent)."""
+    """Suffixes (the last stages of a pipeline) as labels in parallel arrays. node: the class of the cut before the suffix,
+    times L + 1, plus its first unit (sub-layer). sums: the sum in ns of forward plus backward passes of a micro-batch over its
+    stages. longest: the longest path through them. length: the number of units of its first stage, less one; out: the class of
+    the cut after that stage; parent: the index of the label of the stages after it."""
 
     node: Indices
     sums: Floats
@@ -51,16 +53,20 @@ class _Labels:
 
 
 def whole_path(search: PathBoundSearch, limit: float, tolerance: float) -> tuple[Step, ...] | None:
-    """None where no partition has a step up to `limit`, by the paths of each whole one; else the stages of one that these
-    allow. tolerance: the share of the limit that rounding may lose, so that a partition just above the limit is allowed, too.
-    """
+    """Test whether a partition of the model's units (sub-layers) into stages may have a step time of at most `limit` ns, by
+    lower bounds along each whole partition.
+
+    search: the spans of units that each stage may be, with their bounds. tolerance: the share of the limit that rounding may
+    lose, so that a partition just above the limit may be returned, too. Returns the stages of a partition that the bounds
+    allow, each as (first unit, last unit, class of the cut before, class of the cut after), where classes group cuts by the
+    layouts of activations at the cut; None if no partition may have such a step."""
     left = search.left(limit)
     if left is None:
         return None
     masks, before = left
     if search.schedule == "sliced":
         return search.possible(limit)
-    waits, stays = _prefix_waits(search, masks, before), 1 if search.schedule == "gpipe" else 2
+    waits, stays = _prefix_waits(search, masks, before), by_order(search.schedule, gpipe=1, one_f_one_b=2)
     units, stages = search.units, search.stages
     grain = max(1.0, np.floor(tolerance * limit / (GRAINS * stages)))
     start = np.array([units], np.intp)
@@ -77,11 +83,17 @@ def whole_path(search: PathBoundSearch, limit: float, tolerance: float) -> tuple
 
 
 def _prefix_waits(search: PathBoundSearch, masks: Sequence[Mask], before: Sequence[Floats]) -> list[Floats]:
-    """For each stage, M of the stages before it, (classes, L + 1); far below 0 where no path waits."""
+    """For each stage, (classes of cuts, L + 1): the least, over all choices of the stages before it, of the longest path
+    through one of these stages, without the path's part in later stages, by the class of the cut (which groups layouts of
+    activations) and the stage's first unit (one of L sub-layers, or L after the last); far below 0 if there is no such path.
+
+    search: the spans that each stage may be, with their bounds. masks: for each stage, which of these spans remain. before: for
+    each stage, the least sums in ns of forward plus backward passes over the stages before it.
+    """
     units, m = search.units, search.m
     waits = [np.full((1, units + 1), NEVER)]
     for x, (arcs, (low, mask)) in enumerate(zip(search.arcs.stages, masks, strict=True)):
-        w, rounds = search.stages - 1 - x, 1 if search.schedule == "gpipe" else 2
+        w, rounds = search.stages - 1 - x, by_order(search.schedule, gpipe=1, one_f_one_b=2)
         _, rows, width, classes = mask.shape
         first = np.arange(low, low + rows)
         u = np.where(mask, arcs.u_ns[:, low - arcs.low : low - arcs.low + rows, :width], np.inf)
@@ -110,11 +122,15 @@ def _longer(
     limit: float,
     grain: float,
 ) -> _Labels:
-    """The labels with stage x added before them that may belong to a step up to the limit, without dominated ones.
+    """Put stage x in front of suffixes (last stages of a pipeline), in all possible ways, and return those that may belong to a
+    step time of at most `limit` ns, without dominated ones.
 
-    masked: the allowed arcs of stage x. before, waits: H and M by class of cut and unit. stays: how often a path of M waits for
-    S. grain: see `_best`.
-    """
+    search: the spans that each stage may be, with their bounds. x: the stage's index. masked: the spans (consecutive units,
+    that is, sub-layers) that stage x may be. before, waits: by class of the cut (which groups layouts of activations) and first
+    unit of stage x, the least sum of forward plus backward passes over the stages before x, and the longest path through one of
+    the stages before x, without the path's part in later stages. stays: how often such a path waits for the stages after it (1
+    for GPipe, 2 for 1F1B). labels: the suffixes to extend. limit: the largest step time of interest. grain: numbers are rounded
+    down to multiples of this many ns if labels are many."""
     arcs, (low, mask), units = search.arcs.stages[x], masked, search.units
     into, row, length, out = np.nonzero(mask)
     first = low + row
@@ -149,13 +165,20 @@ def _longer(
 
 
 def _need(search: PathBoundSearch, u: Floats, after: Floats, x: int) -> Floats:
-    """The lower bound of `PathBoundSearch.need` for schedules that are not sliced. x: the stage."""
+    """A lower bound in ns on the time from the first pass of stage x to the end of its last pass, for schedules that are not
+    sliced.
+
+    search: gives the schedule and the numbers of stages and micro-batches. u: forward plus backward pass of a micro-batch on
+    the stage, in ns. after: the sum of u over the stages after it. x: the stage's index. u and after are arrays of equal shape.
+    """
     needed: Floats = search.need(u, after, search.stages - 1 - x, np.zeros(0, np.intp))
     return needed
 
 
 def _chunks(counts: NDArray[np.int64]) -> list[slice]:
-    """Arcs in slices that have at most about MOST labels together. counts: the labels of each arc."""
+    """Divide a list of spans (consecutive sub-layers as a stage) into batches, to limit memory: slices of the list such that
+    the spans of a batch together have at most about MOST continuations (labels, each standing for a choice of the later
+    stages). counts: (spans,), the number of labels that can follow each span."""
     sums = np.cumsum(counts)
     count = int(sums[-1]) // MOST + 1 if len(sums) else 1
     cut_points = np.searchsorted(sums, np.arange(1, count) * MOST).tolist() if count > 1 else list[int]()
@@ -164,7 +187,8 @@ def _chunks(counts: NDArray[np.int64]) -> list[slice]:
 
 
 def _joined(parts: Sequence[_Labels]) -> _Labels:
-    """Labels of several parts together."""
+    """The labels (last stages of pipelines) of several parts, joined to one set of parallel arrays. parts: the sets to join; if
+    there is none, the arrays are empty."""
     if not parts:
         nothing, indices = np.zeros(0), np.zeros(0, np.intp)
         return _Labels(indices, nothing, nothing, indices, indices, indices)
@@ -172,8 +196,9 @@ def _joined(parts: Sequence[_Labels]) -> _Labels:
 
 
 def _best(labels: _Labels, grain: float) -> _Labels:
-    """The labels at each node that no other one dominates. Where there are many, their numbers are first rounded down to
-    multiples of `grain`."""
+    """Pareto filter: the labels (last stages of pipelines) that no other label with the same first unit (sub-layer) and class
+    of cut before it (which groups layouts of activations) equals or undercuts in both numbers. grain: if labels are many, their
+    numbers are first rounded down to multiples of this many ns."""
     if len(labels.node) > MANY:
         sums, longest = (np.floor(values / grain) * grain for values in (labels.sums, labels.longest))
         labels = _Labels(labels.node, sums, longest, labels.length, labels.out, labels.parent)
@@ -184,7 +209,10 @@ def _best(labels: _Labels, grain: float) -> _Labels:
 
 
 def _traced(trail: Sequence[_Labels], label: int) -> tuple[Step, ...]:
-    """The stages along a label of the first stage. trail: for each stage, its labels. label: its index."""
+    """Reconstruct the partition that a label of the first stage stands for: its stages, each as (first unit (sub-layer), last
+    unit, class of the cut before, class of the cut after); classes group cuts by the layouts of activations at the cut.
+
+    trail: for each stage, its labels (choices for this and all later stages). label: the index of the first stage's label."""
     path, first, into = [], 0, 0
     for labels in trail:
         length, out = int(labels.length[label]), int(labels.out[label])

@@ -20,8 +20,9 @@ from trainplan.solvers.joint.stages.option_tables import StageTables
 
 @dataclass(frozen=True, eq=False)
 class Passes:
-    """Times in ns of the P stages of N pipelines, (P, N): passes with the messages that they receive, and the work at the end
-    of the step. halves_ns: (2, P, N)."""
+    """Times in ns of the P stages of N pipelines, each (P, N): forward and backward passes of a micro-batch with the messages
+    that they receive; what the last micro-batch adds (last_ns), gradient reduction and optimizer. For micro-batches sliced in
+    halves: halves_ns, (2, P, N), the two forward halves; halved_backward_ns, the backward pass."""
 
     forward_ns: Integers
     backward_ns: Integers
@@ -33,7 +34,8 @@ class Passes:
 
     @property
     def extra_ns(self) -> Integers:
-        """(P, N): g, the work in ns after the last micro-batch."""
+        """The time in ns of the work after the last micro-batch (what it adds itself, gradient reduction, optimizer) on each
+        stage, (P, N)."""
         return self.last_ns + self.reduce_ns + self.optimizer_ns
 
 
@@ -41,8 +43,11 @@ NAMES = ("forward_ns", "backward_ns", "last_ns", "reduce_ns", "optimizer_ns", "h
 
 
 def passes_of(tables: StageTables, pipelines: Sequence[Sequence[Column]], cuts: Sequence[int], links: Sequence[int]) -> Passes:
-    """The passes of pipelines of consecutive stages. cuts, links: the kinds of boundary and link between each stage and the
-    next. The message into the first of these stages is left out where it is not the model's first stage."""
+    """The pass times of N pipelines, or of equally many consecutive stages of them, with messages and re-layouts at the cuts.
+
+    pipelines: for each pipeline, one column (choice of options) per stage. cuts, links: the kinds of boundary and of link
+    between each stage and the next. A message into the first of these stages is left out. tables: options of all kinds of units
+    (sub-layers) and costs of boundaries between units."""
     rows = {name: np.array([[getattr(c, name) for c in row] for row in pipelines], np.int64) for name in NAMES}
     halves = rows.pop("halves_ns").transpose(2, 1, 0)
     columns = {name: row.T.copy() for name, row in rows.items()}
@@ -58,13 +63,17 @@ def passes_of(tables: StageTables, pipelines: Sequence[Sequence[Column]], cuts: 
 
 
 def agree(tables: StageTables, before: Column, after: Column, cut: int) -> bool:
-    """Whether one column may follow another at a kind of boundary."""
+    """Whether two columns (choices of options for neighbouring stages) may follow each other: the layout of activations in
+    which the first one is left may be followed at the cut by the layout in which the second one is entered. tables: the costs
+    of boundaries between units. before, after: the columns of the earlier and of the later stage. cut: the index of the kind of
+    boundary at the cut."""
     return bool(np.isfinite(tables.moves[cut][before.leave, after.enter]))
 
 
 def steps_ns(passes: Passes, configuration: Configuration, tied_ns: int) -> Integers:
-    """(N,): the simulated steps in ns of whole pipelines. tied_ns: the time of the sum of a shared table's gradients, 0 without
-    one."""
+    """The simulated step times in ns of N whole pipelines, (N,). passes: the times of all stages. configuration: gives the
+    schedule and the number of micro-batches. tied_ns: the time in ns in which both ends of the pipeline sum the gradients of a
+    shared table, 0 without one."""
     reduced = pass_ends_ns(passes, configuration.schedule, configuration.micro_batches) + passes.reduce_ns
     if tied_ns:
         reduced[0] = reduced[-1] = np.maximum(reduced[0], reduced[-1]) + tied_ns
@@ -73,10 +82,13 @@ def steps_ns(passes: Passes, configuration: Configuration, tied_ns: int) -> Inte
 
 
 def pass_ends_ns(passes: Passes, schedule: Schedule, micro_batches: int) -> Integers:
-    """(P, N): the time in ns at which each stage ends its last pass. The last stages of a longer pipeline are a pipeline
-    themselves, under every schedule with one stage on each device group, with no more of its first micro-batches in halves than
-    it has."""
-    if not schedule.sliced:
+    """The time in ns at which each stage ends its last pass, (P, N), by simulation of N pipelines of P stages.
+
+    passes: the times of all stages, or of the last stages of longer pipelines, which are simulated as pipelines of their own,
+    with as many of their first micro-batches in halves as the schedule slices, at most. schedule: any schedule with one stage
+    on each device group. micro_batches: the number of micro-batches in a step.
+    """
+    if schedule.has_closed_forms:
         return vectorised.pass_ends_ns(schedule.name, passes.forward_ns, passes.backward_ns, micro_batches, passes.last_ns)
     times = {
         "forward_ns": passes.forward_ns,

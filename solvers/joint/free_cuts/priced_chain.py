@@ -25,8 +25,9 @@ COLUMNS = (FORWARD, BACKWARD, LAST, REDUCE, OPTIMIZER)
 
 @dataclass(frozen=True, eq=False)
 class FreePrices:
-    """K sets of prices of the numbers of the p stages, each (K, p). times: by name of `NAMES`. memory: of a byte of the stage's
-    memory while its last unit's pass runs. host: of a byte on its host."""
+    """K sets of prices of the numbers of the p stages, for a weighted sum over a pipeline; each array is (K, p). times: a dict
+    from the name of each stage time (such as forward_ns) to the weights of the stages' times. memory: the price in ns of a byte
+    of the stage's memory while its last unit's pass runs. host: the price of a byte on its host."""
 
     times: Mapping[str, Floats]
     memory: Floats
@@ -35,26 +36,28 @@ class FreePrices:
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
-    """The cuts and options of all units. stages: (L,), the stage of each unit. options: (L,), indices in the reduced tables."""
+    """A pipeline: the stage of each of L units (sub-layers), (L,), and the option of each unit, (L,), as an index among the
+    options that are not dominated."""
 
     stages: Indices
     options: Indices
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """The first units of the stages after the first."""
+        """The pipeline's cuts: the first unit of every stage but the first."""
         return tuple((np.flatnonzero(np.diff(self.stages)) + 1).tolist())
 
     @property
     def key(self) -> bytes:
-        """Bytes that differ between different pipelines."""
+        """A key for sets of pipelines, made of the stages and options of all units: equal keys mean equal pipelines."""
         return self.stages.tobytes() + self.options.tobytes()
 
 
 @dataclass(frozen=True, eq=False)
 class PrefixSums:
-    """The least sums of everything before each unit is entered, (L, K, p, E) by its stage and the interface state in which it
-    is entered: where it is not its stage's first unit (inner), and where it is (first)."""
+    """The least priced sums of everything before each unit (sub-layer) is entered, two arrays (L units, K sets of prices, p
+    stages, E interface states), by the unit's stage and the state (layout of activations) in which it is entered. inner: if it
+    is not its stage's first unit; first: if it is."""
 
     inner: Floats
     first: Floats
@@ -62,15 +65,23 @@ class PrefixSums:
 
 @dataclass(frozen=True, eq=False)
 class SuffixSums:
-    """The least sums of everything after each unit, (L, K, p, D) by its stage and the interface state in which it is left:
-    where it is not its stage's last unit (inner), and where it is (last)."""
+    """The least priced sums of everything after each unit (sub-layer), two arrays (L units, K sets of prices, p stages, D
+    interface states), by the unit's stage and the state (layout of activations) in which it is left. inner: if it is not its
+    stage's last unit; last: if it is."""
 
     inner: Floats
     last: Floats
 
 
 class FreeChain:
-    """The chain of one configuration of an instance with one stage on each of equal device groups."""
+    """The L units (sub-layers) of one configuration (number of stages and micro-batches, with a schedule) with one stage on
+    each of p equal device groups, whose cuts are free, as a chain. A pipeline assigns each unit a stage and an option; at given
+    prices of its times and memory, its cost is a sum over units, boundaries and cuts, whose least value is a shortest path. An
+    interface state is the layout of the activations in which a unit is entered (E states) or left (D states).
+
+    kinds, boundaries: the kind of each unit and of each boundary between units. in_flight: for each stage, its number of
+    micro-batches in flight. links: for each cut, the index of its kind of link. begins: (L, p), whether a unit may be the first
+    one of a stage."""
 
     def __init__(self, instance: Instance, configuration_index: int) -> None:
         configuration = instance.configurations[configuration_index]
@@ -94,9 +105,9 @@ class FreeChain:
 
     @cached_property
     def _columns(self) -> list[Floats]:
-        """For each kind of unit, (11, S): times; bytes of the whole step, of each micro-batch in flight, and on the host; the
-        additional forward and backward time as a stage's first unit; the additional backward time, and the work bytes, as its
-        last one."""
+        """The costs of the S options of each kind of unit as floats, (12, S). The rows are: five times in ns; bytes of the
+        whole step, of each micro-batch in flight, and on the host; the additional forward and backward time as a stage's first
+        unit; the additional backward time, and the bytes of work, as its last one."""
         stacked = []
         for kind in self.tables.kinds:
             times = [getattr(kind.table, name)[kind.indices] for name in COLUMNS]
@@ -106,8 +117,10 @@ class FreeChain:
 
     @cached_property
     def _crossings(self) -> tuple[Floats, Floats, Floats, Floats, Booleans]:
-        """Re-layouts in each direction (Q, D, E) and messages in each direction (Q, links, D, E) as floats, 0 where forbidden;
-        and whether they are forbidden, (Q, D, E)."""
+        """The costs of each kind of boundary (Q kinds) by interface states, D before and E after it: re-layouts forward and
+        backward, (Q, D, E), and messages forward and backward, (Q, links, D, E), in ns as floats, 0 for forbidden pairs of
+        states; and which pairs are forbidden, (Q, D, E).
+        """
         crossings = self.tables.crossings
         shape = (0, self.tables.states_out, self.tables.states_in)
         forward, backward = (
@@ -126,8 +139,9 @@ class FreeChain:
         return there, back, into, out, apart
 
     def unit_costs(self, prices: FreePrices) -> tuple[list[Floats], list[Floats], list[Floats]]:
-        """For each kind of unit, (K, p, S): the cost of its options, and their additional cost as a stage's first and as its
-        last unit."""
+        """The costs of the S options of each kind of unit at K sets of prices of times and memory: three lists of arrays (K, p,
+        S), by set of prices and stage: the cost of an option, its additional cost if the unit is a stage's first one, and if it
+        is a stage's last one."""
         times, memory = prices.times, prices.memory
         weights = np.stack([*(times[name] for name in COLUMNS), memory, memory * self.in_flight, prices.host], axis=-1)
         first = np.stack([times[FORWARD], times[BACKWARD]], axis=-1)
@@ -136,8 +150,8 @@ class FreeChain:
         return costs, [first @ columns[8:10] for columns in self._columns], [last @ columns[10:] for columns in self._columns]
 
     def boundary_costs(self, prices: FreePrices) -> tuple[Floats, Floats]:
-        """For each kind of boundary, (Q, K, p, D, E) inside each stage, and (Q, K, p - 1, D, E) between each stage and the
-        next; infinite where interface states disagree."""
+        """The costs of each kind of boundary (Q kinds) at K sets of prices: (Q, K, p, D, E) inside each stage, and (Q, K, p -
+        1, D, E) between each stage and the next; infinite for forbidden pairs of interface states."""
         there, back, into, out, apart = self._crossings
         forward, backward = (prices.times[name][..., None, None] for name in (FORWARD, BACKWARD))
         inside = forward * there[:, None, None] + backward * back[:, None, None]
@@ -155,8 +169,11 @@ class FreeChain:
     # Shortest paths
 
     def before(self, prices: FreePrices, begins: Booleans | None = None) -> tuple[PrefixSums, Floats]:
-        """The least sums before each unit, and (K,) those of whole pipelines. begins: (L, p), whether a unit may be the first
-        one of a stage; by default as cuts allow."""
+        """Forward pass of the shortest-path search along the chain. Returns the least priced sums of everything before each
+        unit is entered, and (K,), the least priced sums of whole pipelines.
+
+        prices: K sets of prices. begins: (L, p), whether a unit may be the first one of a stage; None takes the
+        configuration's."""
         begins = self.begins if begins is None else begins
         costs, first_costs, last_costs = self.unit_costs(prices)
         inside, across = self.boundary_costs(prices)
@@ -195,8 +212,11 @@ class FreeChain:
         return PrefixSums(inner, first), ended[:, -1].min(axis=-1)
 
     def after(self, prices: FreePrices, begins: Booleans | None = None) -> SuffixSums:
-        """The least sums after each unit, of a stage's last unit without the cost that it adds as such. begins: see
-        `before`."""
+        """Backward pass of the shortest-path search along the chain. Returns the least priced sums of everything after each
+        unit. The additional cost of a unit that is its stage's last one is not included.
+
+        prices: K sets of prices. begins: (L, p), whether a unit may be the first one of a stage; None takes the
+        configuration's."""
         begins = self.begins if begins is None else begins
         costs, first_costs, last_costs = self.unit_costs(prices)
         inside, across = self.boundary_costs(prices)
@@ -216,7 +236,10 @@ class FreeChain:
         return SuffixSums(inner, last)
 
     def _by_enter(self, number: int, values: Floats) -> Floats:
-        """The least value of a kind's options by the state in which they are entered: (.., S) to (.., E)."""
+        """For each interface state, the least value of the options of one kind of unit that are entered in it. values: (.., S),
+        one per option of the kind (S options). Returns (.., E), infinite for a state in which no option is entered. number: the
+        kind of unit.
+        """
         order, starts, states = self._entered[number]
         least = np.full((*values.shape[:-1], self.tables.states_in), np.inf)
         least[..., states] = np.minimum.reduceat(values[..., order], starts, axis=-1)
@@ -224,8 +247,8 @@ class FreeChain:
 
     @cached_property
     def _entered(self) -> list[tuple[Indices, Indices, Indices]]:
-        """For each kind of unit, its options sorted by the state in which they are entered, the first position of each state,
-        and the states."""
+        """For each kind of unit, its options sorted by the interface state in which they are entered, the first position of
+        each state in that order, and the states."""
         found = []
         for kind in self.tables.kinds:
             order = np.argsort(kind.enter, kind="stable")
@@ -234,8 +257,11 @@ class FreeChain:
         return found
 
     def least(self, prices: FreePrices, begins: Booleans | None = None, which: int = 0) -> tuple[float, Pipeline | None]:
-        """The least sum of one set of prices, and a pipeline that has it; infinite and None where no states agree. which: the
-        index of the set."""
+        """The least sum of weighted times and priced memory over all cuts and options, and a pipeline that has it; infinite and
+        None if no options of neighbouring units agree on the interface state between them.
+
+        begins: (L, p), whether a unit may be the first one of a stage; None takes the configuration's. prices: K sets of
+        prices. which: the index of the set to use."""
         before, values = self.before(prices, begins)
         if not np.isfinite(values[which]):
             return np.inf, None
@@ -266,13 +292,15 @@ class FreeChain:
 
     @cached_property
     def _offsets(self) -> Indices:
-        """For each kind of unit, the position of its first option in the arrays of `_all`."""
+        """For each kind of unit, the index of its first option in the arrays that hold the options of all kinds of unit, one
+        kind after the other."""
         counts = [len(kind.indices) for kind in self.tables.kinds]
         return np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.intp)
 
     @cached_property
     def _all(self) -> dict[str, Integers]:
-        """The columns of the options of all kinds of units, one kind after the other."""
+        """The columns of the options of all kinds of units, by name; in each column the options of all kinds stand one kind
+        after the other."""
         kinds = self.tables.kinds
         names = (*COLUMNS, "head_ns", "tail_ns", "turn_ns")
         columns = {name: np.concatenate([getattr(kind.table, name)[kind.indices] for kind in kinds]) for name in names}
@@ -280,12 +308,12 @@ class FreeChain:
         return columns | {name: np.concatenate([getattr(kind, name) for kind in kinds]) for name in own}
 
     def column(self, name: str, pipeline: Pipeline) -> Integers:
-        """(L,): a column of a pipeline's options."""
+        """One number of each unit's option in a pipeline, (L,). name: the number's name, such as "forward_ns" or "kept"."""
         values: Integers = self._all[name][self._offsets[self.kinds] + pipeline.options]
         return values
 
     def times(self, pipeline: Pipeline) -> dict[str, Integers]:
-        """The times in ns of each stage of a pipeline, (p,) by name of `NAMES`."""
+        """The times of a pipeline's p stages: a dict from the name of each stage time (such as forward_ns) to (p,), in ns."""
         starts = np.concatenate([[0], np.flatnonzero(np.diff(pipeline.stages)) + 1])
         times = {name: np.add.reduceat(self.column(name, pipeline), starts) for name in COLUMNS}
         ends = np.append(starts[1:], self.units) - 1
@@ -305,7 +333,8 @@ class FreeChain:
         return times
 
     def memory(self, pipeline: Pipeline) -> Floats:
-        """(p,): each stage's memory in bytes while its last unit's pass runs."""
+        """The memory in bytes of a device of each stage of a pipeline while the stage's last unit's pass runs, (p,): a lower
+        bound on the stage's peak."""
         starts = np.concatenate([[0], np.flatnonzero(np.diff(pipeline.stages)) + 1])
         state, kept, held = (np.add.reduceat(self.column(name, pipeline), starts) for name in ("state", "kept", "held"))
         ends = np.append(starts[1:], self.units) - 1
@@ -313,17 +342,19 @@ class FreeChain:
         return total
 
     def host(self, pipeline: Pipeline) -> Integers:
-        """(p,): each stage's bytes on its host."""
+        """The bytes that each stage of a pipeline holds on its host, (p,)."""
         starts = np.concatenate([[0], np.flatnonzero(np.diff(pipeline.stages)) + 1])
         return np.add.reduceat(self.column("host", pipeline), starts)
 
     def choice(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """The options of a pipeline as indices of the formulation's tables."""
+        """Translate a pipeline's options into the instance's numbering: for each unit, the index of its option in the
+        instance's table."""
         return tuple(self.column("indices", pipeline).tolist())
 
 
 def stacked(prices: Sequence[FreePrices]) -> FreePrices:
-    """Several sets of prices joined to one object."""
+    """Join several sets of prices of stage times and memory into one object, along the axis of sets. prices: objects of K1, K2,
+    .. sets; the result has their sum."""
     return FreePrices(
         {name: np.concatenate([price.times[name] for price in prices]) for name in NAMES},
         np.concatenate([price.memory for price in prices]),

@@ -34,8 +34,13 @@ SLOWER = 1.2  # the factor by which a stage is slowed down for one of these
 
 
 class Guides:
-    """K sets of weights of one configuration. weights: (5, K, p), of the times of the p stages, by name in the order of
-    `COLUMNS`. constants_ns: (K,), the times on paths that belong to no stage."""
+    """K sets of weights (of the times of the p stages of one configuration (number of stages and micro-batches, with a
+    schedule)) and prices (of its memory), by which partial pipelines that cannot be better than the best plan are excluded: for
+    each set, every pipeline's step time is at least its weighted sum plus a constant.
+
+    prices: the K sets. weights: (5, K, p), of five kinds of stage times. constants_ns: (K,), the weighted times on paths that
+    belong to no stage. taken_ns: (K,), the price of the memory limits of all stages, which is subtracted from the weighted sum.
+    """
 
     def __init__(self, cuts: FreeCuts) -> None:
         self.chain: FreeChain = cuts.chain
@@ -46,7 +51,9 @@ class Guides:
         self.weights = np.stack([self.prices.times[name] for name in COLUMNS])
 
     def at(self, limit: float, begins: Booleans) -> GuidesAt:
-        """The guides under a limit on the step. begins: (L, p), whether each stage may begin with each unit."""
+        """The guides under a limit in ns on the step time, with the least weighted sums before and after each unit (sub-layer),
+        for use under this limit. begins: (L, p), whether each of the p stages may begin with each of the L units.
+        """
         begins = self.chain.begins & begins
         before, _ = self.chain.before(self.prices, begins)
         return GuidesAt(
@@ -55,18 +62,24 @@ class Guides:
 
     @cached_property
     def unit_costs(self) -> tuple[list[Floats], list[Floats], list[Floats]]:
-        """See `FreeChain.unit_costs`."""
+        """The weighted costs of the S options of each kind of unit: three lists of arrays (K, p, S), by set of weights and
+        stage: the cost of an option, its additional cost if the unit is a stage's first one, and if it is a stage's last one.
+        """
         return self.chain.unit_costs(self.prices)
 
     @cached_property
     def boundary_costs(self) -> tuple[Floats, Floats]:
-        """See `FreeChain.boundary_costs`."""
+        """The weighted costs of each kind of boundary (Q kinds) by interface states (layouts of activations, D before and E
+        after): (Q, K, p, D, E) inside each stage, and (Q, K, p - 1, D, E) between each stage and the next; infinite for
+        forbidden pairs of states."""
         return self.chain.boundary_costs(self.prices)
 
 
 @dataclass(frozen=True, eq=False)
 class GuidesAt:
-    """Guides under a limit on the step, with the least sums before and after each unit. limits: (K,), of all sums."""
+    """Guides (K sets of weights of stage times and prices of memory) under a limit on the step time. before, after: the least
+    weighted sums before and after each unit (sub-layer). limits: (K,), the largest weighted sum that a pipeline with a step
+    time of at most the limit can have."""
 
     guides: Guides
     before: PrefixSums
@@ -74,13 +87,16 @@ class GuidesAt:
     limits: Floats
 
     def stage(self, x: int) -> Guide:
-        """The guide of one stage."""
+        """The guide for one stage: the weights and limits by which partial choices of options of the stage's units are
+        excluded. x: the stage's index."""
         return Guide(self, x)
 
 
 class Guide:
-    """The guides of one stage, for labels that begin with its last unit. The sums of a label, (K, N), are the weighted times of
-    its units and everything after them."""
+    """The weights of one stage's times and prices of its memory, in K sets, by which labels are excluded. A label is a partial
+    choice: choices of options from some unit (sub-layer) to the stage's end. The sums of N labels, (K, N), are the weighted
+    costs of their units and the least of everything after the stage; a label is excluded if its sum and the least sum before it
+    exceed a limit. An interface state is the layout of the activations in which a unit is entered or left."""
 
     def __init__(self, at: GuidesAt, x: int) -> None:
         guides, self.limits = at.guides, at.limits[:, None]
@@ -92,36 +108,44 @@ class Guide:
         self.kinds, self.boundaries = guides.chain.kinds, guides.chain.boundaries
 
     def last_unit_sums(self, l: int, leave: Indices) -> Floats:
-        """The sums of the options of unit l as the stage's last one. leave: the interface state in which each is left."""
+        """The weighted sums of the labels that consist of unit l alone, as the stage's last unit, one label for each of its N
+        options: (K, N). leave: (N,), the interface state in which each option is left."""
         sums: Floats = self.costs[self.kinds[l]] + self.last_costs[self.kinds[l]] + self.after[l][:, leave]
         return sums
 
     def added_sums(self, l: int, option: Indices, leave: Indices, enter: Indices) -> Floats:
-        """The sums that options of unit l add in front of labels. leave, enter: the interface states between them."""
+        """The amounts by which the weighted sums of labels grow if an option of unit l is put in front of each label: (K, N)
+        for N pairs of an option and a label. option: (N,). leave, enter: (N,), the interface states in which the option is left
+        and the label is entered."""
         more: Floats = self.costs[self.kinds[l]][:, option] + self.inside[self.boundaries[l]][:, leave, enter]
         return more
 
     def may_go_on(self, l: int, enter: Indices, sums: Floats) -> NDArray[np.bool_]:
-        """Whether some pipeline within the limits may have each label. enter: the interface state in which its first unit l is
-        entered."""
+        """For each of N labels, (N,), whether some pipeline within the limits may contain it if its first unit, l, is not the
+        stage's first one. enter: (N,), the interface state in which the unit is entered. sums: (K, N), the labels' sums."""
         may: NDArray[np.bool_] = (sums + self.before[l][:, enter] <= self.limits).all(axis=0)
         return may
 
     def may_begin(self, l: int, option: Indices, enter: Indices, sums: Floats) -> NDArray[np.bool_]:
-        """Whether some pipeline within the limits may have each label as a whole stage that begins with unit l."""
+        """For each of N labels, (N,), whether some pipeline within the limits may contain it as a whole stage that begins with
+        unit l. option, enter: (N,), the unit's option and the interface state in which it is entered. sums: (K, N), the labels'
+        sums."""
         total = sums + self.first_costs[self.kinds[l]][:, option] + self.entered_first[l][:, enter]
         may: NDArray[np.bool_] = (total <= self.limits).all(axis=0)
         return may
 
 
 def loosened(limits: Floats) -> Floats:
-    """Limits on sums of floats that are kept whenever the exact sums, whole numbers, keep the given limits."""
+    """Raise limits on float sums to allow for rounding errors: a sum whose exact value (a whole number) is within the given
+    limit is surely within the returned limit. limits: an array of any shape."""
     return limits + EXACT * np.abs(limits) + 1
 
 
 def _points(cuts: FreeCuts) -> list[DualPoint]:
-    """The dual point of the best bound, and points on the way from it to single paths: those with the largest weights, and the
-    longest paths of recent pipelines with one stage slower than the others."""
+    """The dual points (weights of paths and prices of memory) of the linear program that serve as sets of weights: the point of
+    the best bound, and points on the way from it to single paths. The single paths are the paths with the largest weights, and
+    the critical paths that recent pipelines would have if one stage were slower. cuts: the linear program; new paths are added
+    to its `paths`."""
     assert cuts.point is not None
     point = cuts.point
     set_size = cuts.chain.units * cuts.stages * cuts.chain.tables.states_in
@@ -138,8 +162,9 @@ def _points(cuts: FreeCuts) -> list[DualPoint]:
 
 
 def _scaled(cuts: FreeCuts, point: DualPoint, other: DualPoint) -> DualPoint:
-    """A dual point's weights of paths, with the prices of memory of another one, scaled in each stage by how much the stage's
-    times weigh in the two."""
+    """Combine two dual points: the result has the weights of paths of `other`, and the prices of memory of `point` scaled to
+    these weights: in each stage the prices are multiplied by (weight of the stage's backward time under `other`) / (its weight
+    under `point`), so that memory is dearer in a stage whose times count more. cuts: the linear program."""
     own, its = (
         np.sum([weight * cuts.paths[key].counts[BACKWARD] for key, weight in dual.weights.items()], axis=0)
         for dual in (point, other)

@@ -28,8 +28,8 @@ PASSES = 2**23  # of all pipelines that are simulated at once
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """The N columns that a stage may have, in parallel arrays (N,): first and last unit, interface states, and
-    passes (1, N)."""
+    """The N columns (choices of options) that a stage may have, in parallel arrays (N,): first and last unit (sub-layer), and
+    the interface states (layouts of activations) in which the stage is entered and left; passes: (1, N), their times."""
 
     columns: Sequence[Column]
     first: Indices
@@ -39,19 +39,21 @@ class Pool:
     passes: Passes
 
     def at(self, indices: Indices) -> Pool:
-        """The columns at these indices."""
+        """Select some of the columns (choices of options for one stage). indices: the columns' indices, in whose order they are
+        returned.
+        """
         return Pool(
             Chosen(self.columns, indices),
             self.first[indices],
             self.last[indices],
             self.enter[indices],
             self.leave[indices],
-            _each(self.passes, lambda column: column[..., indices]),
+            _changed(self.passes, lambda array: array[..., indices]),
         )
 
 
 class Chosen(Sequence[Column]):
-    """Some of a sequence of columns, by their indices there."""
+    """The columns of a pool at given indices, as a sequence of columns."""
 
     def __init__(self, columns: Sequence[Column], indices: Indices) -> None:
         self.columns, self.indices = columns, indices
@@ -73,9 +75,10 @@ class Chosen(Sequence[Column]):
 
 @dataclass(frozen=True, eq=False)
 class Suffixes:
-    """N suffixes of the stages from `stage` on. first: their first units. enter: the interface states in which these are
-    entered. chosen: (P - stage, N), the index of each stage's column in its pool. passes: (P - stage, N). bound: a lower bound
-    in ns of every step with the suffix."""
+    """N suffixes: the last stages of pipelines, from `stage` to the last stage, each with a column (choice of options). first:
+    (N,), their first units (sub-layers). enter: (N,), the interface states (layouts of activations) in which these are entered.
+    chosen: (P - stage, N), the index of each stage's column in its pool. passes: (P - stage, N), their times. bound: (N,), a
+    lower bound in ns on the step time of every pipeline with the suffix."""
 
     stage: int
     first: Indices
@@ -85,30 +88,34 @@ class Suffixes:
     bound: Floats
 
     def at(self, indices: Indices | slice) -> Suffixes:
-        """The suffixes at these indices."""
+        """Select some of the suffixes. indices: their indices, or a slice."""
         return Suffixes(
             self.stage,
             self.first[indices],
             self.enter[indices],
             self.chosen[:, indices],
-            _each(self.passes, lambda column: column[..., indices]),
+            _changed(self.passes, lambda array: array[..., indices]),
             self.bound[indices],
         )
 
 
-def _each(passes: Passes, change: Callable[[Integers], Integers]) -> Passes:
-    """Passes whose arrays are changed by a function."""
+def _changed(passes: Passes, change: Callable[[Integers], Integers]) -> Passes:
+    """A copy of pass times in which a function is applied to each array. passes: the times. change: the function, for instance
+    one that selects some of the pipelines."""
     return Passes(**{field.name: change(getattr(passes, field.name)) for field in fields(passes)})
 
 
 @dataclass
 class Enumeration:
-    """The pipelines of one configuration. pools: for each stage, its columns. boundary_kinds: between units.
+    """Evaluates all pipelines of one configuration (number of stages and micro-batches, with a schedule) that may be better
+    than the best plan, joined stage by stage from the last one on. A suffix is the last stages of a pipeline, each with a
+    column (choice of options).
 
-    before_ns: for each stage, (L + 1,), the least H up to each unit, infinite where no pipeline within the limit has a cut.
-    forward_ns: (L + 1,), the least forward passes up to each unit. tied_ns: the time of the sum of a shared table's gradients.
-    bounds: by weighted paths, if there are any.
-    """
+    pools: for each stage, its columns. boundary_kinds: the kind of each boundary between units (sub-layers). before_ns: for
+    each stage, (L + 1,), the least time of forward plus backward passes of a micro-batch before each unit with the work at the
+    end of stage 0, infinite if no pipeline within the limit has a cut there. forward_ns: (L + 1,), the least forward passes
+    before each unit. tied_ns: the time in ns in which both ends of the pipeline sum the gradients of a table shared by
+    embedding and head. bounds: further lower bounds on suffixes, by weighted paths, or None."""
 
     tables: StageTables
     configuration: Configuration
@@ -125,8 +132,12 @@ class Enumeration:
         report: Callable[[Suffixes, int], None],
         stop: Callable[[], bool],
     ) -> float:
-        """Extend all suffixes whose bound is at most the limit. Returns the least bound of those that remain when `stop`
-        returns true, infinite where none remains. report: gets whole pipelines, and the index of the best one among them."""
+        """Run the enumeration: extend all suffixes whose lower bound is at most the limit to whole pipelines, depth first,
+        suffixes of least bounds first.
+
+        limit: returns the largest step time in ns that is still of interest. report: called with whole pipelines and the index
+        of the best of them. stop: returns whether to end early. Returns the least bound in ns of the suffixes that were not
+        examined because the search ended early, infinite if all were."""
         waiting = [self._last(limit())]
         while waiting and not stop():
             suffixes = waiting.pop()
@@ -145,20 +156,23 @@ class Enumeration:
         return min((float(suffixes.bound.min()) for suffixes in waiting if len(suffixes.first)), default=np.inf)
 
     def _at_once(self, suffixes: Suffixes) -> int:
-        """The number of suffixes to extend at once, such that simulating the extended ones takes a moment."""
+        """The number of suffixes (last stages of pipelines) to extend in one batch, such that simulating the results takes only
+        a moment. suffixes: those that are to be extended."""
         x = suffixes.stage
         columns = len(self.pools[x - 1].columns) / max(1, len(np.unique(self.pools[x - 1].last))) if x else 1.0
         work = (len(self.pools) - x + 1) * (self.configuration.micro_batches + len(self.pools)) * max(1.0, columns)
         return max(1, min(CHUNK, int(PASSES / work)))
 
     def _last(self, limit: float) -> Suffixes:
-        """The suffixes of the last stage alone."""
+        """The suffixes with which the enumeration begins: those that consist of the last stage alone and whose lower bound on
+        the step time is at most `limit` ns."""
         pool, x = self.pools[-1], len(self.pools) - 1
         chosen = np.arange(len(pool.columns))[None]
         return self._bounded(Suffixes(x, pool.first, pool.enter, chosen, pool.passes, np.zeros(len(pool.first))), limit)
 
     def _longer(self, suffixes: Suffixes, limit: float) -> Suffixes:
-        """The suffixes with one more stage whose bound is at most the limit."""
+        """Put one stage in front of suffixes, in all possible ways (layouts of activations must agree at the cut), and return
+        the results whose lower bound on the step time is at most `limit` ns. suffixes: those to extend."""
         x = suffixes.stage - 1
         pool, link = self.pools[x], self.configuration.links[x]
         added, row = np.nonzero(pool.last[:, None] + 1 == suffixes.first)
@@ -166,7 +180,8 @@ class Enumeration:
         state = kinds, pool.leave[added], suffixes.enter[row]
         agreed = np.flatnonzero(np.isfinite(self.tables.moves[state]))
         added, row, kinds = added[agreed], row[agreed], kinds[agreed]
-        new, old = _each(pool.passes, lambda c: c[..., added].copy()), _each(suffixes.passes, lambda c: c[..., row].copy())
+        new = _changed(pool.passes, lambda array: array[..., added].copy())
+        old = _changed(suffixes.passes, lambda array: array[..., row].copy())
         for kind in np.unique(kinds):
             here = np.flatnonzero(kinds == kind)
             crossing = self.tables.crossings[kind]
@@ -186,11 +201,12 @@ class Enumeration:
         return self._bounded(Suffixes(x, pool.first[added], pool.enter[added], chosen, joined, suffixes.bound[row]), limit)
 
     def _bounded(self, suffixes: Suffixes, limit: float) -> Suffixes:
-        """The suffixes whose bound is at most the limit, by the simulation of each on its own.
+        """Raise the lower bounds of suffixes by simulating each as a pipeline of its own; return those whose bound is at most
+        `limit` ns.
 
         Proof: the suffix begins after the first micro-batch's forward passes, or first halves, through the stages before it. If
-        stage 0 ends last, the last micro-batch's backward passes through these stages, and stage 0's g, follow the suffix's own
-        last pass: H in all. Else a stage of the suffix ends last.
+        stage 0 ends last, the last micro-batch's backward passes through these stages, and the work at the end of stage 0,
+        follow the suffix's own last pass. Else a stage of the suffix ends last.
         """
         if not len(suffixes.first):
             return suffixes

@@ -33,8 +33,9 @@ ANY = -1  # the interface state where states need not be distinguished
 
 
 class Label(NamedTuple):
-    """One way to run the units from some unit to the end of its stage: B (base), G (peak), bytes on the host, and the options
-    of these units and those of the stages after it (chosen)."""
+    """A label: one choice of options for the units (sub-layers) from some unit to the end of its pipeline stage. base: the
+    bytes that these units hold all the time; peak: the bytes that the fullest pass adds to them; host: bytes on the host;
+    chosen: the options of these units and of the stages after, as a linked list from the first of these units on."""
 
     base: int
     peak: int
@@ -43,7 +44,8 @@ class Label(NamedTuple):
 
 
 class Suffix(NamedTuple):
-    """The last stages of a pipeline, which fit. cuts: their first units. chosen: the options of their units."""
+    """The last stages of a pipeline, each of which fits the memory limit. cuts: their first units (sub-layers). chosen: the
+    options of their units."""
 
     cuts: tuple[int, ...]
     chosen: Chosen
@@ -53,14 +55,21 @@ Start = tuple[int, int]  # the first unit of a stage, and the state that it is e
 
 
 def excess_bytes(instance: Instance, solution: Solution) -> int:
-    """The bytes by which the stage that is furthest over its memory limit exceeds it; below 0 where all stages fit."""
+    """The memory excess of a solution, in bytes: the largest amount by which a stage exceeds its memory limit; negative if all
+    stages fit.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. solution: the cuts and options."""
     configuration = instance.configurations[solution.configuration]
     by_stage = peaks(configuration, bytes_of_stages(instance, solution))
     return max(most - instance.limit_bytes(configuration.device_group(x)) for x, (most, _) in enumerate(by_stage))
 
 
 def over_hosts(instance: Instance, solution: Solution) -> bool:
-    """Whether a stage needs more memory of its host than there is."""
+    """Whether a solution keeps more on hosts than their memory allows, for some stage; False if hosts have no limit.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. solution: the cuts and options."""
     configuration = instance.configurations[solution.configuration]
     host_limits = [instance.host_limit_bytes(configuration.device_group(x)) for x in range(configuration.stages)]
     if all(host_limit is None for host_limit in host_limits):
@@ -70,9 +79,14 @@ def over_hosts(instance: Instance, solution: Solution) -> bool:
 
 
 def fill_orders(instance: Instance, configuration_index: int) -> Iterator[FillOrder]:
-    """The searches that together cover one configuration: a single one, or, where one stage may hold a table of both ends as
-    one parameter, two for each group of options of the first unit: with the options of the last unit that make it one
-    parameter, and with those that do not."""
+    """Divide the search for a solution within memory over the options of one configuration (number of stages and micro-batches,
+    with a schedule) into searches that together cover all solutions. Mostly that is a single search. If embedding and head may
+    share a table as one parameter, there are two searches for each group of options of the first unit (sub-layer): one with the
+    options of the last unit with which the table is one parameter, and one with its other options.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. configuration_index: the configuration's index
+    in the instance."""
     configuration = instance.configurations[configuration_index]
     tied = configuration.tied
     if tied is None or tied.equal is None:
@@ -87,12 +101,15 @@ def fill_orders(instance: Instance, configuration_index: int) -> Iterator[FillOr
 
 @dataclass(frozen=True)
 class FillOrder:
-    """A search over the cuts and options of one configuration, from the last stage to the first. firsts, lasts: the options of
-    the first and the last unit that count, None where all do. once: whether a table of both is then one parameter.
+    """A search over the cuts and options of one configuration (number of stages and micro-batches, with a schedule), from the
+    last stage to the first, for a solution within a memory limit. Units are the model's sub-layers; an interface state is the
+    layout of the activations between two units; the excess of a solution is the bytes by which its fullest stage exceeds its
+    limit, negative if it fits.
 
-    undominated_rows: options that no other one dominates, kept for reuse. least_overrun: one entry, the least excess at which
-    the last call of `within` would have gone on.
-    """
+    firsts, lasts: indices of the options of the first and the last unit that are allowed, None for all. once: whether embedding
+    and head, with these options, hold their shared table as one parameter, so that it counts only once. undominated_rows:
+    results of removing dominated options, kept for reuse. least_overrun: a list of one entry, which `within` sets: the least
+    excess in bytes at which it would have found more to try."""
 
     instance: Instance
     configuration: Configuration
@@ -104,8 +121,9 @@ class FillOrder:
     least_overrun: list[int] = field(default_factory=lambda: [LARGEST], repr=False, compare=False)
 
     def better(self, best: tuple[int, Solution] | None) -> tuple[int, Solution] | None:
-        """The better of the best solution so far, with its excess, and this configuration's solution of the least excess over
-        its limits."""
+        """Find the solution of least excess in this configuration. Returns its excess in bytes and the solution; or `best`
+        itself if no solution has a smaller excess. best: a pair (excess in bytes, solution) known from other configurations, or
+        None."""
         better = self.within(LARGEST if best is None else best[0] - 1)
         low = self.least_excess
         while better is not None:
@@ -118,8 +136,9 @@ class FillOrder:
         return best
 
     def improve_by_at_least(self, best: tuple[int, Solution] | None, by: int) -> tuple[int, Solution] | None:
-        """The best solution so far, with its excess, or one of this configuration whose excess is less by at least `by` bytes,
-        as often as there is one."""
+        """Improve on the best solution so far in coarse steps: as long as this configuration has a solution whose excess is
+        smaller by at least `by` bytes, replace the best solution by it. best: a pair (excess in bytes, solution), or None.
+        Returns the last such pair."""
         while best is None or self.least_excess <= best[0] - by:
             better = self.within(LARGEST if best is None else best[0] - by)
             if better is None:
@@ -129,8 +148,8 @@ class FillOrder:
 
     @cached_property
     def least_excess(self) -> int:
-        """A lower bound in bytes of the excess of every solution over its limits: every unit alone with its least bytes, and
-        the model states of all units shared evenly."""
+        """A lower bound in bytes on the excess of every solution over its limits: every unit alone with its least bytes, and
+        the model states of all units shared evenly among the stages."""
         count, length = self.configuration.stages, self.instance.length
         limit = max(self.instance.limit_bytes(group) for group in self.configuration.device_groups)
         alone = states = 0
@@ -144,8 +163,8 @@ class FillOrder:
         return max(alone, -(-states // count)) - limit
 
     def within(self, excess: int) -> Solution | None:
-        """A solution whose stages exceed their limits by at most `excess` bytes; None where there is none. `least_overrun` is
-        then set to a larger excess, below which there is none either."""
+        """A solution whose stages exceed their memory limits by at most `excess` bytes (which may be negative); None if there
+        is none; `least_overrun` is then set to a larger excess, and no solution has an excess below that."""
         self.least_overrun[0] = LARGEST
         reached: dict[Start, Suffix] = {(self.instance.length, ANY): Suffix((), None)}
         for x in reversed(range(self.configuration.stages)):
@@ -169,8 +188,12 @@ class FillOrder:
     def _stages(
         self, stage: int, end: int, state: int, suffix: Suffix, excess: int
     ) -> Iterator[tuple[int, dict[int, list[Label]]]]:
-        """The stages that end before a unit, whose first unit after them is entered in a state, and that fit, from the shortest
-        to the longest: the first unit of each and, by the state in which it is entered, the labels that no other dominates."""
+        """Yield all possible stages that end before the unit `end` and exceed the limit by at most `excess` bytes, from the
+        shortest to the longest: the stage's first unit and, by the interface state in which it is entered, the labels (choices
+        of options) that no other dominates.
+
+        stage: the stage's index. state: the interface state in which the unit `end` is entered. suffix: the stages after this
+        stage."""
         group = self.configuration.device_group(stage)
         limit = self.instance.limit_bytes(group) + excess
         host_limit = self.instance.host_limit_bytes(group) if self._host_counts else None
@@ -194,9 +217,13 @@ class FillOrder:
             yield unit, labels
 
     def _options(self, unit: int, stage: int, after: int) -> Iterator[tuple[int, int, int, int, int, int]]:
-        """The options of a unit that may be followed by a unit entered in a state: the state in which the option enters, its
-        part in B, the bytes that it stacks, its pass, its bytes on the host, and its index. Options that need at least as much
-        as another are left out."""
+        """The options of a unit that may be followed by a unit entered in the interface state `after`, without options that
+        need at least as much memory of every kind as another option.
+
+        Yields for each option six numbers: the interface state in which it is entered, the bytes that it holds all the time,
+        the bytes that it keeps for one micro-batch until the backward pass, the bytes of its running pass, its bytes on the
+        host, and its index. unit: the unit's index. stage: the index of its stage. after: the interface state in which the next
+        unit is entered."""
         table, indices = self._table(unit, stage)
         if after != ANY:
             indices = tuple(s for s in indices if self._agree(unit, stage, int(table.leave[s]), after))
@@ -218,7 +245,8 @@ class FillOrder:
         yield from self.undominated_rows[key]
 
     def _table(self, unit: int, stage: int) -> tuple[OptionTable, tuple[int, ...]]:
-        """The options of a unit, and the indices of those that count."""
+        """Look up the options of a unit if it is in a given stage: the table of all of its options, and the indices of the
+        options that this search allows, ascending. unit, stage: their indices."""
         table, tied = self.instance.table(self.configuration, stage, unit), self.configuration.tied
         counted = set(range(len(table.options)))
         if unit == 0 and self.firsts is not None:
@@ -231,7 +259,8 @@ class FillOrder:
         return table, tuple(sorted(counted))
 
     def _may_begin(self, stage: int, first: int) -> bool:
-        """Whether a stage may begin with a unit, such that the stages before it can still begin somewhere."""
+        """Whether stage `stage` may begin with the unit `first`: a cut is allowed there, and enough cuts are allowed before it
+        for the earlier stages."""
         cuts, cuttable = self.configuration.cuts, self.instance.cuttable
         if stage == 0:
             return first == 0
@@ -241,7 +270,8 @@ class FillOrder:
 
     @cached_property
     def _host_counts(self) -> bool:
-        """Whether some stage could need more memory of its host than there is, by the largest need of all units together."""
+        """Whether the host's memory could be too small for some stage: true if the sum over all units of their largest host
+        bytes exceeds the smallest limit. If not, hosts are ignored."""
         host_limits = [self.instance.host_limit_bytes(group) for group in self.configuration.device_groups]
         least = min((host_limit for host_limit in host_limits if host_limit is not None), default=None)
         tables = self.configuration.tables
@@ -250,8 +280,8 @@ class FillOrder:
 
     @cached_property
     def _alike(self) -> bool:
-        """Whether all device groups have the same tables and limits. If not, a small stage may need units that a later one
-        would take."""
+        """Whether all device groups have equal tables and limits, so that filling each stage as far as possible is optimal. If
+        not, a small stage may need units that a later one would take."""
         groups = self.configuration.device_groups
         host_limits = {
             (group.kind, self.instance.limit_bytes(group), self.instance.host_limit_bytes(group)) for group in groups
@@ -260,12 +290,13 @@ class FillOrder:
 
     @cached_property
     def _apart(self) -> bool:
-        """Whether interface states must be distinguished, since some disagree."""
+        """Whether interface states must be distinguished, because some pairs of them are forbidden at some boundary."""
         boundaries = [boundary for tables in self.configuration.tables for boundary in tables.boundaries]
         return any(int(matrix.max(initial=0)) >= FORBIDDEN for boundary in boundaries for matrix in _relayouts(boundary))
 
     def _agree(self, unit: int, stage: int, leave: int, after: int) -> bool:
-        """Whether a unit may leave in a state where the next one enters in another."""
+        """Whether a unit of a stage that is left in interface state `leave` may be followed by a unit entered in state
+        `after`."""
         if after == ANY:
             return True
         boundary = self.instance.boundary(self.configuration, stage, unit + 1)
@@ -273,12 +304,14 @@ class FillOrder:
 
 
 def _relayouts(boundary: Boundary) -> tuple[Integers, Integers]:
-    """The re-layout times of a boundary, forward and backward."""
+    """The re-layout times at a boundary between two units (sub-layers): two arrays in ns, forward and backward, each (states
+    before, states after) by interface states (layouts of activations)."""
     return boundary.relayout_forward_ns, boundary.relayout_backward_ns
 
 
 def _undominated(labels: list[Label]) -> list[Label]:
-    """The labels that no other one equals or undercuts in every number; of equal labels the first."""
+    """Pareto filter: the labels (choices of options) that no other label equals or undercuts in base, peak and host bytes; of
+    equal labels the first."""
     kept: list[Label] = []
     for label in sorted(labels, key=_needs):
         _, peak, host, _ = label
@@ -288,5 +321,6 @@ def _undominated(labels: list[Label]) -> list[Label]:
 
 
 def _needs(label: Label) -> tuple[int, int, int]:
-    """The numbers of a label by which labels are compared."""
+    """The three numbers of bytes by which labels (choices of options for the units up to a stage's end) are compared: base
+    (held all the time), peak (added by the fullest pass) and host."""
     return label[:3]

@@ -27,8 +27,9 @@ from trainplan.solvers.joint.stages.option_tables import Indices
 
 @dataclass(frozen=True)
 class LeanChoice:
-    """The bytes by which solutions of a configuration exceed the limits of their devices, below 0 where they fit: at least
-    bound_bytes for every solution, and excess_bytes for `solution`, if one is known."""
+    """How little memory a configuration (number of stages and micro-batches, with a schedule) needs. The excess of a solution
+    is the bytes by which it exceeds the limits of its devices, negative if it fits. bound_bytes: a lower bound on the excess of
+    every solution. solution: one solution of little memory, None if none is known. excess_bytes: its excess."""
 
     bound_bytes: int
     excess_bytes: int = LARGEST
@@ -36,8 +37,13 @@ class LeanChoice:
 
 
 def leanest(instance: Instance, configuration_index: int) -> LeanChoice:
-    """The least memory of an interleaved configuration. Where its cuts are not fixed, or devices are of several kinds, only a
-    bound by the model states of all units is known."""
+    """Estimate the least memory that a configuration with an interleaved schedule (each device group runs several stages)
+    needs: a lower bound on its excess over the limits, and one solution of little memory. If its cuts are not fixed, or devices
+    are of several kinds, only a bound by the model states of all units (sub-layers).
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. configuration_index: the configuration's index
+    in the instance."""
     configuration = instance.configurations[configuration_index]
     limits = [instance.limit_bytes(group) for group in configuration.device_groups]
     if configuration.cuts is None or len(configuration.tables) > 1:
@@ -56,8 +62,9 @@ def leanest(instance: Instance, configuration_index: int) -> LeanChoice:
 
 @dataclass(frozen=True)
 class _Peaks:
-    """Memory of a configuration, whatever its limits. options: of a choice of little memory. least, chosen: for each device
-    group, the largest lower bound over its moments, and the peak of that choice."""
+    """The memory of a configuration (number of stages and micro-batches, with a schedule), whatever its limits, one entry per
+    device group. least: a lower bound in bytes on its peak under every choice of options. chosen: its peak in bytes under one
+    choice of little memory. options: the options of that choice."""
 
     units: Sequence[Unit]
     options: tuple[int, ...]
@@ -69,7 +76,13 @@ KNOWN: WeakKeyDictionary[Configuration, _Peaks] = WeakKeyDictionary()  # reused 
 
 
 def _peaks(instance: Instance, configuration_index: int) -> _Peaks:
-    """The `_Peaks` of a configuration, kept for the next call with the same units."""
+    """The least and the achieved memory of each device group of an interleaved configuration (number of stages and
+    micro-batches, with a schedule) with fixed cuts, whatever the limits; the result is cached for the next call with the same
+    units (sub-layers).
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from. configuration_index: the configuration's index
+    in the instance."""
     configuration = instance.configurations[configuration_index]
     known = KNOWN.get(configuration)
     if known is not None and known.units is instance.units:
@@ -92,13 +105,17 @@ def _peaks(instance: Instance, configuration_index: int) -> _Peaks:
 
 
 def _needed(table: OptionTable, factors: Integers) -> Integers:
-    """(R, S): the bytes of each option in R rows. factors: (R, 3), of the bytes that it holds, keeps and works in."""
+    """The bytes of each of the S options of a unit (sub-layer) at R moments of its device group's order of passes: (R, S).
+    factors: (R, 3), how many times at each moment the unit's bytes count that are held while a micro-batch is in flight, kept
+    until its backward pass, or added by a running pass. table: the unit's options. Model states count once.
+    """
     needed: Integers = table.state_bytes + factors @ np.stack([table.held_bytes, table.kept_bytes, table.work_bytes])
     return needed
 
 
 def _messages(chain: Chain, memory: DeviceGroupMemory) -> Integers:
-    """(R,): the least bytes of the messages in the rows of a device group."""
+    """The least bytes of the messages that wait in a device group at each of its R moments, over all layouts: (R,). chain: the
+    units (sub-layers) and the boundaries between them. memory: the numbers of messages at each moment."""
     total = np.zeros(len(memory.work), np.int64)
     for l, boundary in enumerate(chain.boundaries, 1):
         for counts, sizes in (
@@ -111,8 +128,11 @@ def _messages(chain: Chain, memory: DeviceGroupMemory) -> Integers:
 
 
 def _leaner(needed: Sequence[Integers], messages: Integers, row: int) -> Indices:
-    """The options of a device group's units: those that need the least in one row, then changed one by one as long as the
-    fullest row becomes less full. needed: for each unit, (R, S)."""
+    """Choose options of little memory for a device group's units (sub-layers), one index per unit: first the options that need
+    the least at one moment; then single options are changed as long as the fullest moment becomes less full.
+
+    needed: for each unit, (R moments, S options), its bytes. messages: (R,), bytes of messages. row: the moment to begin with.
+    """
     choice = np.array([unit_bytes[row].argmin() for unit_bytes in needed], np.intp)
     rows = messages + sum(unit_bytes[:, s] for unit_bytes, s in zip(needed, choice, strict=True))
     while True:

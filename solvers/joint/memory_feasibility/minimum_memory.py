@@ -26,8 +26,10 @@ HOST_PARTS = ("on the host", "on the device")
 
 
 def explain(instance: Instance) -> Infeasibility | None:
-    """The reason why no solution fits, in the user's terms; None where one fits, where that is not certain, or where no reason
-    is known."""
+    """The reason, for users, why no plan fits the memory; None if one fits, if that is not certain, or if no reason is known.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from."""
     memory = LeastMemory(instance)
     if memory.fits():
         return None
@@ -41,26 +43,35 @@ def explain(instance: Instance) -> Infeasibility | None:
 
 
 def fits(instance: Instance) -> bool | None:
-    """Whether some solution fits; None where that is not known, for interleaved configurations with many solutions."""
+    """Whether some plan of the instance fits its memory; None if that is not known, which may be so for interleaved
+    configurations (numbers of stages and micro-batches, with a schedule) with many solutions.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from."""
     return LeastMemory(instance).fits()
 
 
 def leanest(instance: Instance) -> tuple[Solution, int] | None:
-    """A solution that needs little memory on every device, whatever the limits, and a number of bytes that some device needs in
-    every solution, mostly what it needs in this one. None where no solution is known."""
+    """A plan that needs little memory on every device, whatever the limits, and a lower bound in bytes: in every plan, some
+    device needs at least that much (mostly the bound is what the returned plan needs); None if no plan is known.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from."""
     least = LeastMemory(instance.with_memory(0)).least()
     return None if least is None else (least[0], max(0, least[1]))
 
 
 class LeastMemory:
-    """The least memory of an instance's configurations, searched only as far as needed."""
+    """Finds the least memory that the plans of an instance need; each result is computed when it is first used. The excess of a
+    plan is the bytes by which its fullest stage exceeds its limit, negative if it fits."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
 
     @cached_property
     def fill_orders(self) -> list[FillOrder]:
-        """The searches for configurations that are not interleaved, the most promising first."""
+        """The searches for a solution within memory that together cover all configurations without an interleaved schedule,
+        sorted by their lower bounds on the excess, the most promising first."""
         plain = [
             configuration_index
             for configuration_index, configuration in enumerate(self.instance.configurations)
@@ -73,7 +84,8 @@ class LeastMemory:
 
     @cached_property
     def lean_choices(self) -> dict[int, LeanChoice]:
-        """For each interleaved configuration, by its index, what is known of its least memory."""
+        """For each interleaved configuration, by its index: a lower bound in bytes on the excess of its solutions, and one
+        solution of little memory."""
         chunked = [
             configuration_index
             for configuration_index, configuration in enumerate(self.instance.configurations)
@@ -82,7 +94,8 @@ class LeastMemory:
         return {configuration_index: leanest_chunks(self.instance, configuration_index) for configuration_index in chunked}
 
     def fits(self) -> bool | None:
-        """Whether some solution fits; None where that is not known, for interleaved configurations with many solutions."""
+        """Whether some plan fits all limits; None if that is not known, because an interleaved configuration has too many
+        solutions to evaluate."""
         if any(order.least_excess <= 0 and order.within(0) is not None for order in self.fill_orders):
             return True
         if any(lean.excess_bytes <= 0 for lean in self.lean_choices.values()):
@@ -93,14 +106,14 @@ class LeastMemory:
         return any(solution is not None for solution in improving(part))
 
     def _few(self, indices: Sequence[int]) -> Instance | None:
-        """The instance with these configurations alone; None where they have too many solutions to evaluate all of them."""
+        """A copy of the instance with some of its configurations only, if these have few enough solutions to evaluate all of
+        them; else None. indices: the configurations' indices."""
         part = self.instance.only(indices)
         return part if solution_count(part) <= MOST_ENUMERATED else None
 
     def least(self) -> tuple[Solution, int] | None:
-        """A solution that needs little memory beyond the limits of its devices, and the bytes by which every solution exceeds
-        them, mostly what this one does. None where no solution is known: hosts are too small for any, or stages are
-        interleaved."""
+        """A plan of little memory, and a lower bound in bytes on the excess of every plan, mostly equal to the excess of the
+        returned plan. None if no plan is known: hosts are too small for any, or stages are interleaved."""
         best: tuple[int, Solution] | None = None
         for parts in COARSE:  # so that few are bisected to the byte
             for order in self.fill_orders:
@@ -126,8 +139,9 @@ class LeastMemory:
     def _enumerated(
         self, indices: Sequence[int], part: Instance, best: tuple[int, Solution] | None
     ) -> tuple[int, Solution] | None:
-        """The better of the best solution so far and those of a part of the instance, each with its excess in bytes. indices:
-        of the part's configurations in the instance."""
+        """The solution of least excess, with its excess in bytes, among the best one so far and all solutions of a part of the
+        instance. part: the instance with few configurations. indices: the indices of these configurations in the whole
+        instance. best: the best solution so far with its excess, or None."""
         for solution in solutions(part):
             if solution is not None:
                 lifted = replace(solution, configuration=indices[solution.configuration])
@@ -138,9 +152,12 @@ class LeastMemory:
 
 
 def host_reason(instance: Instance) -> Infeasibility | None:
-    """The reason why no solution fits where hosts are too small for every solution, whatever memory devices have; None where
-    that is not the reason (mostly there is no solution at all then, since no options of neighbours agree, or nothing may be
-    cut)."""
+    """The reason, for users, why nothing fits if the memory of hosts is too small for every plan, however much memory devices
+    have; None if that is not the reason. (Mostly no plan exists at all then, since no two options of neighbouring units agree
+    on the layout of activations between them, or no cut between stages is allowed.)
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from."""
     apart = replace(instance, configurations=tuple(map(_one_by_one, instance.configurations)))
 
     def first_of(limited: Instance) -> Solution | None:
@@ -174,7 +191,11 @@ def host_reason(instance: Instance) -> Infeasibility | None:
 
 
 def _one_by_one(configuration: Configuration) -> Configuration:
-    """A configuration in which every stage has a device group of its own; the host memory of its stages stays the same."""
+    """Simplify an interleaved configuration (number of stages and micro-batches, with a schedule in which each device group
+    runs several stages), to find out whether hosts are the reason why nothing fits: the copy gives every stage a device group
+    of its own, under GPipe, with the same host memory per stage. Other configurations are returned as they are.
+
+    configuration: the one to simplify; it is not changed."""
     chunks = configuration.schedule.chunks
     if chunks == 1:
         return configuration
@@ -182,8 +203,12 @@ def _one_by_one(configuration: Configuration) -> Configuration:
 
 
 def _may_offload(instance: Instance, configuration: Configuration) -> bool:
-    """Whether units could keep their inputs on the host and no option does yet. That goes with neither context parallelism nor
-    a number of first layers to recompute."""
+    """Whether users are to be advised to allow that inputs of sub-layers are kept on the host: true if the instance would
+    support it, but no option of the configuration (number of stages and micro-batches, with a schedule) does so. It is not
+    supported together with context parallelism or with a fixed number of first layers to recompute.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from."""
     origin = instance.provenance
     if RECOMPUTE_FIRST.name in origin:
         return False
@@ -193,8 +218,12 @@ def _may_offload(instance: Instance, configuration: Configuration) -> bool:
 
 
 def reason(instance: Instance, solution: Solution, evaluation: Evaluation, bound: int) -> Infeasibility:
-    """The reason why a solution of little memory does not fit, and what to change. bound: the bytes by which every solution
-    exceeds the limits of its devices."""
+    """The reason, with advice for users, why no plan fits the memory: it describes the stage that exceeds its limit by the most
+    bytes in a plan of little memory. solution: that plan. evaluation: the times and memory of that plan. bound: a lower bound
+    in bytes on the excess of every plan over its limits.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from."""
     configuration = instance.configurations[solution.configuration]
     limits = [instance.limit_bytes(configuration.device_group(x)) for x in range(configuration.stages)]
     spare = [limit - stage.peak_bytes for limit, stage in zip(limits, evaluation.stages, strict=True)]
@@ -214,8 +243,12 @@ def reason(instance: Instance, solution: Solution, evaluation: Evaluation, bound
 
 
 def _smaller(instance: Instance, configuration: Configuration, strategy: Strategy | None, in_flight: int) -> str:
-    """The advice that makes a device's share smaller: a shorter sequence or a smaller batch. strategy, in_flight: of the device
-    with the largest excess."""
+    """Advice for users that makes a device's activations smaller: a shorter sequence, if a device has one sample only, or else
+    a smaller batch. strategy: the parallel strategy of the sub-layer with the memory peak, None if unknown. configuration: the
+    plan's configuration. in_flight: micro-batches in flight in the peak's stage.
+
+    instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
+    configurations (number of stages and micro-batches, schedule) to choose from."""
     sequence = (instance.provenance.get("model") or {}).get("sequence")
     samples = 0 if strategy is None else instance.batch // configuration.micro_batches // strategy.data_degree
     if samples == 1 and sequence and in_flight < configuration.micro_batches:  # however few samples there are

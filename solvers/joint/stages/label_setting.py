@@ -24,12 +24,13 @@ from trainplan.solvers.joint.stages.span_bounds import Exit, Weight
 
 @dataclass(frozen=True)
 class Column:
-    """One choice of options for a span of units as a stage, whatever its neighbours: times in ns without messages and
-    re-layouts at its cuts.
+    """One choice of options for a span (consecutive units, that is, sub-layers) as a pipeline stage, whatever the stages before
+    and after it: times in ns without messages and re-layouts at its cuts.
 
-    options: for each unit, the index in the reduced tables. forward_ns, backward_ns: the passes. halves_ns, halved_backward_ns:
-    of a micro-batch in halves. enter, leave: merged interface states (see `option_tables`).
-    """
+    options: for each unit, the index among the options that are not dominated. forward_ns, backward_ns: the passes of a
+    micro-batch. last_ns: what the last micro-batch adds; reduce_ns: gradient reduction; optimizer_ns: the optimizer. halves_ns,
+    halved_backward_ns: the passes of a micro-batch sliced in halves. enter, leave: the interface states (layouts of
+    activations) in which it is entered and left, equal ones merged. host_bytes: the bytes on the host."""
 
     options: tuple[int, ...]
     forward_ns: int
@@ -45,14 +46,15 @@ class Column:
 
     @property
     def extra_ns(self) -> int:
-        """g: the work in ns after the last micro-batch."""
+        """Time in ns of the work after the last micro-batch: what it adds itself, gradient reduction, and the optimizer."""
         return self.last_ns + self.reduce_ns + self.optimizer_ns
 
 
 @dataclass(frozen=True)
 class Solved:
-    """A span solved for one weight (p, q): a lower bound on p u + q g, infinite where nothing fits, and the best choice with
-    its value; column is None where none is known."""
+    """A span (consecutive units, that is, sub-layers) solved for one pair of weights (p, q): a lower bound on p u + q g (u,
+    both passes of a micro-batch; g, the work after the last), infinite if nothing fits, and the best choice (column, None if
+    none is known) with its value."""
 
     bound: float
     column: Column | None
@@ -65,11 +67,14 @@ Span = tuple[int, int, int, Weight, Entry, Exit | None]  # as of `Stages.solve`:
 
 @dataclass
 class Stages:
-    """Solves the spans of one chain of units, and keeps the results.
+    """Solves spans (consecutive units, that is, sub-layers) of a model as pipeline stages, exactly, and keeps the results. For
+    a choice of options, u is the forward plus backward pass of a micro-batch in ns, and g the work after the last micro-batch.
+    An interface state is the layout of the activations in which a unit is entered or left.
 
-    tables: of the chain's kinds. kinds, boundaries: of each unit, and between units. memory_bytes, host_bytes: of each device
-    of a stage; None for no limit. cuts: classes of the interface states at cuts.
-    """
+    tables: the options of each kind of unit. kinds, boundaries: the kind of each unit, and of each boundary between units.
+    memory_bytes, host_bytes: the memory limits of each device of a stage, on the device and on its host; None for no limit.
+    cuts: classes (groups) of interface states at cuts. solved: the results kept so far. count: the number of spans solved.
+    loosest: the largest relative gap between choice and bound."""
 
     tables: StageTables
     kinds: tuple[int, ...]
@@ -95,14 +100,13 @@ class Stages:
         tolerance: float,
         worth_ns: float = np.inf,
     ) -> Solved:
-        """The least p u + q g of the span of units `first` to `last`, with `depth` micro-batches in flight and weight (p, q).
+        """Solve a span (the units `first` to `last`, inclusive, as one stage): find the least p u + q g within the memory, with
+        `depth` micro-batches in flight, and a choice of options that has it.
 
-        into: the kind of link and the class of the cut before the span, if it does not begin the model. out: the kind of
-        boundary, the kind of link and the class of the cut after it; None for the last stage. tolerance: the relative gap
-        between bound and choice that suffices. worth_ns: a bound above this suffices, too.
-
-        Raises TimeoutError.
-        """
+        search: the run's limits and options, and its best solution so far. weight: the pair (p, q). into: the kind of link and
+        the class of the cut before the span, if it does not begin the model. out: the kind of boundary, the kind of link and
+        the class of the cut after it; None for the last stage. tolerance: the relative gap between bound and choice at which
+        the search may stop. worth_ns: the search also stops once the bound is above this. Raises TimeoutError."""
         around = (into, self.boundaries[first - 1]) if first else None
         key = (self.kinds[first : last + 1], self.boundaries[first:last], around, weight, out, depth)
         if key not in self.solved:
@@ -121,11 +125,13 @@ class Stages:
     def solve_capped(
         self, first: int, last: int, depth: int, out: Exit | None, most_ns: int, start: Column, search: Search, tolerance: float
     ) -> Solved:
-        """The least u + g of a span that begins the model, among choices whose u is at most `most_ns`. start: a choice within
-        that limit.
+        """Solve a span that begins the model, as its first stage: find the least u + g among choices whose u is at most
+        `most_ns` ns.
 
-        Where the host's memory is limited, the bound is that of choices whatever they hold there. Raises TimeoutError.
-        """
+        search: the run's limits and options, and its best solution so far; only read here. depth: micro-batches in flight. out:
+        the kind of boundary, the kind of link and the class of the cut after the span; None for the last stage. start: a choice
+        within that limit. tolerance: the relative gap between bound and choice at which the search may stop. If the host's
+        memory is limited, the bound holds for all choices, whatever memory they need on the host. Raises TimeoutError."""
         self.count += 1
         whole, forbidden = self.chain(first, last, depth, (1, 1), (0, 0), out)
         capped, _ = self.chain(first, last, depth, (1, 0), (0, 0), out)
@@ -148,12 +154,14 @@ class Stages:
         return Solved(inner.bound, column if within else None, inner.objective)
 
     def _fits(self, first: int, depth: int, solved: Solved) -> bool:
-        """Whether the choice of a solved span fits with `depth` micro-batches in flight."""
+        """Whether the choice of options of a solved span, which begins at unit `first`, also fits the memory with `depth`
+        micro-batches in flight."""
         assert solved.column is not None
         return self.peak_bytes(first, depth, solved.column.options) <= self.memory_bytes
 
     def peak_bytes(self, first: int, depth: int, options: Sequence[int]) -> int:
-        """The peak bytes of a stage that begins at a unit, by its units' options."""
+        """The peak memory in bytes of a stage that begins at unit `first`, with `depth` micro-batches in flight. options: for
+        each of the stage's units, the index among the options that are not dominated."""
         kinds = [self.tables.kinds[self.kinds[first + index]] for index in range(len(options))]
         state, kept, work, held = (
             np.array([getattr(kind, name)[s] for kind, s in zip(kinds, options, strict=True)], np.int64)
@@ -162,7 +170,12 @@ class Stages:
         return int(stage_peak(state, kept, work, depth, held)[0])
 
     def _solve(self, span: Span, search: Search, tolerance: float, worth_ns: float) -> Solved:
-        """As `solve`, without looking at earlier results. span: the arguments that name the span."""
+        """Solve a span by label-setting, without looking at earlier results: the least p u + q g within the memory, and its
+        choice.
+
+        search: the run's limits and options, and its best solution so far. span: first and last unit, micro-batches in flight,
+        weight (p, q), and the classes of the cuts before and after it. tolerance: the relative gap between bound and choice at
+        which the search may stop. worth_ns: the search also stops once the bound is above this. Raises TimeoutError."""
         self.count += 1
         first, chain, forbidden = span[0], *self.chain(*span)
         inner = search.inner(chain.objective, gap=tolerance, options={WORTH: int(worth_ns)} if worth_ns < np.inf else {})
@@ -184,7 +197,13 @@ class Stages:
     def _within_host(
         self, first: int, chain: MemoryChain, forbidden: int, relaxed: Search, search: Search, tolerance: float
     ) -> Solved:
-        """As `solve`, with the host's memory as a second limit. It starts from the choice that needs the least there."""
+        """Solve a span with the host's memory as a second limit, beginning from the choice that needs the least memory on the
+        host.
+
+        search: the run's limits and options, and its best solution so far; only read here. first: the span's first unit. chain:
+        the span as a chain of layers. forbidden: the time in ns by which impossible choices (neighbouring units with
+        disagreeing interface states) are marked: no other choice takes so long. relaxed: the finished search without the host's
+        limit. tolerance: the relative gap between bound and choice at which the search may stop. Raises TimeoutError."""
         assert self.host_bytes is not None and relaxed.bound is not None
         hosts = [self.tables.kinds[kind].host for kind in self.kinds[first : first + chain.layers]]
         links = tuple(
@@ -218,8 +237,12 @@ class Stages:
     def chain(
         self, first: int, last: int, depth: int, weight: Weight, into: Entry, out: Exit | None
     ) -> tuple[MemoryChain, int]:
-        """The span as a chain of layers that minimises p u + q g, and a time that every choice with disagreeing interface
-        states reaches, and no other one. Arguments as of `solve`."""
+        """Restate a span (the units `first` to `last`, inclusive, as one stage) as a memory chain, that is, layers with options
+        under one memory limit, whose time is p u + q g. Also returns a time in ns that marks impossible choices: every choice
+        in which neighbouring units have disagreeing interface states takes at least that time, and no other choice does.
+
+        depth: micro-batches in flight. weight: (p, q). into: the kind of link and the class of the cut before. out: the kind of
+        boundary, the kind of link and the class of the cut after; None for the last stage."""
         p, q = weight
         tables, kinds = self.tables, self.kinds[first : last + 1]
         units = [tables.kinds[kind] for kind in kinds]
@@ -244,7 +267,9 @@ class Stages:
         return chain, forbidden
 
     def _forbidden(self, weight: Weight) -> int:
-        """A time at a weight that no choice reaches whose interface states agree."""
+        """The weighted time in ns that a pair of neighbouring units with disagreeing interface states is given as its cost, so
+        that it marks the choice as impossible: it is larger than the time of any possible choice. weight: (p, q), of u and g.
+        """
         if weight not in self._bars:
             p, q = weight
             units = [
@@ -258,7 +283,9 @@ class Stages:
         return self._bars[weight]
 
     def _link(self, before: int, after: int, boundary: int, weight: Weight) -> Link:
-        """The link between the options of two kinds of units, at the forbidden time where their interface states disagree."""
+        """The link between the options of two neighbouring units, with re-layout costs in weighted ns, and the forbidden time
+        if their interface states disagree. before, after: the kinds of the units. boundary: the kind of boundary. weight: (p,
+        q)."""
         key = (before, after, boundary, weight)
         if key not in self._links:
             moves = self.tables.moves[boundary]
@@ -269,7 +296,9 @@ class Stages:
         return self._links[key]
 
     def column(self, first: int, options: Sequence[int]) -> Column:
-        """The times of a choice as a stage that begins at a unit."""
+        """Build the `Column` of a choice of options: its times as a stage that begins at unit `first`. options: for each unit,
+        the index among the options that are not dominated.
+        """
         chosen = [int(s) for s in options]
         tables = [self.tables.kinds[self.kinds[first + index]] for index in range(len(chosen))]
         indices = [int(kind.indices[s]) for kind, s in zip(tables, chosen, strict=True)]
@@ -307,5 +336,5 @@ class Stages:
 
 
 def _largest(moves: Floats) -> int:
-    """The largest finite number."""
+    """The largest finite entry of an array of costs (moves), as an integer; 0 if there is none."""
     return int(moves[np.isfinite(moves)].max(initial=0))

@@ -25,12 +25,13 @@ Indices = NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class KindOptions:
-    """The S options of one kind of unit that no other option dominates, in arrays (S,).
+    """The S options of one kind of unit (sub-layer) that no other option dominates, in arrays (S,).
 
-    indices: of the options in the formulation's table. enter, leave: merged interface states; states with equal links are
-    merged. u_ns: both passes. extra_ns: the work after the last micro-batch. first_ns, final_ns: added to u where the unit is a
-    stage's first or last one. kept, held, work, state, host: bytes, see `OptionTable`.
-    """
+    table: all options of the kind. indices: the indices of the S options in that table. enter, leave: the interface states
+    (layouts of activations) in which they are entered and left; states with equal costs are merged. u_ns: forward plus backward
+    pass of a micro-batch. extra_ns: the work after the last micro-batch. first_ns, final_ns: added to u_ns if the unit is a
+    stage's first or last one. In bytes: kept: for each micro-batch from the unit's forward to its backward pass; held: for each
+    micro-batch in flight; work: added while a pass runs; state: during the whole step; host: on the host."""
 
     table: OptionTable
     indices: Indices
@@ -47,15 +48,19 @@ class KindOptions:
     host: Integers
 
     def states(self, in_flight: int) -> Integers:
-        """(S,): the bytes that each option holds during the whole step with `in_flight` micro-batches in flight, one of which
-        is counted elsewhere."""
+        """The bytes that each option holds throughout, (S,), if `in_flight` micro-batches are in flight: model states, and the
+        activations of micro-batches. What one of these micro-batches keeps until its backward pass is not included, since it
+        changes during the passes."""
         return self.state + in_flight * self.held + (in_flight - 1) * self.kept
 
 
 @dataclass(frozen=True, eq=False)
 class Crossing:
-    """The times in ns of one kind of boundary, by merged interface states: (D, E), and messages (K, D, E) by the kind of link,
-    see `Boundary`."""
+    """The times in ns of one kind of boundary between units (sub-layers), by the interface states (layouts of activations)
+    before it (D) and after it (E), equal ones merged. forward_ns, backward_ns: re-layouts, (D, E); message_forward_ns,
+    message_backward_ns: messages at a cut, (K, D, E), for K kinds of link; the fields with `halved` are for micro-batches
+    sliced in halves.
+    """
 
     forward_ns: Integers
     backward_ns: Integers
@@ -65,50 +70,61 @@ class Crossing:
     message_backward_ns: Integers
     halved_message_ns: Integers
 
+    def costs_ns(self, sliced: bool) -> tuple[Floats, Floats, Floats]:
+        """Three costs of the boundary in ns, infinite for pairs of interface states that are forbidden: re-layout forward plus
+        backward inside a stage, (D, E); at a cut, message plus re-layout forward, (K, D, E), and backward, (K, D, E), by kind
+        of link.
+
+        sliced: whether some micro-batches run in halves; each re-layout and message then takes the cheaper of its time for a
+        whole and for both halves.
+        """
+        forward, backward = self.forward_ns, self.backward_ns
+        agreed = (forward < FORBIDDEN) & (backward < FORBIDDEN)
+        sent, inside = forward + self.message_forward_ns, forward + backward
+        if sliced:
+            sent = np.minimum(sent, 2 * (self.halved_forward_ns + self.halved_message_ns))
+            inside = np.minimum(forward, 2 * self.halved_forward_ns) + np.minimum(backward, self.halved_backward_ns)
+        returned = backward + self.message_backward_ns
+        return np.where(agreed, inside, np.inf), np.where(agreed, sent, np.inf), np.where(agreed, returned, np.inf)
+
 
 class StageTables:
-    """All kinds of units and boundaries of one `Tables`.
+    """The options of all kinds of units (sub-layers) and the costs of all kinds of boundaries of one kind of device group,
+    prepared for search. An interface state is the layout of the activations in which a unit is entered or left; states with
+    equal costs are merged into D states left and E states entered. An interface cell is a pair of states in which a unit is
+    entered and left.
 
-    cell_enter, cell_leave: (C,), the states in which a unit of each interface cell is entered and left. moves: (Q, D, E),
-    re-layouts of both passes, by kind of boundary; infinite where states disagree. forward, backward: (Q, K, D, E), message and
-    re-layout across a cut in each direction. left, entered: whether any option leaves, or enters, in each state.
-    """
+    kinds: for each kind of unit, its options that are not dominated. cell_enter, cell_leave: (C,), the states in which a unit
+    of each interface cell is entered and left. moves: (Q, D, E), re-layouts of both passes in ns, by kind of boundary; infinite
+    for forbidden pairs of states. forward, backward: (Q, K, D, E), message and re-layout across a cut in each direction, by
+    kind of boundary and of link. left: (D,), whether any option is left in each state. entered: (E,), whether any option is
+    entered in each state."""
 
     def __init__(self, tables: Tables, sliced: bool = False) -> None:
         """sliced: whether some micro-batches run in halves and others whole; u then has the cheaper of both, piece by piece."""
         self.sliced = sliced
         rows, columns = _padded(tables.boundaries, tables.units)
-        self.leave_state, self.enter_state = _ways(rows), _ways(columns)
+        self.leave_state, self.enter_state = _row_kinds(rows), _row_kinds(columns)
         self.kinds = tuple(self._kind(table) for table in tables.units)
         lefts = np.unique(self.leave_state, return_index=True)[1]
         enters = np.unique(self.enter_state, return_index=True)[1]
-        shape = len(lefts), len(enters)
-        count, links = len(tables.boundaries), max([1, *(len(b.message_forward_ns) for b in tables.boundaries)])
+        shape = self.states_out, self.states_in = len(lefts), len(enters)
+        count = len(tables.boundaries)
+        self.links = links = max([1, *(len(boundary.message_forward_ns) for boundary in tables.boundaries)])
         self.crossings = tuple(_crossing(boundary, lefts, enters, links) for boundary in tables.boundaries)
         self.moves = np.full((count, *shape), np.inf)
         self.forward = np.full((count, links, *shape), np.inf)
         self.backward = np.full((count, links, *shape), np.inf)
         for q, crossing in enumerate(self.crossings):
-            ahead, back = crossing.forward_ns, crossing.backward_ns
-            agreed = (ahead < FORBIDDEN) & (back < FORBIDDEN)
-            sent = ahead + crossing.message_forward_ns
-            inside = ahead + back
-            if sliced:
-                sent = np.minimum(sent, 2 * (crossing.halved_forward_ns + crossing.halved_message_ns))
-                inside = np.minimum(ahead, 2 * crossing.halved_forward_ns) + np.minimum(back, crossing.halved_backward_ns)
-            self.moves[q] = np.where(agreed, inside, np.inf)
-            self.forward[q] = np.where(agreed, sent, np.inf)
-            self.backward[q] = np.where(agreed, back + crossing.message_backward_ns, np.inf)
+            self.moves[q], self.forward[q], self.backward[q] = crossing.costs_ns(sliced)
         self.left = np.isin(np.arange(shape[0]), np.concatenate([kind.leave for kind in self.kinds]))
         self.entered = np.isin(np.arange(shape[1]), np.concatenate([kind.enter for kind in self.kinds]))
         pairs = np.concatenate([np.stack((kind.enter, kind.leave)) for kind in self.kinds], axis=1)
-        cells = np.unique(pairs, axis=1)
-        self.cell_enter, self.cell_leave = cells
-        self.states_in, self.states_out = shape[1], shape[0]
-        self.links = links
+        self.cell_enter, self.cell_leave = np.unique(pairs, axis=1)
 
     def _kind(self, table: OptionTable) -> KindOptions:
-        """The options of one kind of unit that no other option dominates."""
+        """Prepare the options of one kind of unit: those that no other option dominates, in merged interface states. table: all
+        of its options."""
         enter, leave = self.enter_state[table.enter], self.leave_state[table.leave]
         indices = _undominated(enter, leave, _costs(table))
         chosen = table.keep(indices.tolist())
@@ -134,7 +150,7 @@ class StageTables:
 
     @cached_property
     def cells_of(self) -> tuple[Indices, ...]:
-        """For each kind, (S,), the interface cell of each option."""
+        """For each kind of unit, (S options,), the index of each option's interface cell."""
         number = {pair: cell for cell, pair in enumerate(zip(self.cell_enter.tolist(), self.cell_leave.tolist(), strict=True))}
         return tuple(
             np.array([number[pair] for pair in zip(kind.enter.tolist(), kind.leave.tolist(), strict=True)], np.intp)
@@ -142,8 +158,9 @@ class StageTables:
         )
 
     def by_cell(self, kind: int, values: Floats) -> Floats:
-        """The least value among the options of a kind in each interface cell: (.., S) to (.., C); infinite where the kind has
-        none there."""
+        """For each interface cell, the least value of the options of one kind of unit in it. kind: the kind's index. values:
+        (.., S), one for each of the kind's S options. Returns (.., C) for the C cells, infinite for a cell without options.
+        """
         cell_of = self.cells_of[kind]
         order = np.argsort(cell_of, kind="stable")
         cells, starts = np.unique(cell_of[order], return_index=True)
@@ -153,14 +170,16 @@ class StageTables:
 
     @cached_property
     def left_order(self) -> tuple[Indices, Indices, Indices]:
-        """The cells sorted by the state in which they are left, the first position of each such state, and the states that
-        there are."""
+        """The interface cells sorted by the state in which they are left; the first position of each such state in that order;
+        and the states that occur. All three are index arrays."""
         order = np.argsort(self.cell_leave, kind="stable")
         states, starts = np.unique(self.cell_leave[order], return_index=True)
         return order, starts, states
 
     def by_leave(self, values: Floats, axis: int = -1) -> Floats:
-        """The least value among the cells that are left in each state; the axis of cells, (C), becomes one of states, (D)."""
+        """For each interface state, the least value of the interface cells that are left in it. values: an array with an axis
+        of C cells, which becomes an axis of D states; infinite for a state in which no cell is left. axis: the index of the
+        axis of cells."""
         order, starts, states = self.left_order
         least: Floats = values.take(order, axis)
         if len(states) < len(order):
@@ -173,7 +192,12 @@ class StageTables:
 
 
 def _crossing(boundary: Boundary, lefts: Indices, enters: Indices, links: int) -> Crossing:
-    """A boundary by the first state of each merged kind; FORBIDDEN where it has no such state. links: how many kinds."""
+    """Compute the costs of a boundary between units (sub-layers) for merged interface states (layouts of activations): each
+    merged state is represented by its first member; a cost is FORBIDDEN (infinite) if the boundary does not have that state.
+
+    lefts, enters: the first state of each of the D merged states before the boundary, (D,), and of the E after it, (E,). links:
+    the number of kinds of link.
+    """
 
     def merged(matrix: Integers | None) -> Integers:
         if matrix is None:
@@ -201,13 +225,13 @@ def _crossing(boundary: Boundary, lefts: Indices, enters: Indices, links: int) -
 
 @dataclass(frozen=True, eq=False)
 class CutClasses:
-    """Classes of cuts: each class holds some interface states before the cut and some after it.
+    """Classes of cuts: each class holds some interface states (layouts of activations) before the cut and some after it.
+    Together the classes hold all pairs of states, so lower bounds on stages, one for each class of the cuts around them, hold
+    for all pipelines.
 
-    Together the classes hold all pairs of states, so bounds of stages by the classes around them bound all pipelines. entries:
-    (Q, K, G, E), by kinds of boundary and link, class and state: the least that a stage entered in this state receives forward,
-    over the class's states before it; infinite for states outside the class. exits: (Q, K, G, D), the same backward for a stage
-    that is left in each state.
-    """
+    entries: (Q, K, G, E), by kind of boundary (Q), kind of link (K), class (G) and state (E): the least ns that a stage entered
+    in this state receives forward, over the class's states before it; infinite for states outside the class. exits: (Q, K, G,
+    D), the least ns that a stage left in each state receives backward."""
 
     entries: Floats
     exits: Floats
@@ -219,8 +243,12 @@ class CutClasses:
 
 
 def cut_classes(tables: StageTables, most: int) -> CutClasses:
-    """Classes of interface states with similar messages: at most `most` groups of states on either side of a cut, by the time
-    of a message forward from the states before it, and of a message backward from those after it."""
+    """Group the pairs of interface states (layouts of activations before and after a cut) whose messages cost about the same
+    into classes of cuts, so that lower bounds can distinguish them. There are at most `most` groups of states on either side of
+    a cut: before it by the time of a message forward, after it by the time of a message backward; each pair of groups is a
+    class.
+
+    tables: the options of all kinds of units (sub-layers) and the costs of boundaries."""
     before = _grouped(tables.forward.min(axis=3, initial=np.inf).reshape(-1, tables.states_out).T, tables.left, most)
     after = _grouped(tables.backward.min(axis=2, initial=np.inf).reshape(-1, tables.states_in).T, tables.entered, most)
     entries, exits = [], []
@@ -233,7 +261,9 @@ def cut_classes(tables: StageTables, most: int) -> CutClasses:
 
 
 def _grouped(values: Floats, present: NDArray[np.bool_], most: int) -> list[NDArray[np.bool_]]:
-    """The states that are present, as masks, in at most `most` groups of similar values. values: (states, ..)."""
+    """Group interface states by similar values: at most `most` groups, each as an array (states,), True for its members.
+
+    values: (states, ..), which are summed for each state, infinite ones as 0. present: (states,), the states to group."""
     states = np.flatnonzero(present)
     sums = np.where(np.isfinite(values), values, 0.0).sum(axis=1)[states] if values.size else np.zeros(len(states))
     thresholds = np.unique(sums)
@@ -248,7 +278,10 @@ _STAGE_TABLES: WeakKeyDictionary[Tables, dict[bool, StageTables]] = WeakKeyDicti
 
 
 def stage_tables(tables: Tables, sliced: bool = False) -> StageTables:
-    """The prepared tables, made once for all configurations that share them."""
+    """Prepare the tables of options and boundaries of one kind of device group for search; the result is computed only once and
+    shared by all configurations (numbers of stages and micro-batches, with a schedule) with the same tables. tables: the
+    instance's tables of costs. sliced: whether some micro-batches run in halves; passes then take the cheaper of whole and
+    halves."""
     cached = _STAGE_TABLES.setdefault(tables, {})
     if sliced not in cached:
         cached[sliced] = StageTables(tables, sliced)
@@ -256,8 +289,11 @@ def stage_tables(tables: Tables, sliced: bool = False) -> StageTables:
 
 
 def _padded(boundaries: Sequence[Boundary], units: Sequence[OptionTable]) -> tuple[Integers, Integers]:
-    """For every interface state, its links at all boundaries, as one row for each state in which a unit is left, and one for
-    each in which it is entered."""
+    """Collect the costs of every interface state (layout of activations) at all boundaries between units (sub-layers), so that
+    equal states can be found. Returns two tables: one row for each state in which a unit is left, and one row for each state in
+    which a unit is entered. Boundaries with fewer states are filled up with FORBIDDEN (infinite).
+
+    boundaries: each kind of boundary. units: the options of each kind of unit."""
     lefts = 1 + max(int(table.leave.max(initial=0)) for table in units)
     enters = 1 + max(int(table.enter.max(initial=0)) for table in units)
     lefts = max([lefts, *(b.relayout_forward_ns.shape[0] for b in boundaries)])
@@ -278,19 +314,23 @@ def _padded(boundaries: Sequence[Boundary], units: Sequence[OptionTable]) -> tup
     return stacked.transpose(1, 0, 2).reshape(lefts, -1), stacked.transpose(2, 0, 1).reshape(enters, -1)
 
 
-def _ways(rows: Integers) -> Indices:
-    """The number of each row's kind; equal rows are of one kind, numbered in the order of their first rows."""
+def _row_kinds(rows: Integers) -> Indices:
+    """Number the distinct rows of a table by first appearance; returns the number of each row, (rows,). Rows a, b, a -> [0, 1,
+    0]."""
     numbers: dict[bytes, int] = {}
     return np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in np.ascontiguousarray(rows)], np.intp)
 
 
 def undominated_options(table: OptionTable) -> Indices:
-    """The indices of the options of a table that no other one dominates, by its own interface states."""
+    """The indices of the options of a unit (sub-layer) that no other option dominates, where an option dominates another with
+    the same interface states (layouts of activations in which the unit is entered and left) if it is at most as high in all
+    times and bytes. table: all options of the unit."""
     return _undominated(table.enter, table.leave, _costs(table))
 
 
 def _costs(table: OptionTable) -> Integers:
-    """(columns, S): all costs of each option."""
+    """Stack all costs by which the S options of a unit (sub-layer) are compared, times in ns and bytes: (columns, S). table:
+    the unit's options."""
     works = ("work_forward_bytes", "work_backward_bytes")
     columns = [getattr(table, name) for name in (*TIMES, *BYTES) if name not in works]
     columns.append(table.work_bytes)
@@ -300,8 +340,10 @@ def _costs(table: OptionTable) -> Integers:
 
 
 def _undominated(enter: Indices, leave: Indices, columns: Integers) -> Indices:
-    """The options that no other one of their interface states equals or undercuts in all columns, (columns, S); of equal
-    options the first."""
+    """Pareto filter: the indices of the options that no other option with the same interface states (layouts of activations)
+    equals or undercuts in all columns; of equal options the first. enter, leave: (S,), for the S options the states in which
+    each option is entered and left. columns: (columns, S), costs.
+    """
     count = columns.shape[1]
     alike = (enter[:, None] == enter) & (leave[:, None] == leave)
     beaten = np.zeros(count, bool)

@@ -23,8 +23,9 @@ from trainplan.solvers.joint.stages.option_tables import cut_classes, stage_tabl
 
 @dataclass(frozen=True, eq=False)
 class TiedCase:
-    """One chain: the kinds of its units, their tables, the indices of the first and the last unit's options (ends; None where
-    all are allowed), and the time in ns that a shared table adds."""
+    """One chain to solve for a configuration (number of stages and micro-batches, with a schedule) of one stage: the kinds of
+    its units (sub-layers), their tables, the indices of the options that the first and the last unit may have (ends; None where
+    all are allowed), and the time in ns that summing the gradients of a table shared by embedding and head adds."""
 
     kinds: tuple[int, ...]
     tables: Tables
@@ -33,7 +34,9 @@ class TiedCase:
 
 
 class Single:
-    """One configuration of one stage, and the chains whose best choice is its best plan."""
+    """Solves one configuration (number of stages and micro-batches, with a schedule) of a single stage: one chain of options
+    under one memory limit, or several chains if embedding and head share a table. The best choice of any chain is the
+    configuration's best plan."""
 
     def __init__(self, instance: Instance, configuration_index: int, search: Search) -> None:
         self.instance, self.configuration_index, self.search = instance, configuration_index, search
@@ -48,7 +51,9 @@ class Single:
         self.count = 0
 
     def _cases(self) -> Iterator[TiedCase]:
-        """The chains: one with all options of the first and the last unit, or several with some of them."""
+        """Divide the configuration into chains (units with their options) that together have all choices of options: one with
+        all options of the first and the last unit (sub-layer), or, if both may share a table, several with some of these
+        options."""
         tables, tied = self.configuration.tables[self.configuration.device_groups[0].kind], self.configuration.tied
         kinds, shared_ns = self.kinds, 0 if tied is None else tied.reduce_ns
         if tied is None or tied.equal is None:
@@ -65,8 +70,8 @@ class Single:
                     yield TiedCase((count, *kinds[1:-1], count + 1), replace(tables, units=units), (firsts, lasts), more)
 
     def _least(self, case: TiedCase) -> int:
-        """A lower bound in ns of every choice of a chain: every unit at its least m u + g, whatever the memory and
-        re-layouts."""
+        """A lower bound in ns on the step time of every choice of options in a chain, ignoring memory and re-layouts: the sum
+        over units (sub-layers) of the least time for all micro-batches and the work after them. case: the chain."""
         tables = case.tables.units
         least = {
             kind: int((self.m * _u_ns(tables[kind], self.sliced) + _extra_ns(tables[kind])).min()) for kind in set(case.kinds)
@@ -74,8 +79,8 @@ class Single:
         return sum(least[kind] for kind in case.kinds) + case.shared_ns
 
     def _least_bytes(self, case: TiedCase) -> int:
-        """A lower bound in bytes of the memory of every choice of a chain: the least states of every unit, and the least pass
-        of some unit."""
+        """A lower bound in bytes on the memory of every choice of options in a chain: the sum of the least bytes that every
+        unit (sub-layer) holds throughout, and the largest of the units' least running passes. case: the chain."""
         tables, n = case.tables.units, self.depth
         states, passes = dict[int, int](), dict[int, int]()
         for kind in set(case.kinds):
@@ -85,8 +90,11 @@ class Single:
         return sum(states[kind] for kind in case.kinds) + max(passes.values())
 
     def run(self, target: Callable[[], float], tolerance: float) -> float:
-        """Solve all chains, reporting plans, and return the least bound in ns of those that were not above the target.
-        tolerance: the relative gap that suffices. Raises TimeoutError."""
+        """Solve all chains of the configuration, and report plans. Returns a lower bound in ns on the configuration's plans,
+        infinite if none fits.
+
+        target: returns the largest step time in ns that is still worth finding; chains whose bound is above it are not solved.
+        tolerance: the relative gap between bound and plan at which the search may stop. Raises TimeoutError."""
         bounds = [np.inf]
         for least, _, case in sorted((self._least(case), number, case) for number, case in enumerate(self.cases)):
             if least > target():
@@ -112,7 +120,10 @@ class Single:
 
 
 def _u_ns(table: OptionTable, sliced: bool) -> Integers:
-    """(S,): both passes of a micro-batch in ns; where some are sliced, the cheaper of whole and halves."""
+    """For each of the S options of a unit (sub-layer), (S,), the time in ns of forward plus backward pass of a micro-batch.
+    table: the unit's options. sliced: whether some micro-batches run in halves; the cheaper of whole passes and both halves
+    then counts.
+    """
     if not sliced or table.halved is None:
         return table.forward_ns + table.backward_ns
     forward = np.minimum(table.forward_ns, table.halved.forward_ns.sum(axis=0))
@@ -121,5 +132,7 @@ def _u_ns(table: OptionTable, sliced: bool) -> Integers:
 
 
 def _extra_ns(table: OptionTable) -> Integers:
-    """(S,): the work in ns after the last micro-batch."""
+    """For each of the S options of a unit (sub-layer), (S,), the work in ns after the last micro-batch: what it adds itself,
+    gradient reduction and optimizer. table: the unit's options.
+    """
     return table.last_ns + table.end_ns

@@ -39,17 +39,22 @@ def span_bounds(
     longest: int,
     check_time: Callable[[], None] = lambda: None,
 ) -> Floats:
-    """Lower bounds on F: (G, weights, depths, 1 + exits, classes), whole numbers. G: classes of the cut before the span;
-    classes: of spans of at most `longest` units. Infinite where nothing fits, and where every span one unit shorter needs too
-    much memory.
+    """Lower bounds, in whole ns, on the weighted time p u + q g of every span (consecutive units, that is, sub-layers) as one
+    pipeline stage within the memory; u is the forward plus backward pass of a micro-batch, g the work after the last one.
 
-    depths: numbers of micro-batches in flight, ascending. weights: pairs (p, q). prices: of a byte at weight (1, 1). link: the
-    kind of link over which spans that do not begin the model are entered. exits: after the span; the first entry, before them,
-    has no stage after it.
+    Returns (G, weights, depths, 1 + exits, classes): by the class of the cut before the span (G), the weight (p, q), the
+    micro-batches in flight, the exit after the span, and the class of equal spans, of at most `longest` units. Infinite if
+    nothing fits; also for spans of a length for which all spans one unit shorter need too much memory already.
 
-    Proof: the head of this module, for each price; float sums are lowered by a few times their rounding errors; and F is a
-    whole number.
-    """
+    tables: the options of all kinds of units and costs of boundaries. spans: the classes of equal spans. memory_bytes: the
+    limit of a device. depths: numbers of micro-batches in flight, ascending. weights: pairs (p, q). prices: of memory, in ns
+    per byte at weight (1, 1). cuts: classes of interface states (layouts of activations) at cuts. link: the kind of link over
+    which spans that do not begin the model are entered. exits: kinds of boundary and link and class of the cut after the span;
+    the first entry of that axis, before them, is for spans that end the model. check_time: called often; an exception that it
+    raises is passed on.
+
+    Proof: the head of this module, for each price; float sums are lowered by a few times their rounding errors; and the
+    weighted time is a whole number."""
     rates = [(p, q, w * max(p, q)) for p, q in weights for w in prices] + [(0, 0, 1.0)]
     p, q, w = (np.array(column, np.float64)[:, None] for column in zip(*rates, strict=True))
     # Rates of every class of cuts before, one class after the other. States of interfaces are the first axes: numpy is slow at
@@ -102,8 +107,11 @@ def span_bounds(
 
 
 def _crossed(chain: Floats, moves: Floats) -> Floats:
-    """The least, over the states that are left, of a chain's costs (D, classes, depths, rates) plus moves (D, E, rates): (E,
-    classes, depths, rates)."""
+    """Extend shortest paths along a chain of units (sub-layers) over a boundary. chain: (D, classes, depths, rates), the least
+    costs by the interface state (layout of activations, D states) in which the chain is left. Returns (E, classes, depths,
+    rates), by the state (E states) in which the next unit is entered. moves: (D, E, rates), the weighted costs of re-layouts. A
+    rate is a pair of weights with a price of memory.
+    """
     if chain[0].size < FEW:
         least: Floats = (chain[:, None] + moves[:, :, None, None]).min(axis=0)
         return least
@@ -116,8 +124,13 @@ def _crossed(chain: Floats, moves: Floats) -> Floats:
 
 
 def _over_prices(least: Floats, w: Floats, memory_bytes: int, shape: tuple[int, int, int], units: int) -> Floats:
-    """The largest bound over all prices: (classes, depths, rates) to (classes, depths, groups, weights), lowered by the error
-    that sums may have. shape: the numbers of groups, weights and prices; the last rate of each group counts memory alone."""
+    """The largest lower bound that any price of memory gives: from least priced costs (classes, depths, rates) to bounds in ns
+    (classes, depths, groups, weights), lowered by the rounding error that float sums may have; infinite if the memory needed
+    exceeds the limit at every choice.
+
+    least: least priced costs; a rate is a pair of weights with a price, and the last rate of each group counts memory alone. w:
+    (rates,), the price of each rate in ns per byte. shape: the numbers of groups (classes of cuts), weights and prices.
+    memory_bytes: the limit of a device. units: the number of units (sub-layers) of a span."""
     memory, rounding = w * memory_bytes, 8 * (units + 4) * np.finfo(np.float64).eps
     least = least * (1 - rounding) - (1 + rounding) * memory  # costs are not negative
     groups, weights, prices = shape
@@ -129,14 +142,20 @@ def _over_prices(least: Floats, w: Floats, memory_bytes: int, shape: tuple[int, 
 
 
 def _at_rates(p: Floats, times: Floats) -> Floats:
-    """Times multiplied by each p: (.., E) to (.., rates, E); infinite times stay infinite, even at 0."""
+    """Multiply times by each of several weights: times (.., E), by one of E interface states (layouts of activations), become
+    (.., rates, E); infinite times stay infinite, even at weight 0. p: (rates, 1), the weights.
+    """
     finite = np.isfinite(times)
     return np.where(finite[..., None, :], p * np.where(finite, times, 0.0)[..., None, :], np.inf)
 
 
 def _cell_costs(tables: StageTables, p: Floats, q: Floats, w: Floats, depths: Sequence[int]) -> list[Floats]:
-    """The least cost of the interface cells of each kind as an inner, a first, a last and an only unit of a span: four arrays
-    (C, kinds, depths, rates)."""
+    """The least cost (weighted times plus priced memory) of each kind of unit (sub-layer) in each interface cell (the pair of
+    activation layouts in which a unit is entered and left), as an inner, a first, a last and an only unit of a span: four
+    arrays (C cells, kinds, depths, rates).
+
+    tables: the options of all kinds of units. p, q, w: (rates, 1), the weights of both passes and of the work after the last
+    micro-batch, and the price of memory. depths: numbers of micro-batches in flight."""
     depth = np.array(depths, np.float64)[:, None, None]
     columns: list[list[Floats]] = [[], [], [], []]
     for number, kind in enumerate(tables.kinds):
@@ -152,8 +171,10 @@ def _cell_costs(tables: StageTables, p: Floats, q: Floats, w: Floats, depths: Se
 
 
 def prices_of(tables: StageTables, depths: Sequence[int], most: int = MOST_PRICES) -> Floats:
-    """The prices at which a chain of equal units changes from one option to the next, for few and for many micro-batches in
-    flight, and 0, for memory that is not short. most: the number of prices above 0, at most."""
+    """Prices of memory in ns per byte, ascending, at which the option of least (time + price x memory) of a chain of equal
+    units (sub-layers) changes, for few and for many micro-batches in flight; the first price is 0, for memory that is not
+    short. tables: the options of all kinds of units. depths: numbers of micro-batches in flight, ascending. most: the number of
+    prices above 0, at most."""
     slopes = set[float]()
     for depth in {depths[0], depths[-1]}:
         for kind in tables.kinds:
@@ -165,5 +186,7 @@ def prices_of(tables: StageTables, depths: Sequence[int], most: int = MOST_PRICE
 
 
 def _memory(kind: KindOptions, depth: int) -> Integers:
-    """(S,): the bytes of each option for the whole step and for `depth` micro-batches in flight."""
+    """The bytes that each of the S options of a kind of unit (sub-layer) holds, (S,), that is, model states and the activations
+    of `depth` micro-batches in flight.
+    """
     return kind.state + depth * (kind.kept + kind.held)

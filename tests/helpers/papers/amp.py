@@ -1,11 +1,11 @@
-"""Tables 2 to 11 of AMP (Li et al., 2022) as printed: candidates with their cuts and seconds, and what they were summed up to.
+"""Tables 2 to 11 of AMP (Li et al., 2022) as printed: candidates with their cuts and seconds, and their summaries.
 
 Layers count from 0 here; the paper counts from 1, so its "layer 3-26" of GPT-2 are 2 to 25, and TransGAN's 4-15 and 42-53
 are 3 to 14 and 41 to 52. That is the order of DeepSpeed's GPT2ModelPipe (an embedding, a lambda, 24 blocks, a lambda, a
 norm, the tied head, a cast): the uniform cut 14 leaves 12 blocks on each side, as `type:transformer` makes it.
 
-Readings. Table 10 prints pp 1 beside two stages and pp 2 beside four: the cuts hold, for a uniform assignment over one stage
-has no cut. dp is what 16 devices leave, 16 / (pp tmp).
+Readings. Table 10 prints pp 1 for two stages and pp 2 for four: the cuts are taken, for a uniform assignment over one stage has
+no cut. dp is 16 / (pp tmp), for 16 devices.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ DEVICES = 16
 
 @dataclass(frozen=True)
 class Candidate:
-    """A strategy that the authors ran. printed_pp: where it is not the number of stages."""
+    """A strategy that the authors ran.
+
+    Attributes:
+        table: the number of its table.
+        mbs: samples of a micro-batch.
+        cuts: the first layers of the stages after the first.
+        tmp: the tensor-parallel degree.
+        seconds: the measured step.
+        printed_pp: the printed pp, where it is not the number of stages.
+    """
 
     table: int
     mbs: int
@@ -44,8 +53,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Setting:
-    """A model on a cluster with one global batch size. tables: Megatron's candidates, and AMP's. blocks: first layers and
-    numbers of the runs of Transformer blocks."""
+    """A model on a cluster with one global batch size.
+
+    Attributes:
+        name: the setting's name.
+        model: the model's name.
+        cluster: the cluster's name.
+        batch: samples of a step.
+        layers: the number of layers.
+        blocks: for each run of Transformer blocks its first layer and its number of blocks.
+        tables: the numbers of the tables of Megatron's candidates and of AMP's.
+    """
 
     name: str
     model: str
@@ -120,11 +138,11 @@ CANDIDATES = {table: tuple(_candidate(table, *row) for row in rows) for table, r
 
 
 def candidates(setting: Setting) -> tuple[Candidate, ...]:
-    """All that the paper lists for a setting: Megatron's, then AMP's."""
+    """All candidates that the paper lists for a setting: Megatron's, then AMP's."""
     return sum((CANDIDATES[table] for table in setting.tables), ())
 
 
-# Table 2: seconds of AMP's optimisation by the side of the cluster, GPT-2 with 24 layers, global batch size 32.
+# Table 2: seconds of AMP's optimisation by the side length of the cluster, GPT-2 with 24 layers, global batch size 32.
 OPTIMIZATION_S = {2: 58.0, 4: 325.6, 8: 890.3, 16: 1627.4}
 
 # Tables 3, 4 and 5: (best, mean) seconds of a method's candidates.
@@ -147,7 +165,7 @@ BEST_AND_MEAN = {
 # The text's speedups of AMP's best over Megatron's best.
 SPEEDUPS = {"heterogeneous cluster": 1.54, "heterogeneous model": 1.77}
 
-# What the authors published beside the paper (github.com/DachengLi1/AMP), not in it.
+# Published by the authors with their code (github.com/DachengLi1/AMP), not in the paper:
 
 # AMP's own predictions of the candidates of each table, in seconds; None where they ran other cuts.
 PUBLISHED_PREDICTIONS: dict[int, tuple[float | None, ...]] = {

@@ -1,4 +1,4 @@
-"""Tables I to IV of AutoPipe (Liu et al., 2022) as printed, and the figures and plans that its text tells of.
+"""Tables I to IV of AutoPipe (Liu et al., 2022) as printed, and numbers of its figures and plans that its text states.
 
 The scan has lost the figures: of Figures 9 to 14 there is only what the text says. Micro-batch sizes of Figure 9 are lost but
 for 32, and 24 as the largest of GPT-2 762M; Figure 10's are in the text, its numbers of stages but for 2, 8, 9 and 12 are not.
@@ -39,8 +39,16 @@ Failure = Literal["OOM", "error"]
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """A block of Table III or IV. batches: Gbs, of each column. printed: of each algorithm, milliseconds by column, or why
-    there are none."""
+    """A block of Table III or IV.
+
+    Attributes:
+        table: 3 or 4.
+        model: the model's name.
+        mbs: samples of a micro-batch.
+        gpus: the number of GPUs.
+        batches: samples of a step (Gbs) in each column.
+        printed: by algorithm, the milliseconds of a step in each column, or why there are none.
+    """
 
     table: int
     model: str
@@ -50,7 +58,7 @@ class Setting:
     printed: dict[str, tuple[float, float, float] | Failure]
 
     def micro_batches(self, column: int) -> int:
-        """Of the whole step, over all pipelines."""
+        """The number of micro-batches of a step, over all pipelines, in a column."""
         return self.batches[column] // self.mbs
 
     def milliseconds(self, algorithm: str, column: int) -> float | None:
@@ -58,7 +66,8 @@ class Setting:
         return None if isinstance(row, str) else row[column]
 
     def slope_ms(self, algorithm: str) -> float | None:
-        """What a micro-batch more takes, from the first column to the last."""
+        """The milliseconds that a further micro-batch adds to a step, from the first to the last column; None where the
+        algorithm has no times."""
         row = self.printed[algorithm]
         return None if isinstance(row, str) else (row[2] - row[0]) * self.mbs / (self.batches[2] - self.batches[0])
 

@@ -1,4 +1,4 @@
-"""Tables 1, 2, 3, 5 and 6 of H3T (Wang et al., 2023) as printed, and what its text tells of Figure 6.
+"""Tables 1, 2, 3, 5 and 6 of H3T (Wang et al., 2023) as printed, and the statements of its text on Figure 6.
 
 The scan has lost the figures: of Figure 6, the simulation study, there is only what Section 4.2 says. Gigabytes are decimal
 ones: Section C.3 gives the limit of 2080 Ti as 8000 MB where Table 6 has 8.
@@ -29,8 +29,11 @@ DEVICE_BYTES = {"h3t-2080ti-8": 10 * 2**30, "h3t-a100-8": 40 * 2**30, "h3t-a100-
 
 @dataclass(frozen=True)
 class Setting:
-    """A column of Tables 1 and 3. Seconds of a step by method of BMTrain (dp, greedy and all switches on) and toolkit
-    (Megatron-DeepSpeed); least gigabytes of BMTrain and of the toolkit. None: out of memory."""
+    """A column of Tables 1 and 3: seconds of a step by method, and the least memory in gigabytes; None means out of memory.
+
+    dp_s, greedy_s and all_on_s are of BMTrain's methods (all_on: with all switches on), zero_3_s and zero_2_s of the toolkit
+    (Megatron-DeepSpeed); least_gb is BMTrain's least memory, zero_3_gb and zero_2_gb are the toolkit's.
+    """
 
     environment: str
     model: str
@@ -78,7 +81,7 @@ SAVED = {"zero-2": (0.703, 0.805), "zero-3": (0.346, 0.707)}
 
 @dataclass(frozen=True)
 class Search:
-    """A row of Table 5, on 64 A100: minutes of the solvers, m = 128."""
+    """A row of Table 5: minutes of the paper's solvers (dp, greedy, random) for a model on 64 A100, m = 128."""
 
     model: str
     batch: int

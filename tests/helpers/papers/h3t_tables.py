@@ -1,4 +1,4 @@
-"""The study of H3T as tables, and the scores that its tests hold."""
+"""The tables of the study of H3T (`benchmarks.studies.h3t_study`), and scores of its methods that tests assert."""
 
 from __future__ import annotations
 
@@ -20,8 +20,15 @@ NAMES = {"h3t-dp": "DP", "h3t-greedy": "greedy", "random, last": "random, publis
 
 @dataclass(frozen=True)
 class Cell:
-    """A setting under a limit: nanoseconds of each of the paper's methods, None where it finds nothing, and of the optimum.
-    rank: from 0, the tightest limit, to 5, under which nothing has to be saved."""
+    """A setting under a memory limit, with the steps of the methods.
+
+    Attributes:
+        setting: the setting's name.
+        rank: the limit's rank, from 0, the tightest, to 5, under which nothing has to be saved.
+        limit_bytes: the limit.
+        times: the step in ns by method of the paper; None where it finds no plan.
+        optimum: the step of the optimum in ns.
+    """
 
     setting: str
     rank: int
@@ -31,40 +38,47 @@ class Cell:
 
     @property
     def best(self) -> int | None:
-        """The least of the paper's methods'."""
+        """The shortest step of the paper's methods in ns; None where none of them finds a plan."""
         return min((time for time in self.times.values() if time), default=None)
 
     def is_best(self, method: str) -> bool:
         return self.times[method] is not None and self.times[method] == self.best
 
     def is_worst(self, method: str) -> bool:
-        """Of those that find a plan, no one has a longer step, and some a shorter one."""
+        """Whether, of the methods that find a plan, none has a longer step than this one, and some have a shorter one."""
         times = [time for time in self.times.values() if time]
         return self.times[method] == max(times) > min(times)
 
     def over(self, method: str, other: int | None) -> float | None:
-        """By which share a method's step is longer."""
+        """The share by which a method's step is longer than another step (in ns); None where either is missing."""
         time = self.times[method]
         return None if time is None or other is None else time / other - 1
 
 
 def cells(study: Json, cases: Sequence[Case] = EVERY, sampled: str = "random") -> list[Cell]:
-    """Of all limits of some cases. sampled: which answer of the random method is taken."""
+    """The cells of some cases of a study, for all memory limits. sampled: the key of the random method's answer to take."""
     found = []
     for case in cases:
         for rank, (limit, row) in enumerate(study["limits"][str(case)].items()):
             times: dict[str, int | None] = {}
             for name, method in zip(PAPERS, ("h3t-dp", "h3t-greedy", "manual", sampled), strict=True):
-                told = row[method]
-                times[name] = None if told is None else told["time_ns"]
+                found_row = row[method]
+                times[name] = None if found_row is None else found_row["time_ns"]
             found.append(Cell(str(case), rank, int(limit), times, row["label-setting"]["time_ns"]))
     return found
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Of a method over cells. best, worst: shares of them; nothing: share in which it finds no plan. over_best, over_optimum:
-    median and largest share by which its step is longer than the best of the paper's methods, than the optimum."""
+    """How good a method is over a number of cells.
+
+    Attributes:
+        best: the share of cells in which it is the best of the paper's methods.
+        worst: the share in which it is the worst.
+        nothing: the share in which it finds no plan.
+        over_best: median and largest share by which its step is longer than that of the best method.
+        over_optimum: median and largest share by which its step is longer than the optimum.
+    """
 
     best: float
     worst: float
@@ -74,6 +88,8 @@ class Standing:
 
 
 def standing(among: Sequence[Cell], method: str) -> Standing:
+    """How good a method is over these cells."""
+
     def share(which: Sequence[bool]) -> float:
         return sum(which) / len(among)
 
@@ -95,7 +111,7 @@ def standing(among: Sequence[Cell], method: str) -> Standing:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Of a step, by method. None: finds nothing, or does not fit the device."""
+    """The seconds of a step of a case by a method, ours and as printed; None where it finds no plan or does not fit."""
 
     case: Case
     method: str
@@ -108,16 +124,17 @@ class Seconds:
 
 
 def seconds(study: Json, cases: Sequence[Case]) -> list[Seconds]:
+    """The steps of all methods of Table 1 for some cases of a study."""
     found = []
     for case in cases:
         setting, row = case.setting, study["steps"][str(case)]
         printed: dict[str, float | None] = {"dp": setting.dp_s, "greedy": setting.greedy_s, "all on": setting.all_on_s}
         printed |= {"zero-2": setting.zero_2_s, "zero-3": setting.zero_3_s}
         for method, time in printed.items():
-            told = row[method]
-            if method in ZERO and told["peak_bytes"] > setting.device_bytes:
-                told = None
-            found.append(Seconds(case, method, None if told is None else told["time_ns"] / 1e9, time))
+            found_row = row[method]
+            if method in ZERO and found_row["peak_bytes"] > setting.device_bytes:
+                found_row = None
+            found.append(Seconds(case, method, None if found_row is None else found_row["time_ns"] / 1e9, time))
     return found
 
 
@@ -125,6 +142,7 @@ def seconds(study: Json, cases: Sequence[Case]) -> list[Seconds]:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table as text, with aligned columns and a line below its head."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     lines = ["  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
@@ -143,22 +161,25 @@ def percent(share: float | None) -> str:
 
 
 def of_data(study: Json) -> str:
-    """Gaps are to the optimum."""
+    """The table of the two profiles under three limits; gaps are relative to the optimum."""
     rows = []
     for name, limits in study["data"].items():
         for kind, found in limits.items():
             optimum = found["methods"]["label-setting"]["time_ns"]
-            for method, told in found["methods"].items():
+            for method, found_row in found["methods"].items():
                 where = (f"{name}, {kind}", gb(found["limit_bytes"]), name_of(method))
-                if told is None:
+                if found_row is None:
                     rows.append((*where, "-", "-", "-", "finds nothing"))
                 else:
-                    over = percent(told["time_ns"] / optimum - 1)
-                    rows.append((*where, f"{told['time_ns'] / 1e6:.2f}", gb(told["peak_bytes"]), over, told["status"]))
+                    over = percent(found_row["time_ns"] / optimum - 1)
+                    rows.append(
+                        (*where, f"{found_row['time_ns'] / 1e6:.2f}", gb(found_row["peak_bytes"]), over, found_row["status"])
+                    )
     return table(("profile", "limit, GB", "method", "ms", "peak, GB", "gap", ""), rows)
 
 
 def of_cases(study: Json) -> str:
+    """Table 6: the share of layers that have each switch on, as printed, as planned, and in the optima."""
     rows = []
     for sharing in SHARINGS:
         for name, printed in CASES.items():
@@ -173,7 +194,7 @@ def of_cases(study: Json) -> str:
 
 
 def of_memory(study: Json) -> str:
-    """All switches on / the least of any choice, over the printed least."""
+    """Table 3: memory with all switches on and the least memory of any choice, each relative to the printed least memory."""
     readings = [reading.name for reading in (LAYERS, *OTHER_READINGS)]
     rows = []
     for setting in SETTINGS:
@@ -195,6 +216,7 @@ RANKS = {"all": range(6), "tight": range(2), "medium": range(2, 3), "ample": ran
 
 
 def of_limits(study: Json) -> str:
+    """Figure 6: how good the paper's methods are, by groups of limits."""
     rows = []
     for label, cases in (("estimated", EVERY), ("8 on a link", SHARED)):
         for sampled in ("random", "random, last"):
@@ -203,15 +225,15 @@ def of_limits(study: Json) -> str:
                 among = [cell for cell in every if cell.rank in ranks]
                 for method in PAPERS:
                     found = standing(among, method)
-                    told = [f"{share:.0%}" for share in (found.best, found.worst, found.nothing)]
+                    shares = [f"{share:.0%}" for share in (found.best, found.worst, found.nothing)]
                     over = [" / ".join(percent(share) for share in pair) for pair in (found.over_best, found.over_optimum)]
-                    rows.append((f"{label}, {sampled}", f"{name}, {len(among)}", method, *told, *over))
+                    rows.append((f"{label}, {sampled}", f"{name}, {len(among)}", method, *shares, *over))
     head = ("problems", "cells", "method", "best", "worst", "nothing", "over the best: median / most", "over the exact optimum")
     return table(head, rows)
 
 
 def of_settings(study: Json) -> str:
-    """Under every limit, each method's step over the optimum."""
+    """Figure 6 by setting: for each limit, the share by which each method's step is longer than the optimum."""
     rows = []
     for cell in cells(study, (*EVERY, *SHARED)):
         over = [percent(cell.over(method, cell.optimum)) for method in PAPERS]
@@ -220,6 +242,7 @@ def of_settings(study: Json) -> str:
 
 
 def of_steps(study: Json) -> str:
+    """Table 1: seconds of a step by setting and method, ours and printed."""
     rows = []
     for one in seconds(study, (*EVERY, *SHARED)):
         numbers = [f"{value:.2f}" if value else "-" for value in (one.ours, one.printed, one.ratio)]
@@ -228,7 +251,7 @@ def of_steps(study: Json) -> str:
 
 
 def of_optima(study: Json) -> str:
-    """At the limits of Table 1: by which share the paper's methods' steps are longer than the optimum."""
+    """At the limits of Table 1, the share by which the steps of the paper's methods are longer than the optimum."""
     rows = []
     for case in (*EVERY, *SHARED):
         found = study["steps"][str(case)]
@@ -240,6 +263,7 @@ def of_optima(study: Json) -> str:
 
 
 def of_search(study: Json) -> str:
+    """Table 5: the seconds of the solvers, ours and printed."""
     rows = []
     for row in SEARCHES:
         found = study["search"][str(row)]
@@ -252,6 +276,7 @@ def of_search(study: Json) -> str:
 
 
 def report(study: Json) -> str:
+    """All tables of the study, as text."""
     parts = {
         "The two profiles under three limits": of_data,
         "Table 6: switched-on share of the layers": of_cases,

@@ -13,7 +13,7 @@ from tests.helpers.papers.galvatron import TABLE_II_MODELS
 
 
 class Printed(NamedTuple):
-    """Samples a second, and the batch size that reaches it. 0 and 0: out of memory."""
+    """The throughput in samples a second, and the batch size that reaches it; both are 0 where it is out of memory."""
 
     throughput: float
     batch: int
@@ -21,7 +21,7 @@ class Printed(NamedTuple):
 
 @dataclass(frozen=True)
 class Column:
-    """One model under one memory budget on one cluster: a column of a table, and what each planner reached there."""
+    """A column of a table: one model under one memory budget on one cluster, with the throughput by planner (`printed`)."""
 
     table: str
     cluster: str
@@ -258,7 +258,7 @@ PLANNERS = tuple(next(iter(COLUMNS.values())).printed)
 
 
 class Ablation(NamedTuple):
-    """A cell of Table IV: samples a second, batch size, blocks of every stage."""
+    """A cell of Table IV: throughput in samples a second, batch size, and the number of blocks of each stage."""
 
     throughput: float
     batch: int
@@ -298,7 +298,7 @@ TABLE_IV: dict[tuple[int, str], dict[str, Ablation]] = {
 
 
 class Balance(NamedTuple):
-    """A bar group of Figure 4: blocks of every stage, the balance degrees of Eq. 6, samples a second."""
+    """A bar group of Figure 4: the number of blocks of each stage, the balance degrees of Eq. 6, and samples a second."""
 
     partition: tuple[int, ...]
     time: float

@@ -1,4 +1,4 @@
-"""What a problem's restriction is, and the pieces of joint instances that all of them need."""
+"""The papers' problems as restrictions of the joint problem: the result type, and parts of joint instances that all need."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Restriction:
-    """A problem's instance as one of the joint problem. lift: a solution of the problem as a joint one; lower: back again."""
+    """An instance of a paper's problem as one of the joint problem.
+
+    Attributes:
+        instance: the joint instance.
+        lift: makes a joint solution of a solution of the paper's problem.
+        lower: makes a solution of the paper's problem of a joint one.
+    """
 
     instance: Instance
     lift: Callable[[Any], Solution]
@@ -41,7 +47,10 @@ def joint_instance(
     step: Step,
     batch: int = 1,
 ) -> Instance:
-    """The joint instance in a problem's place. source: the problem's; units: name and kind of each."""
+    """A joint instance that stands for an instance of a paper's problem (`source`).
+
+    units: the name and the kind of each unit. The other arguments are the joint instance's fields.
+    """
     return Instance(
         classes=tuple(classes),
         batch=batch,
@@ -58,7 +67,12 @@ def joint_instance(
 def free_boundary(
     relayout_ns: Integers, message_ns: Integers | None = None, back_ns: Integers | None = None, **more: Any
 ) -> Boundary:
-    """Of one kind: re-layouts forward, and messages by kind of link, of which there is one where none are given."""
+    """The costs of one kind of boundary between units.
+
+    relayout_ns: of re-layouts in the forward pass, by state of both units; the backward pass has none. message_ns: of messages
+    in the forward pass, by kind of link and states (default: one kind of link, without costs). back_ns: of messages in the
+    backward pass (default: none). more: further fields of Boundary.
+    """
     none = np.zeros((1, *relayout_ns.shape), np.int64)
     return Boundary(
         relayout_forward_ns=relayout_ns,
@@ -70,7 +84,7 @@ def free_boundary(
 
 
 def one_stage(tables: Tables, micro_batches: int = 1) -> Configuration:
-    """One stage on one device, and its tables."""
+    """A configuration of one stage on one device with these tables."""
     return Configuration(
         schedule=Schedule(),
         micro_batches=micro_batches,

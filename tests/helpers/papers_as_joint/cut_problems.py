@@ -1,4 +1,5 @@
-"""Restrictions whose units are cut alone: stage-assignment, pipeline-partition and cluster-strategy (see `restrict`)."""
+"""Problems that only decide cuts, as restrictions of the joint problem: stage-assignment, pipeline-partition and
+cluster-strategy (see `restrict`)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from trainplan.formulations.pipeline_partition.problem import Solution as Partit
 from trainplan.formulations.schedule.chains import Chain
 from trainplan.formulations.stage_assignment.problem import Instance as AssignmentInstance
 from trainplan.formulations.stage_assignment.problem import Solution as AssignmentSolution
-from trainplan.profiling.base.errors import Unsuited
+from trainplan.profiling.base.errors import Unsupported
 
 from tests.helpers.papers_as_joint.base import Restriction, constant, free_boundary, joint_instance
 
@@ -32,19 +33,26 @@ NO_LIMIT = 2**48
 # stage-assignment and pipeline-partition
 
 
-def _sites(instance: Chain, by_stage: bool) -> tuple[list[DeviceClass], tuple[DeviceGroup, ...]]:
-    """Classes of devices by the memory that stages have, and a site of one device for each stage. by_stage: whether every site
-    is of a kind of its own."""
+def _device_groups(instance: Chain, by_stage: bool) -> tuple[list[DeviceClass], tuple[DeviceGroup, ...]]:
+    """Device classes, one for each memory limit of a stage, and a device group of one device for each stage.
+
+    by_stage: whether each device group is of a kind of its own.
+    """
     count = instance.stages
     limits = [NO_LIMIT] * count if instance.memory is None else instance.memory.limit_bytes.tolist()
     sizes = sorted(set(limits))
     classes = [DeviceClass(f"device {index}", limits.count(size), size) for index, size in enumerate(sizes)]
-    sites = [DeviceGroup(tuple(int(limit == size) for size in sizes), x if by_stage else 0) for x, limit in enumerate(limits)]
-    return classes, tuple(sites)
+    groups = [
+        DeviceGroup(tuple(int(limit == size) for size in sizes), stage if by_stage else 0) for stage, limit in enumerate(limits)
+    ]
+    return classes, tuple(groups)
 
 
 def _memory(instance: Chain, layer: int) -> dict[str, Any]:
-    """The bytes of a layer: what a micro-batch keeps is held as long as it is in flight."""
+    """The memory columns of a layer's one option, in bytes; none where the instance has no memory.
+
+    The bytes that a micro-batch keeps count for as long as it is in flight.
+    """
     if (memory := instance.memory) is None:
         return {}
     columns = {
@@ -56,7 +64,8 @@ def _memory(instance: Chain, layer: int) -> dict[str, Any]:
 
 
 def stage_assignment(instance: AssignmentInstance) -> Restriction:
-    """Every layer is a kind of its own with one option; every stage a kind of site, and every two stages a kind of link."""
+    """A stage-assignment instance as a joint one: each layer is a kind of unit with one option, each stage a kind of device
+    group, and each pair of neighbouring stages a kind of link."""
     length, links = instance.layers, max(1, instance.stages - 1)
     boundaries = []
     for l in range(length - 1):
@@ -71,11 +80,11 @@ def stage_assignment(instance: AssignmentInstance) -> Restriction:
         )
         for row in instance.layer_ns
     ]
-    classes, sites = _sites(instance, by_stage=True)
+    classes, groups = _device_groups(instance, by_stage=True)
     configuration = Configuration(
         schedule=Schedule(),
         micro_batches=instance.micro_batches,
-        device_groups=sites,
+        device_groups=groups,
         links=tuple(range(instance.stages - 1)),
         make_tables=constant(tuple(tables)),
     )
@@ -87,8 +96,10 @@ def stage_assignment(instance: AssignmentInstance) -> Restriction:
 
 
 def pipeline_partition(instance: PartitionInstance) -> Restriction:
-    """Every sub-layer is a kind of its own with one option, every cut a kind of boundary. Of solutions that slice nothing: a
-    stage's half is half of the sum, with its odd nanosecond, which no sub-layer has of its own."""
+    """A pipeline-partition instance as a joint one: each sub-layer is a kind of unit with one option, each cut one of boundary.
+
+    Only solutions without slicing can be lifted: the half of a stage is half of its sum, rounded once, and not a sum of halves.
+    """
     length, units, boundaries = instance.sublayers, [], []
     for l in range(length):
         columns: dict[str, Any] = {"forward_ns": [int(instance.forward_ns[l])], "backward_ns": [int(instance.backward_ns[l])]}
@@ -96,11 +107,11 @@ def pipeline_partition(instance: PartitionInstance) -> Restriction:
     for move in instance.transfer_ns.tolist():
         sent = np.full((1, 1, 1), move, np.int64)
         boundaries.append(free_boundary(np.zeros((1, 1), np.int64), sent, sent))
-    classes, sites = _sites(instance, by_stage=False)
+    classes, groups = _device_groups(instance, by_stage=False)
     configuration = Configuration(
         schedule=Schedule(),
         micro_batches=instance.micro_batches,
-        device_groups=sites,
+        device_groups=groups,
         links=(0,) * (instance.stages - 1),
         make_tables=constant((Tables(units=tuple(units), boundaries=tuple(boundaries)),)),
     )
@@ -118,10 +129,13 @@ def pipeline_partition(instance: PartitionInstance) -> Restriction:
 
 
 def cluster_strategy(instance: ClusterInstance) -> Restriction:
-    """Of equal devices, which may all stand for each other, and of solutions with shares as even as can be: one configuration
-    for each choice of degrees. Where one share is larger than others, it is that pipeline that counts."""
+    """A cluster-strategy instance of equal devices as a joint one, with a configuration for each choice of degrees.
+
+    It has the solutions whose shares are as even as possible; where one share is larger than others, that pipeline's time
+    counts. Raises an InputError (`Unsuited`) for devices of several kinds.
+    """
     if int(instance.classes.max()):
-        raise Unsuited("instance", "devices", "are not all alike", "give a cluster of one kind of device and of link")
+        raise Unsupported("instance", "devices", "are not all alike", "give a cluster of one kind of device and of link")
     degrees = [degree for degree in instance.degrees() if instance.even_shares(degree.dp, degree.mbs)]
     layers = [(name, l) for l, name in enumerate(instance.layer_names)]
     limit = instance.memory_bytes if instance.within_memory else NO_LIMIT
@@ -143,6 +157,7 @@ def cluster_strategy(instance: ClusterInstance) -> Restriction:
 
 
 def _cluster_configuration(instance: ClusterInstance, degrees: Degrees) -> Configuration:
+    """The joint configuration of one choice of degrees."""
     placed = instance.placed(degrees, range(instance.devices))
     shares = instance.even_shares(degrees.dp, degrees.mbs)
     assert shares is not None

@@ -1,4 +1,5 @@
-"""Restrictions whose units choose among options: layer-strategies, pipeline and memory-switches (see `restrict`)."""
+"""Problems that decide each layer's option, as restrictions of the joint problem: layer-strategies, pipeline and
+memory-switches (see `restrict`)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from tests.helpers.papers_as_joint.base import Restriction, constant, free_bound
 
 
 def layer_strategies(instance: LayerInstance) -> Restriction:
-    """Every layer is a kind of its own, and so is every boundary; an option's interface state is its own number."""
+    """A layer-strategies instance as a joint one: each layer is a kind of unit, and each boundary a kind of boundary; the state
+    of an option at its boundaries is its own index."""
     units = [
         OptionTable.of(
             [Option(name) for name in names],
@@ -49,8 +51,11 @@ def layer_strategies(instance: LayerInstance) -> Restriction:
 
 
 def pipeline(instance: PipelineInstance) -> Restriction:
-    """One configuration for each, with its tables. The time of a layer without synchronisation is that of its forward pass;
-    what the last micro-batch pays is added to its backward pass."""
+    """A pipeline instance as a joint one, with its configurations.
+
+    The time of a layer without synchronisation is that of its forward pass; synchronisation, which only the last micro-batch
+    has, is added to that one's backward pass.
+    """
     layers = list(zip(instance.layer_names, instance.layer_kinds, strict=True))
     classes = [DeviceClass("device", instance.devices, instance.memory_bytes)]
     configurations = [_pipeline_configuration(instance, configuration) for configuration in instance.configurations]
@@ -68,6 +73,7 @@ def pipeline(instance: PipelineInstance) -> Restriction:
 
 
 def _pipeline_configuration(instance: PipelineInstance, source: PipelineConfiguration) -> Configuration:
+    """The joint configuration for one of a pipeline instance."""
     tables, size = source.tables, instance.devices // source.stages
     states = range(len(tables.strategies))
     units = [
@@ -100,9 +106,12 @@ def _pipeline_configuration(instance: PipelineInstance, source: PipelineConfigur
 
 
 def memory_switches(instance: SwitchInstance) -> Restriction:
-    """An option is a layer's switches, with those of its neighbours that its segments depend on: r of the layer before, and
-    lazy_prefetch of the one after. Options agree by the state between two layers, r of the one and lazy_prefetch of the
-    other."""
+    """A memory-switches instance as a joint one.
+
+    An option is a layer's switches together with those switches of its neighbours that its segments depend on: r (three
+    switches of the layer before, as a number below 8) and lazy_prefetch of the layer after. Neighbouring options must agree in
+    the state between them, which is r of the first and lazy_prefetch of the second.
+    """
     chain, count = segments(instance), instance.layers
     choices = range(len(chain.options))
     columns = [

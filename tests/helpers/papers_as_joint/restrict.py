@@ -1,15 +1,15 @@
-"""Problems of the papers as restrictions of the joint problem: the same solutions cost the same, value for value.
+"""The papers' problems as restrictions of the joint problem: equal solutions have equal costs, value for value.
 
     problem             decides                         restricts                                       step
     layer-strategies    an option of every layer        one stage, one micro-batch                      Eq. 8, a sum
     pipeline            stages, options                 messages wholly with the stage after the cut    Eq. 8
     stage-assignment    cuts                            one option; times by stage                      Eq. 5
-    pipeline-partition  cuts                            one option; nothing behind the last pass        simulated
+    pipeline-partition  cuts                            one option; nothing after the last pass         simulated
     cluster-strategy    degrees, cuts                   one class of devices, even shares; one option   Eq. 4
     memory-switches     switches, synchronised          one stage, one micro-batch; options link        Eq. 8, a sum
 
-Memory is the same, too: `kept_bytes` alone is Galvatron's Eq. 2 and H3T's chain, `held_bytes` with the largest pass AutoPipe's
-and AMP's.
+Memory is equal, too: `kept_bytes` alone is Galvatron's Eq. 2 and H3T's chain, `held_bytes` with the largest pass is AutoPipe's
+and AMP's memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.helpers.papers_as_joint.layer_problems import layer_strategies, memor
 
 
 def restrict(instance: Any) -> Restriction:
-    """The joint instance whose solutions are those of a problem's instance. Raises KeyError for a problem that is none."""
+    """The joint instance whose solutions are those of an instance of a paper's problem. Raises KeyError for another object."""
     restriction: Restriction = _RESTRICTIONS[type(instance)](instance)
     return restriction
 

@@ -1,8 +1,8 @@
-"""Prints what torchtitan's own manager and `Trainer.Config` make of an exported torchtitan_config.py, as JSON.
+"""Prints, as JSON, the settings that torchtitan's own manager and `Trainer.Config` read from an exported torchtitan_config.py.
 
     python torchtitan_configuration.py FOLDER
 
-Triton, which kernels for GPUs alone are written in, may be missing: a module that has everything stands in for it.
+Triton, which only kernels for GPUs need, may be missing: a module that has every name then replaces it.
 """
 
 import importlib.machinery
@@ -33,10 +33,10 @@ from torchtitan.config.manager import ConfigManager  # noqa: E402
 
 config = ConfigManager().parse_args(["--module", "torchtitan_config", "--config", "planned"])
 config._validate_cuda_graphs()
-said = {
+result = {
     "stages": config.parallelism.pipeline_parallel_degree,
     "steps": config.training.steps,
     "tokenizer": config.hf_assets_path,
 }
-said |= {"dataset": config.dataloader.dataset, "rate": config.optimizer.param_groups[0].optimizer_kwargs["lr"]}
-print(json.dumps(said))
+result |= {"dataset": config.dataloader.dataset, "rate": config.optimizer.param_groups[0].optimizer_kwargs["lr"]}
+print(json.dumps(result))

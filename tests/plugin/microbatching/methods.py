@@ -1,4 +1,4 @@
-"""What the solvers of micro-batching offer: no method of their own, and the reason why nothing fits."""
+"""The methods of the solvers of micro-batching: no method of their own, and the reason why nothing fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""galvatron-engine as a problem that trainplan can be asked for: from the engine's own profile files to its instances.
+"""The problem galvatron-engine as trainplan offers it to users: its options, and its instances from the engine's own profile
+files.
 
 A plan file that the engine writes is read as a solution, too (see `plans`).
 """
@@ -30,14 +31,19 @@ SWITCHES = ("both_orders", "micro_batches", "most_tp", "most_stages", "async_gra
 
 
 def improving(instance: Instance) -> Iterator[Solution | None]:
-    """Every solution in even partitions that fits and is better than those before it; None to look at the clock."""
+    """Enumerate all solutions of an instance (layers with the costs of their strategies) whose layers are split evenly into
+    stages. Yields each solution that fits into memory and is better than all solutions before it; from time to time it yields
+    None, so that the caller can check the time limit.
+    """
     counted = [configuration.counted for configuration in instance.configurations]
     return plans(instance, counted, problem.even_partition, lambda index, *times: problem.iteration_ns(
         instance.configurations[index], *times))  # fmt: skip
 
 
 class GalvatronEngine(StagedProblem):
-    """What Galvatron's published engine searches, under its own cost model."""
+    """The problem that the published engine of the paper Galvatron searches, under the engine's own cost model: choose number
+    of stages, micro-batches, and a strategy for every layer. An instance is one such problem with its costs.
+    """
 
     solved_by = "trainplan.papers.galvatron_engine"
     name = problem.NAME
@@ -66,11 +72,18 @@ class GalvatronEngine(StagedProblem):
     describe = staticmethod(problem.describe)
 
     def cost_model(self, instance: Instance) -> str:
-        """The name of the costs and of the objective."""
+        """The name of the cost model and of the objective, as text for users. instance: unused; part of the signature that all
+        problems share.
+        """
         return f"{instances.COST_MODEL}, the engine's iteration time"
 
     def instance(self, request: Request) -> Instance:
-        """What the engine searches with the files of the request. Raises InputError."""
+        """Build an instance (costs of all strategies) of the problem that Galvatron's engine searches, from the engine's
+        profile files, which the request's options name.
+
+        Raises InputError if no files are named, if the request also names a model, cluster or profile of trainplan, or if a
+        value is missing or out of range.
+        """
         options = request.options
         if not options["engine_files"]:
             raise InputError("command line", "--engine-files", "are none", "name the engine's profile files, or their folder")
@@ -101,7 +114,11 @@ class GalvatronEngine(StagedProblem):
 
 
 def _paths(files: Any) -> list[Path]:
-    """The files of a path or several, of folders all but the plans that the engine wrote. Raises InputError."""
+    """List the profile files of Galvatron that one or several paths name: files as given, and of folders all *.json except for
+    plans that the engine wrote.
+
+    files: a path, or an iterable of paths. Raises InputError for a folder without such files.
+    """
     paths: list[Path] = []
     for path in [Path(files)] if isinstance(files, str | os.PathLike) else map(Path, files):
         inside = [path]

@@ -1,12 +1,13 @@
-"""The `code` cost model as a pipeline problem: what Galvatron's published engine (Hetu-Galvatron v2.4.0) searches.
+"""Instances of galvatron-engine: a profile, under the engine's cost model, as the problem that Hetu-Galvatron v2.4.0 searches.
 
-One configuration for every pass of the engine's loops, in their order (GalvatronSearchEngine.parallelism_optimization,
-DpOnModel.fit): m, least and most tp of a layer, vocabulary sp, embedding sharded, P, vocabulary tp. `choices` tells them.
+There is one configuration for every pass of the engine's loops, in their order (GalvatronSearchEngine.parallelism_optimization,
+DpOnModel.fit): micro-batches m, least and most tp of a layer, sequence parallelism of the vocabulary, sharding of embedding and
+head, stages P, tp of the vocabulary. `choices` in an instance's provenance lists them.
 
-Taken: PP, DP as DDP or ZeRO-2, SDP (ZeRO-3), TP, its order (optional), CKPT; 1F1B; vocabulary tp and sp; the switches of
+Covered: PP, DP as DDP or ZeRO-2, SDP (ZeRO-3), TP, its order (optional), CKPT; 1F1B; vocabulary tp and sp; the switches of
 `EngineOptions`; those of `costs`; layers in whole MiB rounded up; 1024 MiB of context and the buffer of all-gathers
-in every stage, here as `backward_bytes`; a fifth of the memory held back above 20 GiB; R in the tables, though not in the
-final cost.
+in every stage, here as `backward_bytes`; a fifth of the memory held back above 20 GiB; R (re-laying between layers) in the
+tables, though not in the final cost.
 
 Left out: layers under Ulysses sp; GPipe; several types of layers; micro-batches of unequal size, which the engine allows where
 the devices of a stage do not divide a micro-batch. Not carried exactly: of a layer that different stages could hold for
@@ -40,7 +41,13 @@ COLUMNS = ("time_ns", "sync_ns", "forward_bytes", "backward_bytes", "state_bytes
 
 
 def build(profile: EngineProfile, memory_bytes: int, batch: int, options: EngineOptions | None = None) -> Instance:
-    """The instance of one profile on its devices of `memory_bytes`, for `batch` samples a step. Raises InputError."""
+    """Build the instance (costs of all strategies) of the problem galvatron-engine for a profile, on the devices that the
+    profile was measured on.
+
+    memory_bytes: memory of one device. batch: samples per step. options: options of the engine; None for its defaults. Raises
+    InputError if the number of micro-batches does not divide the batch, or if the engine finds nothing to search for this
+    batch.
+    """
     options = options or EngineOptions()
     costs = EngineCosts(profile, batch, options)
     if options.micro_batches is not None and batch % options.micro_batches:
@@ -52,6 +59,7 @@ def build(profile: EngineProfile, memory_bytes: int, batch: int, options: Engine
     layer = cache(partial(_layer, costs))
 
     def configuration(choice: LoopPass) -> Configuration:
+        """The costs of one pass of the loops around the engine's search."""
         most_tp = choice.most_tp if choice.buffer else 1
         return _configuration(costs, choice, layer(choice.stages, choice.micro_batches, choice.least_tp, most_tp))
 
@@ -76,7 +84,13 @@ def build(profile: EngineProfile, memory_bytes: int, batch: int, options: Engine
 
 
 def _parts(configuration: Configuration, choice: LoopPass, options: EngineOptions) -> Iterator[Configuration]:
-    """The configuration, or, where all layers have one strategy, one for each with the tp of embedding and head (DPAlg.fit)."""
+    """Yield the configurations (cost tables of layers) that an instance has for one pass of the engine's loops (numbers of
+    stages and micro-batches, parallelism of embedding and head): `configuration` itself or, with the engine's option
+    `uniform`, one configuration per strategy that all layers may share.
+
+    With `uniform`, only strategies with the tensor-parallel degree of embedding and head (`choice.vocabulary_tp`) are used,
+    as in the engine's DPAlg.fit. options: the engine's options.
+    """
     if not options.uniform:
         yield configuration
         return
@@ -89,14 +103,24 @@ def _parts(configuration: Configuration, choice: LoopPass, options: EngineOption
 
 
 def usable_bytes(memory_bytes: int) -> int:
-    """What the engine plans with (DpOnModel.__init__): whole MiB, without what it holds back for PyTorch's cache."""
+    """The bytes of a device's memory that Galvatron's engine plans with: whole MiB minus, on large devices, a reserve for
+    PyTorch's cache.
+
+    memory_bytes: the device's memory. Source: DpOnModel.__init__ in the engine.
+    """
     whole = memory_bytes // MIB
     reserve = int(whole * RESERVED) if whole // 1024 > RESERVED_ABOVE_GIB else 0
     return (whole - reserve) * MIB
 
 
 def _choices(costs: EngineCosts) -> Iterator[LoopPass]:
-    """The passes of the engine's loops. Unbuffered ones are its sp-only search, of which layers without tp remain."""
+    """Yield the passes of the nested loops around the search of Galvatron's engine, in the engine's order. A pass fixes
+    numbers of stages and micro-batches, the range of the layers' tensor-parallel degrees, and the parallelism of embedding and
+    head.
+
+    Passes without `buffer` represent the engine's search with Ulysses sequence parallelism only, of which trainplan models
+    only the layers without tensor parallelism. costs: the engine's cost model for one profile and batch.
+    """
     world, batch, layers, options = costs.profile.devices, costs.batch, costs.profile.layers, costs.options
     degrees, depths = powers(world, options.most_tp), powers(world, options.most_stages)
     counts = divisors(batch) if options.micro_batches is None else [options.micro_batches]
@@ -116,7 +140,13 @@ def _choices(costs: EngineCosts) -> Iterator[LoopPass]:
 
 
 def _layer(costs: EngineCosts, stages: int, micro_batches: int, least_tp: int, most_tp: int) -> Tables:
-    """First, middle and last layers in one size of stage and of micro-batch: alike, without embedding and head."""
+    """Cost tables of layers, without embedding and head, for the strategies whose tensor-parallel degree is from `least_tp` to
+    `most_tp`.
+
+    stages, micro_batches: number of pipeline stages, and of micro-batches per step. Tables are (3, S), for three kinds of
+    layer (first, middle, last), which have equal costs here, by S strategies; times of redistributing activations are (1, S,
+    S), by the strategies of two neighbouring layers.
+    """
     strategies = [s for s in costs.strategies(stages) if least_tp <= s.degree("tp") <= most_tp]
     times = np.array([costs.layer_ns(s, stages, micro_batches) for s in strategies], np.int64)
     sizes = np.array([_bytes(costs, stages, micro_batches, s) for s in strategies], np.int64)
@@ -135,9 +165,16 @@ def _layer(costs: EngineCosts, stages: int, micro_batches: int, least_tp: int, m
 
 
 def _configuration(costs: EngineCosts, choice: LoopPass, layer: Tables) -> Configuration:
+    """Build the configuration for one pass of the loops around the engine's search: cost tables of layers, with the costs of
+    embedding and head added to the first and last layer, and the reserved memory.
+
+    choice: the pass (numbers of stages and micro-batches, parallelism of embedding and head). layer: cost tables of layers
+    alone.
+    """
     ends_ns, ends_mib = costs.ends_ns(choice), costs.ends_mib(choice)
 
     def by_kind(ends: tuple[int, int]) -> Integers:
+        """(3, 1): amounts of embedding and head, for the first, middle and last layers."""
         alone = costs.profile.layers == 1
         return np.array([[ends[0] + (ends[1] if alone else 0)], [0], [ends[1]]])
 
@@ -151,7 +188,13 @@ def _configuration(costs: EngineCosts, choice: LoopPass, layer: Tables) -> Confi
 
 
 def _bytes(costs: EngineCosts, stages: int, micro_batches: int, strategy: Strategy) -> tuple[int, int]:
-    """O_ms and O_f: the largest O_ms with O_ms + n O_f at most the engine's whole MiB for every n of a stage."""
+    """Bytes of one layer under a strategy, as an instance has them: O_ms for its model states, and O_f for its activations of
+    one micro-batch.
+
+    The engine rounds a layer's memory up to whole MiB. O_ms is the largest number such that O_ms + n O_f never exceeds the
+    engine's memory, for every number n of micro-batches that some stage has in flight. costs: the engine's cost model for one
+    profile and batch. stages, micro_batches: number of pipeline stages, and of micro-batches per step.
+    """
     states, kept = costs.layer_bytes(strategy, micro_batches)
     counts = {min(micro_batches, stages - stage) for stage in range(stages)}
     return min(-(-(states + n * kept) // MIB) * MIB - n * kept for n in counts), kept

@@ -1,4 +1,4 @@
-"""The methods of the problem that Galvatron's published engine searches."""
+"""The methods that solve galvatron-engine, the problem that Galvatron's published engine searches."""
 
 from __future__ import annotations
 

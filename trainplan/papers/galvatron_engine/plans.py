@@ -1,4 +1,4 @@
-"""Plan files that the engine writes, read as solutions."""
+"""Plan files that Galvatron's engine writes, read as solutions of galvatron-engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from trainplan.profiling.imports.source import Foreign
 
 
 class PlanRecord(Foreign):
-    """The plan file that the engine writes (save_results, strategy2config); lists are text with commas, one entry a layer."""
+    """The plan file that Galvatron's engine writes (save_results, strategy2config). Its lists are texts with commas, with one
+    entry for each layer."""
 
     pp_deg: Annotated[int, Field(ge=1)]
     tp_sizes_enc: str
@@ -34,15 +35,19 @@ class PlanRecord(Foreign):
 
 
 def read_if_plan(source: Source, instance: Instance) -> Solution | None:
-    """A plan of the engine as `read_plan` reads it; None where a file or a dict is no plan of the engine. Raises InputError."""
+    """Read a plan file (or dict) of Galvatron's engine as a solution of an instance (the costs that the engine searches); None
+    if the source is no such plan. Raises InputError if it is one and is invalid.
+    """
     content = source if isinstance(source, Mapping) else read_data(source)
     return read_plan(source, instance) if isinstance(content, Mapping) and "pp_deg" in content else None
 
 
 def read_plan(source: Source, instance: Instance) -> Solution:
-    """A plan of the engine, from its file or a dict, as a solution of an instance made by `instances.build`.
+    """Read a plan file (or dict) of Galvatron's engine as a solution of an instance that `instances.build` returned. Raises
+    InputError if the plan is invalid or not in the instance's search space.
 
-    It is in the first configuration that holds it and where it fits, else in the first that holds it. Raises InputError.
+    Several configurations of the instance (such as with and without sharded embeddings) may contain the plan: the first in
+    which it fits into memory is used, or the first of all if it fits in none.
     """
     where = name_of_source(source, "plan")
     record = parse(source, PlanRecord, where)
@@ -74,6 +79,9 @@ def read_plan(source: Source, instance: Instance) -> Solution:
 
 
 def _strategies(record: PlanRecord, where: str, instance: Instance) -> list[str]:
+    """The name of each layer's strategy in a plan file of Galvatron's engine, in the order of the layers. record: the content
+    of the plan file. where: the file's name, for errors. Raises InputError if the file's lists do not match the instance.
+    """
     layers, group = instance.layers, instance.devices // record.pp_deg
     none = ",".join(["0"] * layers)
     names = ("tp_sizes_enc", "tp_consecutive_flags", "dp_types_enc", "use_sp", "checkpoint")
@@ -86,6 +94,10 @@ def _strategies(record: PlanRecord, where: str, instance: Instance) -> list[str]
 
 
 def _stages(record: PlanRecord, where: str, layers: int) -> tuple[int, ...]:
+    """The number of layers of each stage in a plan file of Galvatron's engine; an even split if the file states none. record:
+    the content of the plan file. where: the file's name, for errors. layers: the number of all layers. Raises InputError if
+    they do not add up.
+    """
     if record.pp_division is None:
         return even_partition(layers, record.pp_deg)
     stages = tuple(_numbers(where, "pp_division", record.pp_division, record.pp_deg))
@@ -96,6 +108,12 @@ def _stages(record: PlanRecord, where: str, layers: int) -> tuple[int, ...]:
 
 
 def _strategy(group: int, tp: int, consecutive: int, sharded: int, _: int, ckpt: int) -> str:
+    """The name of the strategy of one layer in a plan file of Galvatron's engine.
+
+    group: number of devices of a stage. tp: the tensor-parallel degree. consecutive, sharded, ckpt: flags of the plan file, 0
+    or 1: whether tensor-parallel ranks are consecutive, whether data parallelism is ZeRO-3, whether the layer is recomputed.
+    `_` is the flag of Ulysses sequence parallelism, which is 0.
+    """
     data = [(("sdp" if sharded else "dp"), group // tp)] if tp < group else []
     tensor = [("tp", tp)] if tp > 1 else []
     levels = data + tensor if consecutive else tensor + data
@@ -103,6 +121,9 @@ def _strategy(group: int, tp: int, consecutive: int, sharded: int, _: int, ckpt:
 
 
 def _numbers(where: str, field: str, text: str, count: int) -> list[int]:
+    """Parse a text of integers such as "2,2,4". Raises InputError unless there are exactly `count` integers. where, field: the
+    names of the file and of its field, for errors.
+    """
     parts = text.split(",")
     if len(parts) != count or not all(part.strip().isdecimal() for part in parts):
         raise InputError(where, field, f"is {text[:40]!r}", f"give {count} numbers with commas between them")

@@ -1,9 +1,10 @@
 """Hetu-Galvatron's profile as its own search engine reads it, in its units: ms, MiB, and ms for each MiB.
 
-As in v2.4.0, core/search_engine/search_engine.py: get_profiled_model_configs and get_profiled_hardware_configs. Of its modes
-of reading times, that of the file is taken: with eight batches or more at this sequence length, a line through their total
-times (`batch`); else, with three sequence lengths or more, at one sample a parabola for the layer and a line for both ends
-(`sequence`); else the one time (`static`). Memory is `static`: that of this sequence length.
+Source: Hetu-Galvatron v2.4.0, core/search_engine/search_engine.py, get_profiled_model_configs and
+get_profiled_hardware_configs. Of the engine's modes of reading times, the one that the file was made for is taken: with eight
+batch sizes or more at this sequence length, a line through their total times (`batch`); else, with three sequence lengths or
+more, a parabola for the layer and a line for embedding and head, at one sample (`sequence`); else the single time (`static`).
+Memory is always that of this sequence length (`static`).
 """
 
 from __future__ import annotations
@@ -25,30 +26,40 @@ from trainplan.profiling.imports.source import MIB, MOST_MS, Options, Source, re
 HARDWARE = {"allreduce": "allreduce_bandwidth_*.json", "p2p": "p2p_bandwidth_*.json", "overlap": "overlap_coefficient.json"}
 LEAST_BATCHES, LEAST_SEQUENCES = 8, 3
 
-Line = tuple[float, float]
+Line = tuple[float, float]  # slope, and value at 0
 
 
 @dataclass(frozen=True)
 class MessageTimes:
-    """Measured ms of one operation by bytes of the message, and the line (ms for each MiB, ms) through them."""
+    """Measured times of one collective among a fixed number of ranks.
+
+    by_bytes: measured milliseconds by size of the message in bytes. line: (milliseconds per MiB, milliseconds at size 0), the
+    straight line fitted through them.
+    """
 
     by_bytes: dict[int, float]
     line: Line
 
     def ms(self, message_bytes: float) -> float:
-        """Milliseconds of a message of so many bytes: as measured, else by the line."""
+        """Milliseconds that a message of a given size in bytes takes: the measured time, or, if this size was not measured,
+        the time on the fitted line.
+        """
         slope, latency = self.line
         return self.by_bytes.get(message_bytes, slope * message_bytes / MIB + latency)  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)
 class EngineProfile:
-    """A model of equal layers and its hardware.
+    """A profile of a model of equal layers and of its hardware, in the units of Galvatron's engine.
 
-    layer_ms, ends_ms: forward pass, (for each sample, for each pass). kept_mib: of a layer for each sample, by tp.
-    ends: as galvatron_memory.Memory has them. all_reduce: ms for each MiB by number of ranks and whether they are consecutive.
-    p2p: the same by number of stages. measured: half an all-reduce, as one all-gather or reduce-scatter, by number of ranks,
-    where timed (`sp_time_*.json`; config_utils.remap_config).
+    layer_ms, ends_ms: milliseconds of the forward pass of one layer, and of embedding and head together, as straight lines in
+    the number of samples. parameter_mib: MiB of a layer's parameters in fp32. kept_mib: MiB of activations that a layer keeps
+    per sample, by tensor-parallel degree. checkpoint_mib: MiB of activations that a recomputed layer keeps per sample. ends:
+    memory of embedding and head, as in `galvatron_memory.Memory`. all_reduce: milliseconds per MiB of an all-reduce, by
+    number of ranks and whether they are consecutive. p2p: milliseconds per MiB of a message between stages, by number of
+    stages. measured: times of an all-gather or a reduce-scatter (half an all-reduce), by number of ranks, if they were
+    measured (`sp_time_*.json`; config_utils.remap_config in the engine). overlap: the factor by which computation and
+    communication slow each other down.
     """
 
     name: str
@@ -69,7 +80,9 @@ class EngineProfile:
     overlap: float
 
     def all_reduce_ms_per_mib(self, ranks: int, consecutive: bool = True) -> float:
-        """Milliseconds for each MiB of an all-reduce. Raises InputError where it was not measured."""
+        """Milliseconds per MiB of an all-reduce among `ranks` ranks; 0 for one rank. consecutive: whether the ranks are
+        consecutive numbers. Raises InputError if it was not measured for these ranks.
+        """
         if ranks == 1:
             return 0.0
         if (ranks, consecutive) not in self.all_reduce:
@@ -86,11 +99,12 @@ def read_engine_profile(
     hidden_size: int | None = None,
     sequence_parallel: bool = True,
 ) -> EngineProfile:
-    """From the files of the model's times and memory, of all-reduces, of p2p, of overlap, and, to use them, of message times.
+    """Read a profile of Hetu-Galvatron as its search engine does. Raises InputError if files are invalid or missing.
 
-    layers, sequence, hidden_size: what the files leave open. sequence_parallel: whether memory is that of the summaries `_sp`,
-    where there are both. Raises InputError.
-    """
+    paths: the profile's files: times of the model, its memory, all-reduces, messages between stages, overlap and, if they are
+    to be used, measured message times. layers, sequence, hidden_size: number of layers, tokens per sample, hidden size; to be
+    given if the files do not state them. sequence_parallel: if the memory file has summaries both with sequence parallelism
+    (names that end with "_sp") and without it, whether the ones with it are read."""
     files = files_by_kind([read_source(path) for path in paths])
     for kind, name in HARDWARE.items():
         if kind not in files:
@@ -128,7 +142,12 @@ def read_engine_profile(
 
 
 def _lines(source: Source, model: Model) -> tuple[Line, Line]:
-    """Of a layer and of both ends. Raises InputError."""
+    """Milliseconds of the forward pass of one layer, and of embedding and head together, each as a straight line (slope, value
+    at 0) in the number of samples.
+
+    source: the file of times, for errors. model: the times read from it. Raises InputError if the engine could not read a
+    file with this number of batch sizes.
+    """
     by_batch = {batch: (times.layers_ms[0], times.ends_ms) for batch, times in model.times.items()}
     if len(by_batch) >= LEAST_BATCHES:
         batches = np.array(list(by_batch))
@@ -150,6 +169,9 @@ def _lines(source: Source, model: Model) -> tuple[Line, Line]:
 
 
 def _measured(source: Source) -> dict[int, MessageTimes]:
+    """Read a file of message times (`sp_time_*.json`) of Galvatron: times of an all-gather or a reduce-scatter, which are half
+    of an all-reduce's, by number of ranks. Raises InputError if only one message size was measured.
+    """
     points: dict[int, dict[int, float]] = {}
     for ranks, match, ms in entries(source, TIMES, MOST_MS):
         if match["operation"] == "allreduce":

@@ -1,4 +1,4 @@
-"""The engine's own search: DpOnModel.fit with dynamic_programming_core (csrc/dp_core.cpp), on whole MiB and nanoseconds.
+"""The search of Galvatron's engine: DpOnModel.fit with dynamic_programming_core (csrc/dp_core.cpp), on whole MiB and ns.
 
 In every configuration, in the order of the instance, each stage of the even partition chooses its layers' options by
 
@@ -27,18 +27,25 @@ from trainplan.solvers.core.search import Outcome, Search
 
 @dataclass(frozen=True)
 class EngineLayer:
-    """Options of one layer of a stage, relative to the least: equal layers are equal, whatever embedding and head add."""
+    """Memory (weights, whole MiB) and time (times, ns) of every strategy for one layer, minus the least memory and time over
+    the strategies, so that layers which differ only by the costs of embedding or head are equal.
+    """
 
-    weights: tuple[int, ...]  # MiB
+    weights: tuple[int, ...]
     times: tuple[int, ...]
 
 
-Staircase = tuple[Integers, Integers]  # memory, rising, and time from there on, falling
-Front = tuple[Staircase, ...]
+Staircase = tuple[Integers, Integers]  # memory in MiB, rising, and the least time in ns from there on, falling
+Front = tuple[Staircase, ...]  # by option of a layer
 
 
 def published_search(instance: Instance, search: Search) -> Outcome:
-    """The engine's own plan. It has no options, and proves nothing."""
+    """Find the plan that the search of Galvatron's engine finds.
+
+    instance: layers with the costs of their strategies. search: limits of the run, and the best solution so far, which is
+    written to: every better plan is reported to it. The Outcome has the last plan, or none if nothing fits; no lower bound is
+    proven. The method has no options.
+    """
     dynamic = _Dynamic(instance.memory_bytes // MIB)
     best: tuple[int, Solution] | None = None
     for index, configuration in enumerate(instance.configurations):
@@ -57,14 +64,22 @@ def published_search(instance: Instance, search: Search) -> Outcome:
 
 
 def _rounding_ns(instance: Instance, solution: Solution) -> int:
-    """What rounding every layer to nanoseconds may make of a time: configurations that tie for the engine shall tie."""
+    """The largest error in ns of an iteration time that results from rounding every layer's time to whole nanoseconds. The
+    engine treats configurations whose times differ by less as equal. instance: layers with the cost tables of all
+    configurations. solution: a solution of the instance.
+    """
     return instance.configurations[solution.configuration].micro_batches * (instance.layers + 2) // 2
 
 
 def _even_choice(
     instance: Instance, configuration: Configuration, partition: Sequence[int], dynamic: _Dynamic
 ) -> tuple[int, ...] | None:
-    """The options of all layers, None where a stage does not fit."""
+    """The strategies that Galvatron's engine chooses for the layers in one configuration (cost tables for a number of stages
+    and micro-batches): the index of a strategy per layer, in order; None if a stage does not fit into memory.
+
+    instance: layers with the cost tables of all configurations. partition: number of layers of each stage. dynamic: the
+    dynamic program, which caches the results of sequences of layers.
+    """
     tables, first, choice = configuration.tables, 0, list[int]()
     for stage, count in enumerate(partition):
         kinds = instance.layer_kinds[first : first + count]
@@ -81,7 +96,12 @@ def _even_choice(
 
 
 def _relative(configuration: Configuration, kind: int, in_flight: int) -> tuple[EngineLayer, int]:
-    """A layer's options and the least MiB among them, which every option has on top."""
+    """Returns memory and time of every strategy for one layer, each minus the least over the strategies; and that least memory
+    in MiB.
+
+    configuration: the cost tables. kind: index of the layer's kind in them. in_flight: number of micro-batches that the
+    layer's stage has in flight.
+    """
     tables = configuration.tables
     weights = -(-(tables.state_bytes[kind] + in_flight * tables.forward_bytes[kind]) // MIB)
     times = tables.time_ns[kind]
@@ -89,14 +109,25 @@ def _relative(configuration: Configuration, kind: int, in_flight: int) -> tuple[
 
 
 class _Dynamic:
-    """Staircases of chains of layers, kept by what they depend on. most: MiB beyond which none is needed."""
+    """The dynamic program by which Galvatron's engine chooses the strategies (options) of a chain, which is the sequence of
+    the layers of one stage. Results are cached for equal chains.
+
+    A staircase is a pair of arrays: amounts of memory in MiB, rising, and for each the least time in ns within that memory,
+    falling. A front has, for one layer of a chain, a staircase for each strategy of the layer. most: the largest memory in
+    MiB of any chain. fronts: for each chain, the fronts of its layers.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.fronts: dict[tuple[tuple[EngineLayer, ...], bytes], list[Front]] = {}
 
     def choose(self, layers: Sequence[EngineLayer], moves: Sequence[Integers], free: int) -> list[int] | None:
-        """The engine's choice for layers that may take `free` MiB in all; None where there is none."""
+        """The strategies that the engine chooses for the layers of a chain within `free` MiB, as an index per layer; None if
+        no choice fits.
+
+        moves: for each pair of neighbouring layers, the time in ns of redistributing activations between them, (strategies of
+        the first, strategies of the second layer).
+        """
         if free < 0:
             return None
         choice: list[int] = []
@@ -111,6 +142,12 @@ class _Dynamic:
         return choice[::-1]
 
     def _fronts(self, layers: Sequence[EngineLayer], moves: Sequence[Integers]) -> list[Front]:
+        """For every layer of a chain, the least time of the chain up to and including this layer, by the layer's strategy and
+        by memory (a `Front`).
+
+        moves: for each pair of neighbouring layers, the time in ns of redistributing activations, (strategies of the first,
+        strategies of the second layer).
+        """
         key = tuple(layers), b"".join(table.tobytes() for table in moves)
         if key not in self.fronts:
             nothing = np.zeros(1, np.int64)
@@ -121,6 +158,11 @@ class _Dynamic:
         return self.fronts[key]
 
     def _next(self, front: Front, layer: EngineLayer, moves: Integers, option: int) -> Staircase:
+        """The least time, by memory, of a chain whose last layer, `layer`, has the strategy with index `option`.
+
+        front: this least time for the chain without its last layer, for each strategy of the layer before. moves: time in ns
+        of redistributing activations between these two layers, (strategies of the first, strategies of the second layer).
+        """
         memory = np.concatenate([stairs[0] for stairs in front]) + layer.weights[option]
         time = np.concatenate([stairs[1] + move for stairs, move in zip(front, moves[:, option], strict=True)])
         fits = memory <= self.most
@@ -133,5 +175,8 @@ class _Dynamic:
 
 
 def _at(stairs: Staircase, free: int) -> int | None:
+    """The least time in ns within `free` MiB; None if no choice fits. stairs: amounts of memory in MiB, rising, and the least
+    time in ns within each.
+    """
     step = int(np.searchsorted(stairs[0], free, side="right")) - 1
     return None if step < 0 else int(stairs[1][step])
