@@ -6,12 +6,14 @@ Sends ("built", seconds), ("solution", solution) and ("bound", ns) as they come.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pyomo.common import dependencies
 from pyomo.contrib.solver.solvers.highs import Highs
 from trainplan.formulations.milp import Columns, columns_of
 from trainplan.formulations.problem import problem_of
@@ -145,6 +147,8 @@ def solve(request: dict[str, Any], send: Send) -> dict[str, Any]:
     (of the first solve), noise_ns (the bound's possible error), repairs (the number of repeated solves), and choice (the
     solution or None).
     """
+    # Pyomo's lock is shared with the processes that were forked before this one; one that was killed may hold it for ever.
+    dependencies.capture_output_lock = threading.Lock()
     instance, limit_s = request["instance"], request["time_limit"]
     solving = _Solving(request, math.inf if limit_s is None else time.perf_counter() + limit_s, send)
     results, choice = solving.solved(instance, first=True)

@@ -50,6 +50,26 @@ def test_instances_that_solvers_got_wrong(name: str) -> None:
         assert tp.solve(tp.load(HARD[name]), "brute-force").objective == results[0].objective
 
 
+LOCKED = """
+import multiprocessing
+from pyomo.common import dependencies, tee
+from trainplan.solvers.adapters import highs_worker
+from tests.helpers.instances import paper_instance
+tee._threading_deadlock = 0.1
+dependencies.capture_output_lock = multiprocessing.Lock()
+dependencies.capture_output_lock.acquire()
+limits = {"seed": 0, "gap": 0.0, "time_limit": None, "below_ns": None, "start": None}
+answer = highs_worker.solve({"instance": paper_instance(), **limits}, lambda message: None)
+assert answer["termination"] == "convergenceCriteriaSatisfied", answer
+"""
+
+
+def test_a_lock_of_a_process_that_was_killed_does_not_stop_highs() -> None:
+    """Pyomo's lock for captured output is one for all processes that a server forks, and a killed one may hold it."""
+    done = subprocess.run([sys.executable, "-c", LOCKED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def _cheat(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> tp.solve:  # type: ignore[valid-type]
     def method(instance: Any, search: Search) -> Outcome:
         return outcome(instance, search)
