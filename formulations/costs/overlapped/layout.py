@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
+from trainplan.formulations.costs.overlapped.framework_memory import MEGATRON_MEMORY, FrameworkMemory
 from trainplan.formulations.plan.strategy import Exchange
 from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.clusters.recipes import Recipe
@@ -112,6 +113,7 @@ class Framework:
         ends_ns: time per step outside of passes: data, logs, the norm of gradients on the host.
         issue_ns: time that the host needs to issue a transformer layer's forward pass; half as long again for its backward
             pass. A pass whose kernels are shorter takes that long.
+        memory: what it keeps in memory in its own way.
     """
 
     name: str
@@ -136,6 +138,7 @@ class Framework:
     fixed_bytes: int = 80 * 2**20
     ends_ns: int = 5_000_000
     issue_ns: int = 0
+    memory: FrameworkMemory = MEGATRON_MEMORY
 
 
 @dataclass(frozen=True)
