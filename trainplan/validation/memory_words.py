@@ -16,6 +16,7 @@ from trainplan.formulations.costs.overlapped.framework_memory import (
 )
 from trainplan.formulations.costs.overlapped.layout import Framework
 from trainplan.validation.rows import Run
+from trainplan.validation.words import FUNCTIONAL_TEST, flag
 
 LOSS_COMPILED_SINCE = 2025  # torchtitan compiles its loss since
 
@@ -32,6 +33,10 @@ def with_memory(framework: Framework, run: Run, year: int | None) -> Framework:
         loss = SHARED_LOGIT_BYTES if (run.tp or 1) > 1 else UNCOMPILED_LOGIT_BYTES
         logit_bytes = loss if uncompiled else framework.logit_bytes
         return replace(framework, memory=TORCHTITAN_MEMORY, logit_bytes=logit_bytes)
+    if framework.pads > 1:
+        note = (run.note or "").lower()
+        tests, defers = FUNCTIONAL_TEST in note, flag(note, r"defer[_-]embedding[_-]wgrad(?:[_-]compute)?") is True
+        return replace(framework, memory=replace(framework.memory, drops_hidden=tests, defers_head=defers))
     return framework
 
 

@@ -252,6 +252,8 @@ def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) ->
     copies = copied_bytes(inner, layout.recipe, DTYPE_BYTES[layout.base], layout.zero)
     fixed = layout.framework.fixed_bytes
     messages = messages_bytes(model, layout, rank) if layout.framework.memory.holds_messages else 0.0
+    if layout.framework.memory.defers_head and head.kind == "head":
+        messages += deferred_bytes(model, layout)
     unreduced = _unreduced_bytes(parameters, layout)
     half = _half_gradients_bytes(parameters, layout)
     last = sum(size for size, _ in kept) if "activations" not in layout.on_host else 0.0
@@ -303,6 +305,16 @@ def messages_bytes(model: Model, layout: RunLayout, rank: int) -> float:
         count += 2 * (micro - flying)
     logits = tokens * (model.vocabulary or 1) / layout.tp * element * micro * (rank == layout.pp - 1)
     return count * layout.chunks * hidden + logits
+
+
+def deferred_bytes(model: Model, layout: RunLayout) -> float:
+    """Bytes on the last rank of a pipeline for the inputs of the head's product and the gradients of its logits, in the model's
+    dtype, of all micro-batches before the last one, from which the gradients of its weights are computed at the end; 0 without
+    a pipeline. layout: how the run is laid out on its devices: degrees, batch, precision and framework.
+    """
+    tokens, hidden = layout.micro * model.tokens / layout.cp, model.units[-1].sublayer.hidden
+    numbers = tokens * ((model.vocabulary or 1) / layout.tp + hidden / (layout.tp if layout.sequence_parallel else 1))
+    return (layout.micro_batches - 1) * numbers * DTYPE_BYTES[layout.base] * (layout.pp > 1 and not layout.frozen)
 
 
 def _buffers_bytes(parameters: float, layout: RunLayout) -> float:

@@ -3,14 +3,16 @@ in its code.
 
 - Megatron-Core (core 0.12 to 0.16), the default: gathers inputs of products again in the backward pass (`backward` of
   `LinearWithGradAccumulationAndAsyncCommunication`), has one kernel for SwiGLU (`fusions/fused_bias_swiglu.py`), and sums
-  gradients in place (`main_grad`).
+  gradients in place (`main_grad`). With `--defer-embedding-wgrad-compute` the last pipeline rank keeps inputs and gradients of
+  the head's product of all micro-batches (`drain_embedding_wgrad_compute`). Its functional tests drop hidden states of any
+  model (`--hidden-dropout`, by default 0.1).
 - nanotron (v0.5, `src/nanotron`): inputs of products split by columns are kept as gathered (`parallel/tensor_parallel/
   functional.py`; `tp_recompute_allgather` came later). SiLU's result is kept next to its product with the gate
-  (`GLUActivation` of `models/llama.py`). On their way to attention, queries, keys and values are made three times (`forward`
-  of `CausalSelfAttention`: the product's result, its copy by heads, keys joined with values), and its measured peaks are those
-  of keeping all of these, though no kernel's backward pass needs them. Each backward pass makes gradients in the model's dtype,
-  which are then added to their sums in fp32 (`FP32GradientAccumulator`); without ZeRO, DistributedDataParallel has buckets for
-  them. The loss holds fp32 logits twice (`forward` of `_ShardedCrossEntropy`).
+  (`GLUActivation` of `models/llama.py`). On their way to attention, queries, keys and values are copied (`forward` of
+  `CausalSelfAttention`: by heads, then keys joined with values), and its measured peaks are those of keeping these copies,
+  though no kernel's backward pass needs them. Each backward pass makes gradients in the model's dtype, which are then added to
+  their sums in fp32 (`FP32GradientAccumulator`); without ZeRO, DistributedDataParallel has buckets for them. The loss holds
+  fp32 logits twice (`forward` of `_ShardedCrossEntropy`).
 - torchtitan (2024-12, f6a9daa): blocks that pipelines use are not resharded after their forward pass (`apply_fsdp`:
   `reshard_after_forward = False` with pipelines), and gradients are summed whole, in `reduce_dtype`, until the last micro-batch
   (`to_accumulated_grad_if_needed` of FSDP2). `PrepareModuleInput` gathers the inputs of attention and network once for all
@@ -35,8 +37,8 @@ class FrameworkMemory:
         keeps_gathered: whether inputs of products that are split by columns stay gathered over tensor-parallel ranks until
             their backward pass, where these ranks split tokens.
         keeps_activation: whether a gated network keeps its activation's result next to the product with the gate.
-        copies_heads: whether an attention keeps the result of its products, the copy of it by heads, and keys joined with
-            values, in addition to what its core keeps.
+        copies_heads: whether an attention keeps queries, keys and values by heads, and keys joined with values, in addition to
+            what its core keeps.
         half_gradients: whether a backward pass makes whole gradients in the model's dtype that are added to their sums
             afterwards.
         whole_in_pipelines: whether, under ZeRO stage 3 in pipelines, parameters, and sums of gradients, stay whole for the
@@ -44,6 +46,9 @@ class FrameworkMemory:
         holds_messages: whether a pipeline allocates buffers for the messages of all micro-batches of a step, keeps the
             gradients of what it received, and on its last rank the logits, until the step's end.
         wide_operands: whether products in few bits keep their operands in the model's dtype.
+        drops_hidden: whether hidden states are dropped even where the model's configuration has no dropout.
+        defers_head: whether the last rank of a pipeline computes the gradients of the head's weights after its last
+            micro-batch.
         reports_reserved: whether the peak that it prints is of memory that the allocator has reserved.
         fragmented: what the allocator reserves at the peak beyond what is allocated, as a share of that.
     """
@@ -55,6 +60,8 @@ class FrameworkMemory:
     whole_in_pipelines: bool = False
     holds_messages: bool = False
     wide_operands: bool = False
+    drops_hidden: bool = False
+    defers_head: bool = False
     reports_reserved: bool = False
     fragmented: float = 0.0
 

@@ -44,11 +44,21 @@ def kept_bytes(unit: Unit, layout: RunLayout) -> float:
         inner = _attention_bytes(part.attention, tokens, layout) + _network_bytes(part.feed_forward, tokens, layout)
         return entered + inner
     if isinstance(part, Attention):
-        return entered + norm_after + _attention_bytes(part, tokens, layout) + _masks_bytes(part, own)
+        return (
+            entered
+            + norm_after
+            + _attention_bytes(part, tokens, layout)
+            + _masks_bytes(part, own, layout.framework.memory.drops_hidden)
+        )
     if isinstance(part, FeedForward):
-        return entered + norm_after + _network_bytes(part, tokens, layout) + _masks_bytes(part, own)
+        return (
+            entered
+            + norm_after
+            + _network_bytes(part, tokens, layout)
+            + _masks_bytes(part, own, layout.framework.memory.drops_hidden)
+        )
     if part.kind == "embedding":
-        return hidden + _masks_bytes(part, own)
+        return hidden + _masks_bytes(part, own, layout.framework.memory.drops_hidden)
     normed = (tokens if gathered else own) * part.hidden * element
     return hidden + normed + own * part.hidden * (_composed_norm_bytes(part, layout) + _cast_bytes(part, layout))
 
@@ -85,11 +95,11 @@ def operand_bytes(layout: RunLayout) -> float:
     return DTYPE_BYTES[layout.base] if wide or layout.recipe is None else layout.recipe.operand_bytes
 
 
-def _masks_bytes(part: object, own: float) -> float:
+def _masks_bytes(part: object, own: float, always: bool) -> float:
     """Bytes of a sub-layer's dropout mask for one micro-batch; 0 without dropout. part: the sub-layer. own: the number of
-    tokens that the rank holds between matrix multiplications.
+    tokens that the rank holds between matrix multiplications. always: whether the framework drops hidden states of any model.
     """
-    return own * part.hidden * (part.dropout > 0)  # type: ignore[attr-defined]
+    return own * part.hidden * (part.dropout > 0 or always)  # type: ignore[attr-defined]
 
 
 def _attention_bytes(part: Attention, tokens: float, layout: RunLayout) -> float:
@@ -104,8 +114,8 @@ def _attention_bytes(part: Attention, tokens: float, layout: RunLayout) -> float
     eager = layout.framework.composed and part.keeps_scores  # which has keys and values of all heads
     size = tokens * ((2 * query + 2 * (query if eager else key)) * element + (query + key) * normed)
     size += tokens * part.heads // tp * 4 * (not eager)
-    if layout.framework.memory.copies_heads:  # the products' results, these by heads, and keys joined with values
-        size += tokens * (2 * (query + 2 * key) + 2 * key) * element
+    if layout.framework.memory.copies_heads:  # queries, keys and values by heads, and keys joined with values
+        size += tokens * (query + 2 * key + 2 * key) * element
     if layout.exchanges_heads and not layout.recompute.attention:
         copied = HeadShare(part, tp, layout.cp).copied_key_heads * part.width
         size += tokens * (query + 2 * copied) * element
