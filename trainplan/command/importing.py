@@ -26,6 +26,7 @@ from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 from trainplan.screens.run import run_screen
 from trainplan.validation.alongside import HELD
+from trainplan.validation.fitting import tight_words
 from trainplan.validation.predict import Prediction
 
 SMALLER = 0.9  # devices with less than this share of another's memory are not of its kind
@@ -165,10 +166,7 @@ def _show(judged: JudgedRun, values: bool) -> None:
     file = f"{configuration.where}, of {configuration.tool or configuration.runtime}"
     pairs([("file", file), ("model", f"{model.name}, {model.dtype}"), *whose])
     render.plan_table(plan)
-    if judged.close:
-        verdict = ": close, may not fit" if judged.fits else ": does not fit, but close"
-    else:
-        verdict = "" if judged.fits else ": does not fit"
+    verdict = f": {tight_words(judged.fit_probability)}" if judged.close else ": does not fit" * (not judged.fits)
     rows = [
         ("predicted time", _step(judged)),
         ("predicted memory", f"{_ranks(judged)}, of {format_bytes(plan.memory_bytes)}{verdict}"),

@@ -24,6 +24,7 @@ from trainplan.planning.result import PlanningResult
 from trainplan.planning.result_price import Price
 from trainplan.prediction.metrics import PARTS, Performance
 from trainplan.profiling.base.quantities import format_gap, format_share, format_time
+from trainplan.validation.fitting import fit_of, tight_words
 from trainplan.validation.predict import GIB, Prediction
 
 Row = tuple[str, list[list[str]]]  # a label and its lines; the pieces of a line are printed with dots between them
@@ -41,7 +42,7 @@ def screen(answer: PlanningResult, plan_file: Path | None = None) -> list[Row]:
         return rows_without_plan(answer)
     others = _others(answer)
     rows: list[Row] = [
-        ("FITS", [memory_words(answer.plan, parts_of(answer.run, answer.performance))]),
+        ("FITS", [[*memory_words(answer.plan, parts_of(answer.run, answer.performance)), *_tight(answer)]]),
         ("RUN", [run_words(answer.plan), *layouts(answer.plan)]),
         ("SPEED", [speed_words(answer.step_ns, answer.performance, likely_ns(answer))]),
         ("BEST?", [*_proof(answer), others.faster]),
@@ -98,6 +99,14 @@ def runtime_notes(rows: Sequence[RuntimePlan], seconds: float) -> list[list[str]
         timed = f"{seconds:.2g} s were up: give a longer --time-limit, or {FOR.flag} {stopped[-1].runtime}"
         notes.append([f"open: {names}", timed if any(row.stopped == "time limit" for row in stopped) else "interrupted"])
     return notes
+
+
+def _tight(answer: PlanningResult) -> list[str]:
+    """A text for the screen if the error of predicted peaks decides whether the plan fits; an empty list if not. answer: the
+    planned request, with its plan.
+    """
+    probability = answer.fit_probability
+    return [tight_words(probability)] if probability is not None and fit_of(probability) == "tight" else []
 
 
 def memory_words(plan: Plan, parts: Mapping[str, float]) -> list[str]:
