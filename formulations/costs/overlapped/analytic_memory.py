@@ -300,7 +300,7 @@ def messages_bytes(model: Model, layout: RunLayout, rank: int) -> float:
     tokens = layout.micro * model.tokens / layout.cp
     hidden = tokens * model.units[-1].sublayer.hidden * element / (layout.tp if layout.sequence_parallel else 1)
     flying = min(micro, sum(_in_flight(layout, rank)))
-    count = (rank < layout.pp - 1 or layout.chunks > 1) * micro  # gradients of what it sent
+    count = float((rank < layout.pp - 1 or layout.chunks > 1) * micro)  # gradients of what it sent
     if rank > 0 or layout.chunks > 1:  # what came, without that which counts as activations, and its gradients
         count += 2 * (micro - flying)
     logits = tokens * (model.vocabulary or 1) / layout.tp * element * micro * (rank == layout.pp - 1)
