@@ -91,7 +91,7 @@ def _named_framework(run: Run, name: str, note: str) -> Framework:
     if "internevo" in name or "internlm" in name:
         return INTERNEVO
     if "neox" in name:
-        return replace(MEGATRON, overlaps_messages=False)
+        return replace(MEGATRON, overlaps_messages=False, copies_alongside=False)
     if "deepspeed" in name:
         return DEEPSPEED
     if "torchtitan" in name:

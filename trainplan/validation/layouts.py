@@ -25,7 +25,7 @@ from trainplan.profiling.models.sublayers import why_no_head_share
 from trainplan.validation.alongside import held_by, stated_buffers, with_attention
 from trainplan.validation.fitting import fitted, in_words
 from trainplan.validation.frameworks import framework_of, stated_attention
-from trainplan.validation.offloading import hosted
+from trainplan.validation.offloading import hosted, hosted_layers
 from trainplan.validation.recomputation import recompute_of_words
 from trainplan.validation.row_models import row_model
 from trainplan.validation.rows import Run
@@ -205,7 +205,7 @@ def laid_out(
     layout = RunLayout(
         dp, tp, pp, cp, chunks, zero, shard, shared, recompute, base, precision, micro, batch, framework,
         reserved=model.layers % count > 0 and (model.layers + 2) % count == 0,
-        on_host=hosted(run, framework.pads > 1, assumed),
+        on_host=hosted(run, framework.pads > 1, assumed), offloaded_layers=hosted_layers(run),
         frozen=_adapters(run), schedule=schedule_of(run, assumed) if pp > 1 else "1f1b",
         exchange=exchanged, optimizer=optimizer, recipe=recipe,
         stage_layers=_stages_of_torchtitan(model, count) if torchtitan and pp > 1 else _stated_stages(run, model, pp, chunks),

@@ -91,7 +91,8 @@ class StreamsStep:
         gather_ns: the part of the gathering of updated parameters that no forward pass hides.
         ends_ns: what the framework does once per step outside of passes.
         jitter: the factor by which a step on several nodes takes longer than the sum of its parts.
-        copies_ns: copies to the host and back.
+        copies_ns: copies to the host and back that nothing hides.
+        forward_ns: the part of computing_ns that is of forward passes.
     """
 
     passes_ns: float
@@ -102,6 +103,7 @@ class StreamsStep:
     ends_ns: float
     jitter: float
     copies_ns: float = 0.0
+    forward_ns: float = 0.0
 
     @property
     def step_ns(self) -> float:
@@ -129,14 +131,13 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
         mine = optimizer_ns(stepped, layout, kind, moments_saved(layout.optimizer, stepped, count), orthogonal)
         optimizer = max(optimizer, mine)
     micro, ends = layout.micro_batches, float(layout.framework.ends_ns)
-    computing = max(
-        sum(passes[stage][0] + passes[stage][1] for stage in range(rank, len(chunks), layout.pp)) * micro
-        for rank in range(layout.pp)
-    )
+    busiest = max(range(layout.pp), key=lambda rank: sum(map(sum, passes[rank :: layout.pp])))
+    computing = sum(map(sum, passes[busiest :: layout.pp])) * micro
+    forward_ns = sum(pass_[0] for pass_ in passes[busiest :: layout.pp]) * micro
     if layout.zero >= 2 and layout.sharing > 1 and layout.pp == 1:
         blocks = _blocks(model, layout, links, times, element)
         end = sharded_ns(blocks, micro, layout.zero == 3, reduces_last=layout.reduces_last)
-        return StreamsStep(end, computing, 0.0, optimizer, 0.0, ends, jitter)
+        return StreamsStep(end, computing, 0.0, optimizer, 0.0, ends, jitter, forward_ns=forward_ns)
     hidden = layout.micro * model.tokens * model.units[-1].sublayer.hidden * element / layout.cp / layout.tp
     transfer = links.message_ns(hidden, layout.dp * layout.tp * layout.cp) if layout.pp > 1 else 0.0
     whole = -(-micro // layout.pp) * layout.pp if layout.chunks > 1 else micro
@@ -149,7 +150,7 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
         *(_data_ns(devices[rank], rank, passes, layout, links, element) for rank in range(layout.pp)), strict=True
     )
     exposed = max(end + reduce_ns for end, reduce_ns in zip(ended, reduce, strict=True)) - max(ended)
-    return StreamsStep(passes_ns, computing, exposed, optimizer, max(gather), ends, jitter)
+    return StreamsStep(passes_ns, computing, exposed, optimizer, max(gather), ends, jitter, forward_ns=forward_ns)
 
 
 def buckets_of(parameters: float, layout: RunLayout) -> float:

@@ -4,7 +4,7 @@
   with the gradients of weights.
 - Megatron-Core, by the defaults of its arguments: vocabularies are padded to 128 for each tensor-parallel rank, gradients are
   in fp32, and messages of interleaved stages overlap with passes; reductions and gathering overlap by flags, with Muon (core
-  0.16) neither does.
+  0.16) neither does. Transformer Engine copies offloaded activations on a stream of their own (`analytic_offload`).
 - NeMo, by its recipes: distributed optimizer with both overlaps; tensor-parallel overlap with sequence parallelism; gradients
   in bf16.
 - PyTorch FSDP (torchtitan, Composer): gathers one block in advance, and reduces gradients during the backward pass of the next
@@ -19,14 +19,27 @@ from trainplan.formulations.costs.overlapped.layout import Framework
 from trainplan.profiling.models.optimizers import OPTIMIZERS, OptimizerName
 
 MEGATRON = Framework(
-    "Megatron-Core", overlaps_messages=True, overlaps_tensor_backward=True, pads=128, logit_bytes=6, loss_passes=3.0
+    "Megatron-Core",
+    overlaps_messages=True,
+    overlaps_tensor_backward=True,
+    pads=128,
+    logit_bytes=6,
+    loss_passes=3.0,
+    copies_alongside=True,
 )
 # Its flags --overlap-grad-reduce and --overlap-param-gather set, as recipes have them.
 OVERLAPPED = replace(MEGATRON, overlaps_gradients=True, overlaps_parameters=True)
 # With Muon, Megatron-Core gathers updated parameters after its step (`LayerWiseDistributedOptimizer`, core 0.16, 2026).
 MUON = replace(OVERLAPPED, overlaps_parameters=False)
 
-MEGATRON_2022 = replace(MEGATRON, name="Megatron-LM of 2022", overlaps_messages=False, fused_attention=False, drops=True)
+MEGATRON_2022 = replace(
+    MEGATRON,
+    name="Megatron-LM of 2022",
+    overlaps_messages=False,
+    fused_attention=False,
+    drops=True,
+    copies_alongside=False,
+)
 LOCAL_BYTES = 64 * 2**20  # what Megatron-Core's own layers hold in addition to Transformer Engine's
 # Host times of Megatron-LM's functional tests, whose layers are so small that the host's launches decide the step. With these
 # two numbers the mean error over 20 of the tests is 10 %.

@@ -112,6 +112,8 @@ class Framework:
         ends_ns: time per step outside of passes: data, logs, the norm of gradients on the host.
         issue_ns: time that the host needs to issue a transformer layer's forward pass; half as long again for its backward
             pass. A pass whose kernels are shorter takes that long.
+        copies_alongside: whether activations are copied to the host and back on a stream of their own, in parallel with
+            kernels.
     """
 
     name: str
@@ -136,6 +138,7 @@ class Framework:
     fixed_bytes: int = 80 * 2**20
     ends_ns: int = 5_000_000
     issue_ns: int = 0
+    copies_alongside: bool = False
 
 
 @dataclass(frozen=True)
@@ -207,6 +210,8 @@ class RunLayout:
         optimizer: the optimizer of the parameters.
         recipe: the low-precision recipe of the transformer layers' matrix products; None if they are in `precision`.
         on_host: what devices copy to their host and back.
+        offloaded_layers: the number of a stage's transformer layers whose activations are on the host, if activations are;
+            None for all of them.
         held: the memory that the trainer holds in addition.
         schedule: the pipeline schedule; `zb-h1` and `zero-bubble` (Qi et al., 2023) have a third of 1F1B's bubble, and
             almost none.
@@ -233,8 +238,19 @@ class RunLayout:
     optimizer: OptimizerName = "adamw"
     recipe: Recipe | None = None
     on_host: frozenset[Hosted] = frozenset()
+    offloaded_layers: int | None = None
     held: Held = NOTHING_HELD
     schedule: RunSchedule = "1f1b"
+
+    def hosted_layers(self, layers: int) -> int:
+        """The number of a stage's transformer layers whose activations are on the host: the stated number, or else all of them;
+        one less where copies run alongside, since Transformer Engine refuses to offload all. layers: the number of the stage's
+        transformer layers.
+        """
+        if "activations" not in self.on_host:
+            return 0
+        most = max(0, layers - self.framework.copies_alongside)
+        return most if self.offloaded_layers is None else min(most, self.offloaded_layers)
 
     @property
     def rate(self) -> Precision:
