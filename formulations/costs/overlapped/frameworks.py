@@ -4,7 +4,8 @@
   with the gradients of weights.
 - Megatron-Core, by the defaults of its arguments: vocabularies are padded to 128 for each tensor-parallel rank, gradients are
   in fp32, and messages of interleaved stages overlap with passes; reductions and gathering overlap by flags, with Muon (core
-  0.16) neither does. Transformer Engine copies offloaded activations on a stream of their own (`analytic_offload`).
+  0.16) neither does. Transformer Engine copies offloaded activations on a stream of their own (`analytic_offload`) and
+  joins products and passes (`sublayer_time`).
 - NeMo, by its recipes: distributed optimizer with both overlaps; tensor-parallel overlap with sequence parallelism; gradients
   in bf16.
 - PyTorch FSDP (torchtitan, Composer): gathers one block in advance, and reduces gradients during the backward pass of the next
@@ -26,6 +27,9 @@ MEGATRON = Framework(
     logit_bytes=6,
     loss_passes=3.0,
     copies_alongside=True,
+    joins_products=True,
+    fuses_passes=True,
+    gathers_quantized=True,
 )
 # Its flags --overlap-grad-reduce and --overlap-param-gather set, as recipes have them.
 OVERLAPPED = replace(MEGATRON, overlaps_gradients=True, overlaps_parameters=True)

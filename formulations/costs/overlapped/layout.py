@@ -114,6 +114,11 @@ class Framework:
             pass. A pass whose kernels are shorter takes that long.
         copies_alongside: whether activations are copied to the host and back on a stream of their own, in parallel with
             kernels.
+        joins_products: whether queries, keys and values come from one matrix product, and both up-projections of a gated
+            network from one.
+        fuses_passes: whether an RMS norm is one kernel, and a gated activation one with its gate.
+        gathers_quantized: whether sequence-parallel ranks gather inputs and gradients of products in the low precision of
+            their recipe.
     """
 
     name: str
@@ -139,6 +144,9 @@ class Framework:
     ends_ns: int = 5_000_000
     issue_ns: int = 0
     copies_alongside: bool = False
+    joins_products: bool = False
+    fuses_passes: bool = False
+    gathers_quantized: bool = False
 
 
 @dataclass(frozen=True)
