@@ -18,7 +18,7 @@ from trainplan.profiling.models.sublayers import Operator, Sublayer
 from tests.validation.test_words import laid
 
 HIDDEN, INNER, TOKENS, KEYS = 4096, 14336, 8192, 1024  # of llama3-8b
-ENGINE: dict[str, Any] = {"joins_products": True, "fuses_passes": True, "gathers_quantized": True}
+ENGINE: dict[str, Any] = {"joins_products": True, "fuses_passes": True, "gathers_in_bits": True}
 ROW: dict[str, Any] = {"model": "llama3-8b", "gpu": "H100-80GB-SXM", "gpus": 8, "gbs": 8, "tp": 8, "recompute": "none"}
 
 

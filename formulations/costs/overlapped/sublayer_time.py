@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 
 from trainplan.formulations.costs.overlapped.layout import RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
+from trainplan.formulations.costs.overlapped.torch_rings import merged_ring_ns
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.clusters.efficiencies import Precision
@@ -110,9 +111,12 @@ def unit_times(part: Sublayer, layout: RunLayout, kind: DeviceKind, links: Links
         recompute += gathered
     around, exchanged = _ring_ns(part, layout, links), _exchanged_ns(part, layout, kind, links)
     recompute += exchanged * (layout.recompute.attention and not layout.recompute.operations)
+    ring, ring_backward = max(0.0, around - core), max(0.0, 2 * around - 2.5 * core)
+    if layout.framework.merges_rings and around:
+        ring, ring_backward = merged_ring_ns(part, layout, kind, around, core)
     return UnitTimes(
-        forward + exchanged + max(0.0, around - core),
-        backward + exchanged + max(0.0, 2 * around - 2.5 * core),
+        forward + exchanged + ring,
+        backward + exchanged + ring_backward,
         recompute,
         gathered,
         back + hideable,
@@ -225,7 +229,8 @@ def _product_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered
         operator = replace(operator, backward=operator.backward / 2)  # no gradients of weights
     if operator.core or not layered or recipe is None:
         precision: Precision = layout.precision if (layered and not operator.core) or layout.precision == "tfloat32" else base
-        return operator_ns(operator, kind, precision, DTYPE_BYTES[base], backward)
+        rate = layout.framework.attention_rate if operator.core else 1.0
+        return operator_ns(operator, kind, precision, DTYPE_BYTES[base], backward) / rate
     written = operator.m * (operator.n if backward else operator.k) * operator.count
     transposes = recipe.block > 0 or READING_BOTH_ORDERS not in kind.recipes
     streaming = Operator(touched_bytes=round(written * recipe.cast_bytes(DTYPE_BYTES[base], transposes)))
@@ -298,16 +303,17 @@ def _tensor_ns(part: Sublayer, layout: RunLayout, links: Links, shared: bool) ->
     hidden = (
         part.output_bytes(layout.micro, 1) / layout.cp if part.kind != "head" else part.input_bytes(layout.micro) / layout.cp
     )
-    one = links.collective_ns(1, hidden, layout.tp, 1)
+    one = gathered = links.collective_ns(1, hidden, layout.tp, 1)
+    if layout.framework.gathers_in_bits and layout.recipe is not None and part.kind in LAYER_KINDS:
+        few = hidden * layout.recipe.operand_bytes / DTYPE_BYTES[layout.base]
+        gathered = links.collective_ns(1, few, layout.tp, 1)
     both = links.collective_ns(2, hidden, layout.tp, 1)
     if part.kind == "embedding":
         return (one, (one, 0.0)) if shared else (both, (0.0, 0.0))
     if part.kind == "head":
         return (one, (0.0, 2 * one)) if shared else (0.0, (0.0, both))
-    gather = one
-    if layout.recipe is not None and layout.framework.gathers_quantized:
-        gather = links.collective_ns(1, hidden * layout.recipe.operand_bytes / DTYPE_BYTES[layout.base], layout.tp, 1)
-    return (gather + one, (gather, gather + one)) if shared else (both, (0.0, both))
+    again = 0.0 if layout.framework.keeps_gathered else gathered
+    return (gathered + one, (gathered, again + one)) if shared else (both, (0.0, both))
 
 
 def _ring_ns(part: Sublayer, layout: RunLayout, links: Links) -> float:
@@ -318,7 +324,8 @@ def _ring_ns(part: Sublayer, layout: RunLayout, links: Links) -> float:
     attention = attention_of(part)
     if layout.cp == 1 or layout.exchanges_heads or attention is None:
         return 0.0
-    width = 2 * attention.kv_heads // min(layout.tp, attention.kv_heads) * attention.width
+    heads = attention.heads if layout.framework.merges_rings else attention.kv_heads  # torch repeats keys for their queries
+    width = 2 * heads // min(layout.tp, heads) * attention.width
     size = layout.micro * attention.tokens * width * DTYPE_BYTES[layout.base]
     return links.collective_ns(1, size, layout.cp, layout.tp)
 
