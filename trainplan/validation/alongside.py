@@ -163,6 +163,8 @@ def _copied_elements(model: Model, layout: RunLayout) -> int:
     """
     if layout.framework.name == DEEPSPEED:
         return min(BUCKET, model.total_parameters)
+    if layout.framework.memory.half_gradients:  # sums are apart from the buckets
+        return model.total_parameters // layout.tp // layout.pp
     return model.total_parameters * layout.framework.gradient_bytes // DTYPE_BYTES[layout.base] // layout.tp
 
 

@@ -25,6 +25,7 @@ from trainplan.formulations.costs.overlapped.frameworks import (
 )
 from trainplan.formulations.costs.overlapped.layout import Framework
 from trainplan.profiling.models.optimizers import OPTIMIZERS
+from trainplan.validation.memory_words import with_memory
 from trainplan.validation.rows import Run
 from trainplan.validation.words import FUNCTIONAL_TEST, flag, optimizer_of, stated_stage
 
@@ -76,7 +77,7 @@ def framework_of(run: Run) -> Framework:
         chosen = replace(chosen, issue_ns=ISSUE_NS)
     if re.search(r"\bmp pure\b", note):  # Composer's mixed precision with gradients reduced in the parameters' dtype
         chosen = replace(chosen, gradient_bytes=2)
-    return chosen
+    return with_memory(chosen, run, year)
 
 
 def _named_framework(run: Run, name: str, note: str) -> Framework:

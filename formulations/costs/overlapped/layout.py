@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
+from trainplan.formulations.costs.overlapped.framework_memory import MEGATRON_MEMORY, FrameworkMemory
 from trainplan.formulations.plan.strategy import Exchange
 from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.clusters.recipes import Recipe
@@ -140,6 +141,7 @@ class Framework:
         joins_products: whether queries, keys and values come from one matrix product, and both up-projections of a gated
             network from one.
         fuses_passes: whether an RMS norm is one kernel, and a gated activation one with its gate.
+        memory: what it keeps in memory in its own way.
     """
 
     name: str
@@ -180,6 +182,7 @@ class Framework:
     copies_alongside: bool = False
     joins_products: bool = False
     fuses_passes: bool = False
+    memory: FrameworkMemory = MEGATRON_MEMORY
 
 
 @dataclass(frozen=True)
