@@ -15,9 +15,9 @@ from trainplan.formulations.costs.overlapped.analytic_memory import run_memory
 from trainplan.formulations.costs.overlapped.analytic_step import Chunk
 from trainplan.formulations.costs.overlapped.layout import RUN_SCHEDULES, Framework, Hosted, RecomputePolicy, recompute_of
 from trainplan.formulations.costs.overlapped.links import Links
-from trainplan.formulations.plan.plan import Plan, RunBy
+from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.unit import PlannedUnit
-from trainplan.formulations.runtimes import FOLDERS, RUNTIMES
+from trainplan.formulations.runtimes import StepAndPeaks, run_by, title
 from trainplan.formulations.schedule.orders import SCHEDULES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster
@@ -36,37 +36,44 @@ from trainplan.validation.rows import Run
 ENDS = ("embedding", "head")
 
 
-def run_by(name: str | None, plan: Plan) -> RunBy | None:
-    """The settings with which the runtime called `name` runs a plan that was exported to it (`export --to`), for predictions
-    of that runtime. None for trainplan's own runtime and for torch scripts, whose prediction is the simulation of the plan's
-    own programs.
-    """
-    described = None if name not in FOLDERS else RUNTIMES[name].run_by
-    if described is None:
-        return None
-    chosen = described(plan)
-    whole_matrices = OPTIMIZERS[plan.optimizer].whole_matrices  # with which Megatron-Core overlaps nothing
-    return chosen.changed(flags=plan.optimizer) if whole_matrices else chosen
-
-
 def as_run(plan: Plan, cluster: Cluster) -> tuple[Plan, Prediction | str]:
     """Predict a plan as the runtime that it was made for would run it. Returns the plan with this prediction in it, and the
     prediction. If the runtime cannot be predicted, returns the plan unchanged, and the reason as a text.
 
     The plan must already carry a prediction of its own programs (instruction lists), whose durations it keeps.
     """
-    found = predict_plan(plan, cluster)
-    if isinstance(found, str) or found.step is None or found.laid is None or plan.predicted is None or plan.runs_by is None:
+    found = predict(plan, cluster)
+    if isinstance(found, str) or plan.predicted is None:
         return plan, found if isinstance(found, str) else "the plan has no programs"
-    memory, size = run_memory(found.laid.model, found.laid.layout), plan.world // plan.depth
     predicted = plan.predicted.changed(
-        step_ns=round(found.step.step_ns),
-        peak_bytes=[round(memory[rank // size].peak_bytes) for rank in range(plan.world)],
+        step_ns=found.step_ns,
+        peak_bytes=list(found.peak_bytes),
         cost_model="streams",
-        software=plan.runs_by.software,
+        software=found.software,
         profile_origin=f"estimated on {cluster.name}",
     )
-    return plan.changed(predicted=predicted), found
+    return plan.changed(predicted=predicted), found.details
+
+
+def predict(plan: Plan, cluster: Cluster, runtime: str | None = None) -> StepAndPeaks | str:
+    """The prediction of a plan's step and memory by one runtime, or the reason why there is none as a text; as
+    `formulations.runtimes.predict` describes, which calls it.
+
+    plan: the plan, which needs no prediction of its own programs. cluster: the devices. runtime: the runtime's name; None for
+    the one in the plan's field `runs_by`.
+    """
+    if runtime is not None:
+        plan = plan.changed(runs_by=run_by(runtime, plan))
+    found = predict_plan(plan, cluster)
+    if isinstance(found, str):
+        return found
+    assert plan.runs_by is not None and found.step is not None and found.laid is not None
+    memory, peaks = run_memory(found.laid.model, found.laid.layout), [0] * plan.world
+    for position, stage in enumerate(plan.stages[: plan.depth]):
+        for rank in stage.ranks:
+            peaks[rank] = round(memory[position].peak_bytes)
+    step_ns = round(found.step.step_ns)
+    return StepAndPeaks(title(plan.runs_by.name), plan.runs_by.software, step_ns, tuple(peaks), found)
 
 
 def predict_plan(plan: Plan, cluster: Cluster) -> Prediction | str:

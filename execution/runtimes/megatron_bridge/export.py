@@ -54,12 +54,12 @@ def export(plan: Plan, where: str) -> Export:
             plan,
             RUNTIME,
             VERSION,
-            arguments.peak_bytes,
+            arguments.prediction,
             left_out,
             (*megatron_export.decides(plan, DECIDES), *arguments.gathered),
         ),
     }
-    settings = {"config": sections, "peak_bytes": arguments.peak_bytes}
+    settings = {"config": sections, "peak_bytes": arguments.prediction.peak_bytes}
     return Export("megatron-bridge", settings, files, tuple(left_out), arguments.plan)
 
 

@@ -218,7 +218,7 @@ def kept_on_host_bytes(chunk: Chunk, layout: RunLayout) -> float:
     """Bytes of one rank's activations of a micro-batch that a chunk (pipeline stage) keeps on the host between its forward and
     its backward pass. layout: how the run is laid out on its devices: degrees, batch, precision and framework.
     """
-    return _layer_bytes(chunk, layout)[0]
+    return _layer_bytes(chunk, layout)[0] * layout.hosted_layers(chunk.layers) / max(1, chunk.layers)
 
 
 def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) -> RunMemory:
@@ -229,8 +229,10 @@ def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) ->
     flights = _in_flight(layout, rank)
     kept = [_layer_bytes(chunk, layout) for chunk in chunks]
     activations = sum(flight * size for flight, (size, _) in zip(flights, kept, strict=True))
-    if "activations" in layout.on_host:  # all but those of two layers, one that is computed and one that is copied
-        activations = max(2 * size / max(1, chunk.layers) for chunk, (size, _) in zip(chunks, kept, strict=True))
+    if "activations" in layout.on_host:  # at least those of two layers stay, one that is computed and one that is copied
+        two = max(2 * size / max(1, chunk.layers) for chunk, (size, _) in zip(chunks, kept, strict=True))
+        away = sum(flight * kept_on_host_bytes(chunk, layout) for chunk, flight in zip(chunks, flights, strict=True))
+        activations = max(two, activations - away)
     again = max(most for _, most in kept)
     layers: dict[int, list[Unit]] = {}
     for chunk in chunks:
