@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.formulations.costs.overlapped.analytic_memory import kept_bytes, loss_bytes, score_gradient_bytes
+from trainplan.formulations.costs.overlapped.analytic_memory import loss_bytes
 from trainplan.formulations.costs.overlapped.frameworks import DEEPSPEED, FSDP
 from trainplan.formulations.costs.overlapped.layout import Framework, Held, RecomputePolicy, RunLayout
+from trainplan.formulations.costs.overlapped.unit_memory import kept_bytes, score_gradient_bytes
 from trainplan.profiling.models.model import Model, model_from_config
 
 from tests.validation.test_words import laid, predicted

@@ -22,6 +22,7 @@ from trainplan.validation.alongside import LAST
 from trainplan.validation.fitting import close, limit_bytes
 from trainplan.validation.layouts import LaidRun, laid_run
 from trainplan.validation.measured import NOTHING_COMPARED, ComparedValues, Measured, compared_values, verdict
+from trainplan.validation.memory_words import measured_rank
 from trainplan.validation.rows import Run
 from trainplan.validation.words import SHARD
 
@@ -309,7 +310,7 @@ def predict_laid(laid: LaidRun, table: EfficiencyTable) -> Prediction:
     memory = run_memory(laid.model, laid.layout)
     fullest, limit = max(memory, key=lambda rank: rank.peak_bytes), limit_bytes(laid.sheet)
     most = fullest.peak_bytes
-    peak = memory[-1].peak_bytes if "last rank" in (run.note or "") else most
+    peak = laid.layout.framework.memory.reported_bytes(measured_rank(run, memory).peak_bytes)
     return Prediction(
         run,
         step_s=seconds,
