@@ -16,7 +16,7 @@ from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import constraints_of
 from trainplan.formulations.runtimes import BY_PROGRAMS, FOLDERS, RUNTIMES, short_title
 from trainplan.imported_runs.assess import LEAST_GAIN, neighbour_runs
-from trainplan.plan_words import NOTHING_AGAIN, layouts, run_words
+from trainplan.plan_words import NOTHING_AGAIN, OF_OWN, layouts, run_words, whose_numbers
 from trainplan.planning.every_runtime import OWN, RuntimePlan
 from trainplan.planning.presets import DEFAULT
 from trainplan.planning.proof import how_to_check, proof_of
@@ -44,7 +44,7 @@ def screen(answer: PlanningResult, plan_file: Path | None = None) -> list[Row]:
     rows: list[Row] = [
         ("FITS", [[*memory_words(answer.plan, parts_of(answer.run, answer.performance)), *_tight(answer)]]),
         ("RUN", [run_words(answer.plan), *layouts(answer.plan)]),
-        ("SPEED", [speed_words(answer.step_ns, answer.performance, likely_ns(answer))]),
+        ("SPEED", [speed_words(answer.step_ns, answer.performance, likely_ns(answer)), [whose_numbers(answer.plan)]]),
         ("BEST?", [*_proof(answer), others.faster]),
         ("WHY NOT", [others.why_not]),
         ("STOPPED", stopped_lines(answer)),
@@ -88,6 +88,8 @@ def runtime_notes(rows: Sequence[RuntimePlan], seconds: float) -> list[list[str]
         (gib(row.answer.plan.memory_bytes) for row in rows if row.answer is not None and row.answer.plan is not None), ""
     )
     notes = [[f"peak: of {limit} GiB a GPU", "within: of the runtime's best plan (solver)"]]
+    own = next((row.answer.plan for row in rows if row.runtime == OWN and row.answer is not None), None)
+    notes += [] if own is None else [[f"{OWN}: {whose_numbers(own).replace(OF_OWN, 'its')}"]]
     lacking = [row for row in rows if not row.found and row.stopped is None]
     for why in dict.fromkeys(row.why for row in lacking):
         notes.append([f"{', '.join(row.name for row in lacking if row.why == why)}: {why}"])
