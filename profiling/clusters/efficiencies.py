@@ -21,6 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, parse
+from trainplan.profiling.clusters.own_runs import OwnRun
 from trainplan.profiling.clusters.step_errors import Choices, FittedRun, StepErrors, as_relative, in_common, newness
 
 Kernel = Literal["matrix-product", "attention", "memory"]
@@ -126,7 +127,7 @@ class EfficiencyTable(Record):
 
     runs: the measured runs that the fitted numbers are of, with the errors of their predictions. step_errors: the widths of
     intervals around predicted steps. choices: what choosing by predictions costs. corrected_for: the name of the user's file of
-    own runs that the numbers are corrected by; empty for numbers of published runs only.
+    own runs that the numbers are corrected by; empty for numbers of published runs only. own_runs: these runs.
     """
 
     noun: ClassVar[str] = "table of efficiencies"
@@ -138,6 +139,7 @@ class EfficiencyTable(Record):
     step_errors: StepErrors | None = None
     choices: Choices | None = None
     runs: list[FittedRun] = Field(default_factory=list)
+    own_runs: list[OwnRun] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _has_no_duplicates(self) -> EfficiencyTable:

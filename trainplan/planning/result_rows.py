@@ -21,9 +21,9 @@ def row_rank(row: dict[str, Any]) -> tuple[bool, int]:
 def plan_row(name: str, plan: Plan) -> dict[str, Any]:
     """A plan as a row that can be compared with rows of other plans, as a dict. It has the request (`model`, `devices`,
     `batch`, `sequence`, `memory_bytes`), the layout (`run`, `stages`, `micro_batches`), the plan's own prediction
-    (`step_ns`, `backend`, `samples_per_s`, `tokens_per_s_per_device`, `peak_bytes`), `lanes_ns`, the step in ns on the
-    back-end `streams`, on which all plans compare, and the claim (`claim_ns`, `bound_ns`, `gap`, `problem`, `cost_model`);
-    None for what is unknown.
+    (`step_ns`, `backend`, `software`, the runtime that it is of, `samples_per_s`, `tokens_per_s_per_device`, `peak_bytes`),
+    `lanes_ns`, the step in ns on the back-end `streams`, on which all plans compare, and the claim (`claim_ns`, `bound_ns`,
+    `gap`, `problem`, `cost_model`); None for what is unknown.
 
     name: the plan's name for people, the row's `name`.
     """
@@ -45,6 +45,7 @@ def plan_row(name: str, plan: Plan) -> dict[str, Any]:
         "lanes_ns": lanes_ns,
         "step_ns": None if predicted is None else predicted.step_ns,
         "backend": None if predicted is None else predicted.backend,
+        "software": None if predicted is None else predicted.software or None,
         "samples_per_s": None if predicted is None else samples_per_s,
         "tokens_per_s_per_device": None if predicted is None else samples_per_s * plan.planned_model().tokens / plan.world,
         "peak_bytes": None if predicted is None else predicted.most_bytes,

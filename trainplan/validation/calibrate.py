@@ -25,6 +25,7 @@ import numpy as np
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import write_whole
 from trainplan.profiling.clusters.efficiencies import EfficiencyTable, KernelFit, LinkFit, shipped_efficiencies
+from trainplan.profiling.clusters.own_runs import OwnRun
 from trainplan.profiling.clusters.step_errors import FittedRun
 from trainplan.validation.calibration_report import report, write_page
 from trainplan.validation.calibration_rows import read_groups, rows_of, runs_of
@@ -125,13 +126,14 @@ def table_text(table: EfficiencyTable) -> str:
     for name, record in (("step_errors", table.step_errors), ("choices", table.choices)):
         if record is not None:
             lines.append(f"{name}: {json.dumps(record.model_dump())}")
-    if table.runs:
-        lines.append("runs:")
-        lines += [f"  - {_flow(run)}" for run in table.runs]
+    for name, runs in (("runs", table.runs), ("own_runs", table.own_runs)):
+        if runs:
+            lines.append(f"{name}:")
+            lines += [f"  - {_flow(run)}" for run in runs]
     return "\n".join(lines) + "\n"
 
 
-def _flow(fit: KernelFit | LinkFit | FittedRun) -> str:
+def _flow(fit: KernelFit | LinkFit | FittedRun | OwnRun) -> str:
     """Format an entry of the table of efficiencies as one line of YAML, without empty fields."""
     fields = {name: value for name, value in fit.model_dump().items() if value not in (None, [], "")}
     return json.dumps(fields)
