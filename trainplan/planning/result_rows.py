@@ -21,10 +21,10 @@ def row_rank(row: dict[str, Any]) -> tuple[bool, int]:
 def plan_row(name: str, plan: Plan) -> dict[str, Any]:
     """A plan as a row that can be compared with rows of other plans, as a dict. It has the request (`model`, `devices`,
     `batch`, `sequence`, `memory_bytes`), the layout (`run`, `stages`, `micro_batches`), the plan's own prediction
-    (`step_ns`, `backend`, `samples_per_s`, `tokens_per_s_per_device`, `peak_bytes`), `whose` (a phrase on the runtime that
-    this prediction is of), `lanes_ns`, the step in ns with overlap, by which all plans compare (of the runtime that the plan is
-    for, or else on the back-end `streams`), and the claim (`claim_ns`, `bound_ns`, `gap`, `problem`, `cost_model`);
-    None for what is unknown.
+    (`step_ns`, `backend`, `software`, the runtime that it is of, `samples_per_s`, `tokens_per_s_per_device`, `peak_bytes`),
+    `whose` (a phrase on that runtime), `lanes_ns`, the step in ns with overlap, by which all plans compare (of the runtime that
+    the plan is for, or else on the back-end `streams`), and the claim (`claim_ns`, `bound_ns`, `gap`, `problem`,
+    `cost_model`); None for what is unknown.
 
     name: the plan's name for people, the row's `name`.
     """
@@ -47,6 +47,7 @@ def plan_row(name: str, plan: Plan) -> dict[str, Any]:
         "step_ns": None if predicted is None else predicted.step_ns,
         "backend": None if predicted is None else predicted.backend,
         "whose": whose_numbers(plan),
+        "software": None if predicted is None else predicted.software or None,
         "samples_per_s": None if predicted is None else samples_per_s,
         "tokens_per_s_per_device": None if predicted is None else samples_per_s * plan.planned_model().tokens / plan.world,
         "peak_bytes": None if predicted is None else predicted.most_bytes,
