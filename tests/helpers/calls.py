@@ -9,6 +9,8 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
 
+from tests.helpers import warm
+
 PROCESSES = get_context("forkserver")
 PROCESSES.set_forkserver_preload(
     ["trainplan.api.plan_verbs", "trainplan.api.problem_verbs", "trainplan.command.planning", "trainplan.command.running"]
@@ -21,18 +23,20 @@ def call(*arguments: str | Path, folder: Path | None = None) -> CompletedProcess
     with TemporaryDirectory() as scratch:
         streams = [Path(scratch) / name for name in ("output", "error")]
         os.unsetenv("COLUMNS")  # readline sets it for new processes when it is imported, and os.environ does not show it
-        process = PROCESSES.Process(target=_run, args=(words, folder or Path.cwd(), *streams))
+        process = PROCESSES.Process(target=_run, args=(words, folder or Path.cwd(), warm.folder, *streams))
         process.start()
         process.join()
         return CompletedProcess(words, process.exitcode or 0, *(stream.read_text() for stream in streams))
 
 
-def _run(words: list[str], folder: Path, output: Path, error: Path) -> None:
+def _run(words: list[str], folder: Path, sockets: str | None, output: Path, error: Path) -> None:
     for descriptor, stream in ((1, output), (2, error)):
         os.dup2(os.open(stream, os.O_CREAT | os.O_WRONLY | os.O_APPEND), descriptor)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(folder)
     sys.argv = words
+    if sockets is not None:
+        warm.install(sockets)
     from trainplan.command import main
 
     main()

@@ -381,7 +381,7 @@ def test_negated_words() -> None:
 
 
 def test_frameworks() -> None:
-    names = {"Megatron-Bridge": "NeMo", "Nanotron": "Megatron-Core", "Primus": "Megatron-Core", "MLPerf": "Megatron-Core"}
+    names = {"Megatron-Bridge": "NeMo", "Nanotron": "nanotron", "Primus": "Megatron-Core", "MLPerf": "Megatron-Core"}
     for framework, name in names.items():
         assert laid(tp=8, pp=2, framework=framework).layout.framework.name == name
     assert laid(framework="Hugging Face Accelerate").layout.framework.name == "PyTorch FSDP"
@@ -397,7 +397,8 @@ def test_flags_of_notes_and_their_negations() -> None:
         ]
         assert stated == [True, False]
     compiled = [laid(note=note).layout.framework.name for note in ("compile", "no compile", "compile=false", "torch.compile")]
-    assert compiled == ["PyTorch FSDP, compiled", "PyTorch FSDP", "PyTorch FSDP", "PyTorch FSDP, compiled"]
+    titan = "PyTorch FSDP, torchtitan"
+    assert compiled == [f"{titan} compiled", titan, titan, f"{titan} compiled"]
     assert laid(framework="PyTorch FSDP", note="torch.compile").layout.framework.name == "PyTorch FSDP, compiled"
     fused = [
         laid(framework="DeepSpeed", date=date, note=note).layout.framework.fused_attention

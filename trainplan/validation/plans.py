@@ -26,7 +26,7 @@ from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.formulations.joint.runtime_costs import LaidPlan
 from trainplan.formulations.plan.plan import Plan, RunBy
 from trainplan.formulations.plan.unit import PlannedUnit
-from trainplan.formulations.runtimes import FOLDERS, RUNTIMES, StepAndPeaks, title
+from trainplan.formulations.runtimes import StepAndPeaks, run_by, title
 from trainplan.formulations.schedule.orders import SCHEDULES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster, DeviceKind
@@ -44,19 +44,6 @@ from trainplan.validation.predict import Prediction, predict_laid, step_of
 from trainplan.validation.rows import Run
 
 ENDS = ("embedding", "head")
-
-
-def run_by(name: str | None, plan: Plan) -> RunBy | None:
-    """The settings with which the runtime called `name` runs a plan that was exported to it (`export --to`), for predictions
-    of that runtime. None for trainplan's own runtime and for torch scripts, whose prediction is the simulation of the plan's
-    own programs.
-    """
-    described = None if name not in FOLDERS else RUNTIMES[name].run_by
-    if described is None:
-        return None
-    chosen = described(plan)
-    whole_matrices = OPTIMIZERS[plan.optimizer].whole_matrices  # with which Megatron-Core overlaps nothing
-    return chosen.changed(flags=plan.optimizer) if whole_matrices else chosen
 
 
 def as_run(plan: Plan, cluster: Cluster) -> tuple[Plan, Prediction | str]:
