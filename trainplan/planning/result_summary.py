@@ -8,7 +8,7 @@ from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.formulations.problem import counts_overlap
 from trainplan.plan_words import whose_numbers
 from trainplan.planning.proof import proof_of, status_text
-from trainplan.planning.result import PlanningResult
+from trainplan.planning.result import PlanningResult, predicted_by_runtime
 from trainplan.profiling.base.errors import as_arguments
 from trainplan.profiling.base.quantities import format_bytes, format_gap, format_time, plural
 from trainplan.profiling.models.optimizers import OPTIMIZERS
@@ -144,8 +144,10 @@ def _walk_gap(outcome: PlanningResult, claim: Claim) -> str:
 
 def _as_walked(outcome: PlanningResult) -> str:
     """A text, for people, that says that the claim is about trainplan's own programs; empty unless the plan is predicted as
-    another runtime runs it. outcome: the result of planning.
+    another runtime runs it, without being chosen by that prediction. outcome: the result of planning.
     """
+    if predicted_by_runtime(outcome.instance):
+        return ""
     software = "" if outcome.plan is None or outcome.plan.predicted is None else outcome.plan.predicted.software
     return f": of the plan's programs, by which it is chosen; {software} overlaps otherwise" if software else ""
 
@@ -157,6 +159,7 @@ def _evidence(outcome: PlanningResult, claim: Claim) -> list[tuple[str, str]]:
     if (evidence := claim.evidence) is None or not claim.objective_ns:
         return []
     how = "by evidence that is checked" if evidence.proof is not None else "in closed form,"
+    how = "by bounds that are computed again," if predicted_by_runtime(outcome.instance) else how
     part = "".join(f", of {option} alone" for option in outcome.evidence_of)
     return [("certificate", f"{format_time(evidence.bound_ns)}, {how} without any solver{part}")]
 

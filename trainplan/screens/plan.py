@@ -20,14 +20,14 @@ from trainplan.plan_words import NOTHING_AGAIN, OF_OWN, layouts, run_words, whos
 from trainplan.planning.every_runtime import OWN, RuntimePlan
 from trainplan.planning.presets import DEFAULT
 from trainplan.planning.proof import how_to_check, proof_of
-from trainplan.planning.result import PlanningResult
+from trainplan.planning.result import PlanningResult, predicted_by_runtime
 from trainplan.planning.result_price import Price
 from trainplan.prediction.metrics import PARTS, Performance
 from trainplan.profiling.base.quantities import format_gap, format_share, format_time
-from trainplan.validation.fitting import fit_of, tight_words
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
 from trainplan.profiling.clusters.sheets import sheet, sheets
 from trainplan.screens.equal import Layout, equal_lines, equal_rows
+from trainplan.validation.fitting import fit_of, tight_words
 from trainplan.validation.predict import GIB, Prediction
 
 Row = tuple[str, list[list[str]]]  # a label and its lines; the pieces of a line are printed with dots between them
@@ -208,8 +208,8 @@ def _proof(answer: PlanningResult) -> list[list[str]]:
 def compared_with(answer: PlanningResult) -> str:
     """A phrase for the set of plans that the answer's plan is proven against, such as "any plan for Megatron-LM with --tp 8".
 
-    If a runtime other than trainplan's own predicts the step, the phrase adds that the proof is about the solver's step
-    model.
+    If a runtime other than trainplan's own predicts the step, but the search was not by its prediction, the phrase adds that
+    the proof is about the solver's step model.
     """
     runtime, words = answer.request.options.get(FOR.name), ["any plan"]
     if answer.preset.name != DEFAULT:
@@ -218,7 +218,8 @@ def compared_with(answer: PlanningResult) -> str:
     constraints = [text for name, text in constraints_of(answer.problem, answer.request.options).items() if name != FOR.name]
     words += [f"with {' '.join(constraints)}"] * bool(constraints)
     software = answer.plan is not None and answer.plan.predicted is not None and answer.plan.predicted.software
-    return " ".join(words) + ", by the solver's step model" * bool(software)
+    otherwise = bool(software) and not predicted_by_runtime(answer.instance)
+    return " ".join(words) + ", by the solver's step model" * otherwise
 
 
 def _prices(answer: PlanningResult) -> list[list[str]]:
