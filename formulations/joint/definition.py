@@ -222,7 +222,13 @@ class Joint(Problem):
                 cells = ("",) * len(cells)
         title = f"{plural(configuration.stages, 'stage')}, {plural(configuration.micro_batches, 'micro-batch')}"
         title += f", {configuration.schedule}" if configuration.stages > 1 else ""
-        memory = "memory at least" if instance.provenance.get(MEMORY_TABLES.name) == "least" else "memory (solver)"
+        memory = (
+            "memory"
+            if instance.runtime
+            else "memory at least"
+            if instance.provenance.get(MEMORY_TABLES.name) == "least"
+            else "memory (solver)"
+        )
         columns = ("stage", "sub-layers", "count", "strategy", "ranks", "in flight", "forward", "backward", memory)
         return [Table(title, columns, tuple(rows))]
 
