@@ -51,6 +51,7 @@ def drawn(seed: int) -> tuple[Request, str]:
         options["schedule"] = draw.choice(["1f1b", "all"])
     if runtime.startswith("megatron"):
         options["modules"] = draw.random() < 0.5
+        options["recompute_first"] = draw.choice([None, None, "any"])
     model = small(draw, draw.choice([2, 3, 4]))
     return request_of(JOINT.parameters, "joint", model=model, cluster=cluster, for_=runtime, memory="70GiB", **options), cluster
 
