@@ -132,6 +132,16 @@ def test_deferred_gradients_of_the_head_are_of_all_micro_batches() -> None:
     assert more == [0, 0, 0, expected]
 
 
+def test_copies_of_megatron_s_distributed_optimizer_share_its_states_less() -> None:
+    fields: dict[str, Any] = {"framework": "Megatron-Core", "gpus": 16, "gbs": 32, "zero": 1, "recompute": "none"}
+    one, two, four = (
+        laid(**fields, note=note) for note in ("", "multi-dist-optimizer-instances", "num-distributed-optimizer-instances 4")
+    )
+    assert (one.layout.shard, two.layout.shard, four.layout.shard) == (16, 8, 4)
+    (whole,), (halved,) = (run_memory(run.model, run.layout) for run in (one, two))
+    assert halved.states_bytes - whole.states_bytes == pytest.approx(12 / 16 * one.model.total_parameters, rel=1e-3)
+
+
 def test_the_peak_of_the_rank_that_was_asked_is_predicted() -> None:
     fields: dict[str, Any] = {"framework": "Megatron-Core", "gpus": 16, "pp": 4, "gbs": 32, "zero": 1, "recompute": "none"}
     run = laid(**fields)
@@ -170,7 +180,7 @@ def test_measured_peaks_are_predicted(measured: list[tuple[dict[str, Any], Predi
         if row.get("mem_gib") and row["id"] != "nanotron_best-1929":  # which was thrashing
             errors[row["framework"]].append(prediction.memory_error or 0.0)
     means = {name: fmean(map(abs, values)) for name, values in errors.items()}
-    assert len(errors["Megatron-Core"]) >= 30 and means["Megatron-Core"] < 0.03
+    assert len(errors["Megatron-Core"]) >= 30 and means["Megatron-Core"] < 0.025
     assert means["torchtitan"] < 0.08 and abs(fmean(errors["torchtitan"])) < 0.05
     assert means["nanotron v0.5"] < 0.12
 
