@@ -165,6 +165,14 @@ class Runtimes(Mapping[str, Runtime]):
 
 
 RUNTIMES = Runtimes()
+# Runtimes that plans are neither searched for nor exported to: measured runs of theirs are predicted, and plans as if they ran.
+ONLY_PREDICTED: Mapping[str, Runtime] = {
+    "nemo": Runtime(("1f1b", "interleaved"), (0, 1), title="NeMo", run_by=lambda _: RunBy(name="nemo", software="NeMo")),
+    "nanotron": Runtime(("1f1b", "gpipe"), (0, 1), run_by=lambda _: RunBy(name="nanotron", software="nanotron")),
+    "composer": Runtime(
+        ("1f1b",), (2, 3), one_stage=True, title="Composer", run_by=lambda _: RunBy(name="composer", software="Composer")
+    ),
+}
 PREDICTION = "trainplan.validation.plans:predict"  # the function that predicts runtimes, which imports this module
 
 
@@ -193,6 +201,14 @@ BY_PROGRAMS = (
 )
 
 
+def described(name: str | None) -> Runtime | None:
+    """The runtime called `name`, of those that plans are made for (`RUNTIMES`) or of those that are only predicted
+    (`ONLY_PREDICTED`); None if there is none."""
+    if name is None:
+        return None
+    return RUNTIMES[name] if name in FOLDERS else ONLY_PREDICTED.get(name)
+
+
 def run_by(name: str | None, plan: Plan) -> RunBy | None:
     """The settings with which the runtime called `name` runs a plan: the plan's own, in its field `runs_by`, if that is for
     this runtime, otherwise those with which the plan is exported to it (`export --to`). None for trainplan's own runtime and
@@ -206,10 +222,10 @@ def exported_settings(name: str | None, plan: Plan) -> RunBy | None:
     """The settings with which the runtime called `name` runs a plan that was exported to it (`export --to`), whatever settings
     the plan has itself. None for runtimes whose prediction is the simulation of the plan's own programs.
     """
-    described = None if name not in FOLDERS else RUNTIMES[name].run_by
-    if described is None:
+    runtime = described(name)
+    if runtime is None or runtime.run_by is None:
         return None
-    chosen = described(plan)
+    chosen = runtime.run_by(plan)
     whole_matrices = OPTIMIZERS[plan.optimizer].whole_matrices  # with which Megatron-Core overlaps nothing
     return chosen.changed(flags=plan.optimizer) if whole_matrices else chosen
 
@@ -225,8 +241,9 @@ def devices_of(plan: Plan) -> Cluster | None:
 
 
 def title(name: str) -> str:
-    """The name of a runtime as people write it; the name itself where it is none of these runtimes."""
-    return (RUNTIMES[name].title if name in FOLDERS else "") or name
+    """The name of a runtime as people write it; the name itself where it is none of the runtimes that are known."""
+    runtime = described(name)
+    return ("" if runtime is None else runtime.title) or name
 
 
 def named(runtime: str) -> str | None:
@@ -236,7 +253,8 @@ def named(runtime: str) -> str | None:
 
 def short_title(name: str) -> str:
     """The name of a runtime in tables of plans; the name itself where it is none of these runtimes."""
-    return (RUNTIMES[name].short if name in FOLDERS else "") or title(name)
+    runtime = described(name)
+    return ("" if runtime is None else runtime.short) or title(name)
 
 
 @cache

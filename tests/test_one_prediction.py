@@ -380,7 +380,7 @@ def test_every_page_of_a_plan_says_its_runtime_s_step_and_memory(tmp_path: Path)
     assert explained.step_ns == plan.predicted.step_ns and explained.software == "megatron-core"
     assert max(stage.peak_bytes for stage in explained.stages) == plan.predicted.most_bytes
     stated = call("explain", saved, "--time-limit", "1").stdout
-    assert f"{step}, as megatron-core overlaps" in stated and memory in stated
+    assert f"{step}, as Megatron-LM runs it" in stated and memory in stated
 
 
 @pytest.mark.parametrize("alone", [True, False])

@@ -129,8 +129,8 @@ def test_fsdp2_copies_parameters_and_gradients() -> None:
 def test_stages_whose_parameters_stay_whole_gather_on_their_way() -> None:
     """Two blocks of 10 ns that each gather for 8: the first pass ends 8 ns late; of 4 ns each, after 8 + 8 + 4, so 12 late."""
     stages = [[Block(10, 20, 8, 3), Block(10, 20, 8, 3, 1)], [Block(4, 8, 8, 3), Block(4, 8, 8, 5)]]
-    assert whole_stages_ns(stages, 2) == (8.0 + 12.0, [7.0, 8.0])
-    assert whole_stages_ns(stages, 1) == (20.0, [15.0])
+    assert whole_stages_ns(stages, 2) == (8.0 + 12.0, (7.0, 8.0))
+    assert whole_stages_ns(stages, 1) == (20.0, (15.0,))
     given = run(gpus=64, pp=4, gbs=64, mbs=1, model="llama3-70b", fsdp="fsdp16")
     sharded = step_of(given, TABLE)
     assert sharded.reduce_ns > step_of(replace(given, layout=replace(given.layout, zero=0)), TABLE).reduce_ns
@@ -201,3 +201,21 @@ def test_pipelines_of_torchtitan_had_as_many_micro_batches_as_stages_until_april
     assert (since.layout.micro, since.layout.micro_batches) == (1, 32)
     assert predict_laid(before, TABLE).step_s > 1.3 * predict_laid(since, TABLE).step_s  # type: ignore[operator]
     assert run(**fields | {"mbs": 1}, date="2024-12-26").layout.micro == 1, "as the row states it"
+    interleaved = [run(**fields | {"vpp": 2}, date=date).layout.micro_batches for date in ("2024-12-26", "2025-02-01")]
+    assert interleaved == [8, 16], "by pipeline ranks until January 2025"
+    stages = [run(**fields | {"pp": 4, "gpus": 256}, date=date).layout.stage_layers for date in ("2025-04-01", "2025-05-01")]
+    assert stages == [(31, 32, 32, 31), (31, 32, 32, 31)]
+    seventy = fields | {"model": "llama3-70b", "gpus": 48, "tp": 4, "pp": 3, "gbs": 12}
+    assert [run(**seventy, date=date).layout.stage_layers for date in ("2025-04-01", "2025-05-01")] == [
+        (26, 27, 27),
+        (27, 27, 26),
+    ], "stages count embedding and head since April 2025"
+
+
+def test_a_fused_loss_passes_over_logits_once_and_liger_fuses_layers() -> None:
+    """Liger's loss is one kernel; its norms, gates and rotations are single kernels, too."""
+    fields = {"framework": "DeepSpeed", "fsdp": "ZeRO-3", "zero": 3}
+    plain, loss, liger = (run(**fields, note=note) for note in (None, "fused linear cross entropy", "liger kernel"))
+    assert step_ns(plain) > step_ns(loss) > step_ns(liger)
+    assert step_ns(loss) == step_ns(loss, loss_passes=1.0)
+    assert step_ns(loss, memory_passes=1.0) == step_ns(liger)

@@ -20,6 +20,7 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.imported_runs.assess import Change, JudgedRun
 from trainplan.imported_runs.to_plan import RUNTIMES
+from trainplan.plan_words import whose_numbers
 from trainplan.planning.proof import proof, status_text
 from trainplan.planning.result import PlanningResult
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
@@ -216,7 +217,7 @@ def _step(judged: JudgedRun) -> str:
         how = "with overlap (cost model streams)" if overlapped else "without overlap"
         return f"{step}, predicted {how}; not as {judged.configuration.software} overlaps: {framework}"
     between = f"{framework.step_low_s:.4g} to {framework.step_high_s:.4g} s"
-    return f"{step} ({between}), as {judged.configuration.software} overlaps"
+    return f"{step} ({between}), {whose_numbers(judged.plan)}"
 
 
 def _of_memory(framework: Prediction) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ from trainplan.formulations.joint.options import cost_words
 from trainplan.formulations.plan.plan import Claim
 from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.formulations.problem import counts_overlap
+from trainplan.plan_words import whose_numbers
 from trainplan.planning.proof import proof_of, status_text
 from trainplan.planning.result import PlanningResult
 from trainplan.profiling.base.errors import as_arguments
@@ -44,7 +45,7 @@ def _prediction(outcome: PlanningResult) -> list[tuple[str, str]]:
     rows += [
         (
             "predicted time",
-            f"{format_time(plan.predicted.step_ns)} a step" + (f", as {software} overlaps" if software else ""),
+            f"{format_time(plan.predicted.step_ns)} a step, {whose_numbers(plan)}",
         ),
         *outcome.performance.summary(),
         ("predicted memory", f"peak {format_bytes(most)} of {limit}{by_software}{excess}"),

@@ -16,7 +16,7 @@ from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import constraints_of
 from trainplan.formulations.runtimes import BY_PROGRAMS, FOLDERS, RUNTIMES, short_title
 from trainplan.imported_runs.assess import LEAST_GAIN, neighbour_runs
-from trainplan.plan_words import NOTHING_AGAIN, layouts, run_words
+from trainplan.plan_words import NOTHING_AGAIN, OF_OWN, layouts, run_words, whose_numbers
 from trainplan.planning.every_runtime import OWN, RuntimePlan
 from trainplan.planning.presets import DEFAULT
 from trainplan.planning.proof import how_to_check, proof_of
@@ -25,6 +25,9 @@ from trainplan.planning.result_price import Price
 from trainplan.prediction.metrics import PARTS, Performance
 from trainplan.profiling.base.quantities import format_gap, format_share, format_time
 from trainplan.validation.fitting import fit_of, tight_words
+from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
+from trainplan.profiling.clusters.sheets import sheet, sheets
+from trainplan.screens.equal import Layout, equal_lines, equal_rows
 from trainplan.validation.predict import GIB, Prediction
 
 Row = tuple[str, list[list[str]]]  # a label and its lines; the pieces of a line are printed with dots between them
@@ -44,9 +47,10 @@ def screen(answer: PlanningResult, plan_file: Path | None = None) -> list[Row]:
     rows: list[Row] = [
         ("FITS", [[*memory_words(answer.plan, parts_of(answer.run, answer.performance)), *_tight(answer)]]),
         ("RUN", [run_words(answer.plan), *layouts(answer.plan)]),
-        ("SPEED", [speed_words(answer.step_ns, answer.performance, likely_ns(answer))]),
+        ("SPEED", [speed_words(answer.step_ns, answer.performance, likely_ns(answer)), [whose_numbers(answer.plan)]]),
         ("BEST?", [*_proof(answer), others.faster]),
         ("WHY NOT", [others.why_not]),
+        ("EQUAL", equal_lines(answer.step_ns, others.fitting)),
         ("STOPPED", stopped_lines(answer)),
         ("ASSUMED", assumption_lines(answer)),
         ("NEXT", _next(answer, plan_file)),
@@ -88,6 +92,8 @@ def runtime_notes(rows: Sequence[RuntimePlan], seconds: float) -> list[list[str]
         (gib(row.answer.plan.memory_bytes) for row in rows if row.answer is not None and row.answer.plan is not None), ""
     )
     notes = [[f"peak: of {limit} GiB a GPU", "within: of the runtime's best plan (solver)"]]
+    own = next((row.answer.plan for row in rows if row.runtime == OWN and row.answer is not None), None)
+    notes += [] if own is None else [[f"{OWN}: {whose_numbers(own).replace(OF_OWN, 'its')}"]]
     lacking = [row for row in rows if not row.found and row.stopped is None]
     for why in dict.fromkeys(row.why for row in lacking):
         notes.append([f"{', '.join(row.name for row in lacking if row.why == why)}: {why}"])
@@ -179,7 +185,12 @@ def likely_ns(answer: PlanningResult) -> tuple[float, float] | None:
     recipe = recipe_of(plan)
     precision: Any = recipe.precision if recipe else plan.planned_model().dtype
     reached = cluster.used_kinds[0].reached("matrix-product", precision)
-    return None if reached is None else (answer.step_ns / (1 + reached.error), answer.step_ns * (1 + reached.error))
+    if reached is None:
+        return None
+    named = next((name for name in sheets() if sheet(name).name == cluster.used_kinds[0].name), None)
+    known = None if named is None else shipped_efficiencies().step_error(named, plan.world, precision, OWN)
+    error = max(reached.error, known or 0.0)
+    return answer.step_ns / (1 + error), answer.step_ns * (1 + error)
 
 
 def _proof(answer: PlanningResult) -> list[list[str]]:
@@ -266,10 +277,12 @@ class _Others:
 
     faster: the plan that fits and is predicted to be faster, although it is worse by the solver's objective; at most one.
     why_not: the memory of the fastest plan that does not fit, and the steps of the next best plans that fit.
+    fitting: all of these plans that fit, by what differs, with their predicted steps in ns.
     """
 
     faster: list[str]
     why_not: list[str]
+    fitting: list[Layout]
 
 
 def _others(answer: PlanningResult) -> _Others:
@@ -282,9 +295,9 @@ def _others(answer: PlanningResult) -> _Others:
     if uniform is not None and uniform.plan is not None and uniform.step_ns is not None:
         alike = [f"one layout for all ({' '.join(run_words(uniform.plan)[:-1])}): {format_time(uniform.step_ns)}"]
     if runtime is None or plan.runs_by is None:
-        return _Others([], alike)
+        return _Others([], alike, [])
     own, named, faster = run_words(plan), set[str](), list[str]()
-    fitting, short = list[str](), list[str]()
+    fitting, short, layouts = list[str](), list[str](), list[Layout]()
     for _, other, step_ns, peak_bytes in neighbour_runs(runtime, plan, answer.request):
         name = difference(own, run_words(other))
         if not name or name in named:
@@ -292,11 +305,22 @@ def _others(answer: PlanningResult) -> _Others:
         named.add(name)
         if peak_bytes > plan.memory_bytes:
             short.append(f"{name}: needs {gib(peak_bytes)} GiB")
-        elif step_ns < (1 - LEAST_GAIN) * answer.step_ns:
+            continue
+        layouts.append((name, step_ns))
+        if step_ns < (1 - LEAST_GAIN) * answer.step_ns:
             faster.append(f"{name} would take {format_time(step_ns)} by this prediction: the search goes by its own step model")
         else:
             fitting.append(f"{name}: {format_time(step_ns)}")
-    return _Others(faster[:1], [*alike, *short[:1], *fitting[:MOST_OTHERS]])
+    return _Others(faster[:1], [*alike, *short[:1], *fitting[:MOST_OTHERS]], layouts)
+
+
+def equal_plans(answer: PlanningResult) -> list[dict[str, Any]]:
+    """Plans that differ from the answer's plan in one decision, fit, and are predicted to be as fast within what is known, as
+    JSON-ready dicts with `layout` (what differs) and `step_ns`. answer: the request, with the plan found for it, if any.
+    """
+    if answer.plan is None or answer.step_ns is None:
+        return []
+    return equal_rows(answer.step_ns, _others(answer).fitting)
 
 
 def difference(own: Sequence[str], words: Sequence[str]) -> str:

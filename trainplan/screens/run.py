@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from trainplan.formulations.runtimes import title
 from trainplan.imported_runs.assess import LEAST_GAIN, Change, JudgedRun
-from trainplan.plan_words import layouts, run_words
+from trainplan.plan_words import layouts, run_words, whose_numbers
 from trainplan.planning.proof import proof
 from trainplan.profiling.base.quantities import format_share, format_time, plural
 from trainplan.screens.plan import Row, difference, gib, memory_words, parts_of, speed_words
@@ -71,7 +71,7 @@ def _speed(judged: JudgedRun) -> list[list[str]]:
     if isinstance(run, Prediction):
         known = run.step_low_s is not None and run.step_high_s is not None
         likely = (run.step_low_s * 1e9, run.step_high_s * 1e9) if known else None  # type: ignore[operator]
-        return [speed_words(judged.step_ns, judged.performance, likely)]
+        return [speed_words(judged.step_ns, judged.performance, likely), [whose_numbers(judged.plan)]]
     words = speed_words(judged.step_ns, judged.performance, None)
     return [words, [f"of trainplan's own step model, not as {judged.configuration.software} overlaps: {run}"]]
 

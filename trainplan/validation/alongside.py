@@ -233,7 +233,7 @@ def with_attention(framework: Framework, described: DeviceSheet, stated: bool | 
 
 
 def attention_rate(framework: Framework, described: DeviceSheet) -> float:
-    """What a framework's fused attention kernels reach on a device, over what the device's efficiency for attention is of.
-    described: the device's data sheet.
+    """The rate of a framework's fused attention kernels on a device, over that of the kernels that the device's efficiency for
+    attention is of. described: the device's data sheet.
     """
     return FLASH_2_RATES.get(described.architecture or "", 1.0) if framework.attention == "flash-2" else 1.0

@@ -55,8 +55,9 @@ def framework_of(run: Run) -> Framework:
     name, note, precision = (run.framework or "").lower(), (run.note or "").lower(), (run.precision or "").lower()
     chosen = _named_framework(run, name, note)
     if MODULES.search(name) and chosen.pads == 1:
-        compiles = chosen.name == COMPILED.name
-        chosen = replace(chosen, composed=not compiles and not flag(f"{name} {note}", KERNELS))
+        compiles, liger = chosen.name == COMPILED.name, bool(flag(f"{name} {note}", KERNELS))
+        passes = COMPILED.memory_passes if liger else chosen.memory_passes
+        chosen = replace(chosen, composed=not compiles and not liger, memory_passes=passes)
     fused, year = stated_attention(note), year_of(run)
     if (year and year < FUSED_SINCE and not fused) or fused is False:
         chosen = replace(chosen, fused_attention=False)

@@ -50,7 +50,9 @@ from trainplan.validation.words import (
     unknown,
 )
 
-SIZED_SINCE = "2025-04-07"  # since when torchtitan's pipelines have micro-batches of one sample by default
+# Since when torchtitan's pipelines have micro-batches of one sample by default, before as many as stages; before that, as many
+# as pipeline ranks (`build_pipeline_schedule`; pull requests 1073 and 781). Since when its stages count embedding and head.
+SIZED_SINCE, BY_STAGES_SINCE, WEIGHED_SINCE = "2025-04-07", "2025-01-07", "2025-04-15"
 LORA = re.compile(r"lora|peft", re.IGNORECASE)
 # Patterns of runs that are not predicted, in notes: those that train neither the whole model nor adapters, by AdamW or Muon.
 OTHERS = {
@@ -194,9 +196,10 @@ def laid_out(
     batch = given_or("gbs", run.gbs, micro * dp)
     torchtitan = "torchtitan" in (run.framework or "").lower()
     early = torchtitan and pp > 1 and (run.date or "9") < SIZED_SINCE
-    if early and run.mbs is None and batch % (dp * pp * chunks) == 0:
-        micro = batch // (dp * pp * chunks)
-        assumed["mbs"] = f"{micro}, of as many micro-batches as stages, torchtitan's default until April 2025"
+    parts = pp * chunks if (run.date or "") >= BY_STAGES_SINCE else pp
+    if early and run.mbs in (None, batch / dp) and batch % (dp * parts) == 0:
+        micro = batch // (dp * parts)
+        assumed["mbs"] = f"{micro}, of {parts} micro-batches, as many as stages, torchtitan's default until April 2025"
     micro, batch = _micro_batches(micro, batch, dp, pp, torchtitan and not early, assumed)
     described = sheet(name)
     base, precision = _precisions(run, described, assumed)
@@ -216,7 +219,7 @@ def laid_out(
         on_host=hosted(run, framework.pads > 1, assumed), offloaded_layers=hosted_layers(run),
         frozen=_adapters(run), schedule=schedule_of(run, assumed) if pp > 1 else "1f1b",
         exchange=exchanged, optimizer=optimizer, recipe=recipe,
-        stage_layers=_default_stages(model, count, framework) if pp > 1 and (torchtitan or framework.costs_stages)
+        stage_layers=_default_stages(run, model, count, framework) if pp > 1 and (torchtitan or framework.costs_stages)
         else _stated_stages(run, model, pp, chunks),
     )  # fmt: skip
     if model.layers + 2 * layout.reserved < count:
@@ -308,16 +311,24 @@ def _micro_batches(micro: int, batch: int, dp: int, pp: int, torchtitan: bool, a
     return micro, whole_batch
 
 
-def _default_stages(model: Model, count: int, framework: Framework) -> tuple[int, ...] | None:
+def _default_stages(run: Run, model: Model, count: int, framework: Framework) -> tuple[int, ...] | None:
     """The number of layers in each of `count` pipeline stages as nanotron, which counts the operations of layers and head, or
-    torchtitan cut them; None where they cannot. framework: the cost model's settings for one of the two."""
+    torchtitan cut them; None where they cannot. Until April 2025, torchtitan gave layers that were left over to the stages
+    between the first and the last (`generate_split_points`).
+
+    run: a measured run, whose date decides. framework: the cost model's settings for one of the two.
+    """
+    if not framework.costs_stages and (run.date or "9") < WEIGHED_SINCE:
+        least, longer = divmod(model.layers, count)
+        middle = [least + (stage < longer) for stage in range(count - 2)]
+        return (least, *middle, model.layers - least - sum(middle)) if least and count > 1 else None
     if not framework.costs_stages:
         return _stages_of_torchtitan(model, count)
     costs = [0] * (model.layers + 1)
     for unit in model.units:
         if unit.kind != "embedding":
             matrices = (operator for operator in unit.sublayer.operators(1, 1) if operator.m and not operator.core)
-            costs[min(unit.layer - 1, model.layers)] += sum(each.n * each.k * each.count for each in matrices)
+            costs[min(unit.layer - 1, model.layers)] += sum(matrix.n * matrix.k * matrix.count for matrix in matrices)
     return costed_stages(costs[:-1], costs[-1], count)
 
 

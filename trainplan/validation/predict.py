@@ -370,9 +370,10 @@ def interval(laid: LaidRun, table: EfficiencyTable) -> tuple[float, float, tuple
     """Compute the interval that is meant to hold a run's measured step. Returns its lower and upper end as factors of the
     predicted step (such as 0.9 and 1.2), and texts about efficiencies that were taken from another kind of device.
 
-    The width follows from the error of the matrix multiplications' efficiency and from the fields that the run does not
-    specify. laid: the run, with assumed values for everything that it does not specify. table: efficiencies (shares of their
-    peak rates that kernels and links reach).
+    The width follows from what the run has in common with the measured runs that the efficiencies were fitted to (with a table
+    that does not state them, from the error of the matrix multiplications' efficiency), and from the fields that the run does
+    not specify. laid: the run, with assumed values for everything that it does not specify. table: efficiencies (shares of
+    their peak rates that kernels and links reach).
     """
     kind = device_kind(laid.name, table)
     product = kind.reached("matrix-product", laid.layout.rate)
@@ -382,6 +383,14 @@ def interval(laid: LaidRun, table: EfficiencyTable) -> tuple[float, float, tuple
         for efficiency in kind.efficiencies
         if efficiency.precision in (laid.layout.rate, laid.layout.base, None) and efficiency.device != laid.sheet.name
     )
-    left_open = sum(name in laid.assumed for name in DECISIVE)
-    error = hypot(product.error, ASSUMED_ERROR * sqrt(left_open)) + ISSUE_ERROR * bool(laid.layout.framework.issue_ns)
+    left_open = ASSUMED_ERROR * sqrt(sum(name in laid.assumed for name in DECISIVE))
+    error = table.step_error(laid.name, laid.run.gpus, laid.layout.rate, framework_name(laid), left_open)
+    error = (hypot(product.error, left_open) if error is None else error) + ISSUE_ERROR * bool(laid.layout.framework.issue_ns)
     return 1 / (1 + error), 1 + error, borrowed
+
+
+def framework_name(laid: LaidRun) -> str:
+    """The cost model's name of a run's framework, such as "PyTorch FSDP", without its variants. laid: the run, with assumed
+    values for everything that it does not specify.
+    """
+    return laid.layout.framework.name.partition(",")[0]

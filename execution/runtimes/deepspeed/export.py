@@ -25,7 +25,7 @@ RUNTIME, VERSION = "DeepSpeed", "DeepSpeed 0.19 (2026)"
 DECIDES = (
     "gradients are reduced in buckets during the backward pass (overlap_comm): hidden in plans with overlap",
     "stage 3 gathers parameters ahead, as many as stage3_prefetch_bucket_size has, and keeps small ones whole",
-    "buckets for reductions and gathering take memory that the plan does not count (reduce_bucket_size, allgather_bucket_size)",
+    "buckets for reductions and gathering take memory, which predictions of DeepSpeed count (reduce_bucket_size and others)",
     "the optimizer's numbers are in ds_config.json: yours to change",
 )
 

@@ -75,15 +75,15 @@ def sliced_ns(tensors: int, parameters: float, layout: RunLayout, kind: DeviceKi
     return slices + touched_ns(parameters * layout.framework.gathered_bytes, layout, kind)
 
 
-def whole_stages_ns(stages: Sequence[Sequence[Block]], devices: int) -> tuple[float, list[float]]:
+def whole_stages_ns(stages: Sequence[Sequence[Block]], devices: int) -> tuple[float, tuple[float, ...]]:
     """The times in ns that sharded states add to a pipeline whose parameters stay whole: of all first forward passes together,
     beyond the passes themselves, and for each device of the reductions after its last backward pass.
 
     stages: the blocks of each stage, in pipeline order; stage s is on device s modulo `devices`, the number of devices.
     """
     gathers = sum(first_forward_ns(blocks) - sum(block.forward_ns for block in blocks) for blocks in stages)
-    reductions = [
+    reductions = tuple(
         sum(block.reduce_ns + block.copies_ns for blocks in stages[device::devices] for block in blocks)
         for device in range(devices)
-    ]
+    )
     return gathers, reductions

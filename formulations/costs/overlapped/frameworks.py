@@ -17,7 +17,8 @@
 - nanotron (0.4 and 0.5): stages are cut by cost (`analytic_pipeline.costed_stages`); torch's DistributedDataParallel reduces
   buckets of 25 MB (its `bucket_cap_mb`) by an all-reduce or, with ZeRO-1, a reduce-scatter; updated parameters are gathered
   after the step (`analytic_shards`); the loss is made of several kernels on logits in fp32, 52 bytes of each
-  (`cast_to_fp32` of `models/llama.py`, `_ShardedCrossEntropy` of `parallel/tensor_parallel/functional.py`), and a gate of two.
+  (`cast_to_fp32` of `models/llama.py`, `_ShardedCrossEntropy` of `parallel/tensor_parallel/functional.py`). Queries, keys and
+  values are of one product, and so are both up-projections.
 """
 
 from __future__ import annotations
@@ -116,14 +117,12 @@ NANOTRON = replace(
     OVERLAPPED,
     name="nanotron",
     copies_alongside=False,
-    joins_products=False,
     fuses_passes=False,
     gathers_in_bits=False,
     pads=1,
     overlaps_messages=False,
     overlaps_parameters=False,
     attention="flash-2",
-    memory_passes=1.3,
     loss_passes=4.3,
     accumulated_bytes=ADDED_BYTES,
     bucket_bytes=25 * 2**20,

@@ -210,6 +210,7 @@ def _kernel_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered:
     base = layout.base
     if not operator.m:
         passes = layout.framework.memory_passes if layered else layout.framework.loss_passes
+        passes = 1.0 if layout.held.in_place and not layered else passes  # of a loss that one kernel computes
         return operator_ns(replace(operator, touched_bytes=int(operator.touched_bytes * passes)), kind, base, 2, backward)
     if layout.frozen and layered and not operator.core:
         numbers = operator.m * operator.count * (ADAPTER_READS * operator.k + ADAPTER_WRITES * operator.n)

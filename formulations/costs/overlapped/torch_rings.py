@@ -2,7 +2,7 @@
 keys and values on their way.
 
 Counted in `torch/distributed/tensor/experimental/_attention.py` of torch 2.6, with its defaults `convert_to_f32`,
-`enable_load_balance` and `_RotateMethod.ALL_GATHER`, for the rank that merges whole results (the last one):
+`enable_load_balance` and the rotation by all-gather, for the rank that merges whole results (the last one):
 
 - Forward (`_templated_ring_attention`, `_SDPAMerger`): each step's result is copied to fp32. All but the first are merged in
   three kernels, `out - block_out`, its product with a sigmoid, and the difference of `out` and this. The end is copied back.
@@ -10,7 +10,7 @@ Counted in `torch/distributed/tensor/experimental/_attention.py` of torch 2.6, w
 - Backward (`_templated_ring_attention_backward`): keys and values are gathered again. Each step adds the gradient of queries to
   a sum in fp32, and those of keys and values to sums that go around the ring in fp32, concatenated for it. They leave after a
   step's kernels, so that the last exchange is in parallel with nothing. FlashAttention-2's backward kernels
-  (`flash_bwd_preprocess_kernel.h`) also clear and read a sum of the queries' gradients in fp32, and read results and their
+  (`dot_do_o` and `convert_dQ`) also clear and read a sum of the queries' gradients in fp32, and read results and their
   gradients, at every step.
 
 Keys are repeated for each head of queries before (`repeat_kv` of torchtitan's models).
