@@ -80,6 +80,15 @@ def test_blocks_of_torchtitan_s_pipelines_stay_whole() -> None:
     assert run_memory(flat.model, flat.layout)[0].states_bytes < 3 * parameters * 4
 
 
+def test_parts_of_a_peak_add_up_with_what_the_allocator_reserves() -> None:
+    for fields in (TITAN, NANOTRON):
+        run = laid(**fields)
+        for memory in run_memory(run.model, run.layout):
+            assert sum(memory.parts.values()) == pytest.approx(memory.peak_bytes, rel=1e-12)
+            allocated = max(memory.passes_bytes, memory.stepping_bytes)
+            assert memory.peak_bytes == allocated * (1 + run.layout.framework.memory.fragmented)
+
+
 def test_a_pipeline_of_torch_has_a_message_for_each_micro_batch() -> None:
     """Rank 0 receives gradients alone; the last one holds logits; others also gradients of what they received."""
     run = laid(**TITAN)
