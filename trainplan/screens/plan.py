@@ -24,10 +24,10 @@ from trainplan.planning.result import PlanningResult
 from trainplan.planning.result_price import Price
 from trainplan.prediction.metrics import PARTS, Performance
 from trainplan.profiling.base.quantities import format_gap, format_share, format_time
-from trainplan.validation.fitting import fit_of, tight_words
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
 from trainplan.profiling.clusters.sheets import sheet, sheets
 from trainplan.screens.equal import Layout, equal_lines, equal_rows
+from trainplan.validation.fitting import fit_of, tight_words
 from trainplan.validation.predict import GIB, Prediction
 
 Row = tuple[str, list[list[str]]]  # a label and its lines; the pieces of a line are printed with dots between them

@@ -26,6 +26,7 @@ from trainplan.profiling.models.sublayers import why_no_head_share
 from trainplan.validation.alongside import held_by, stated_buffers, with_attention
 from trainplan.validation.fitting import fitted, in_words
 from trainplan.validation.frameworks import framework_of, stated_attention
+from trainplan.validation.memory_words import optimizer_instances
 from trainplan.validation.offloading import hosted, hosted_layers
 from trainplan.validation.recomputation import recompute_of_words
 from trainplan.validation.row_models import row_model
@@ -206,6 +207,8 @@ def laid_out(
         problem = f"is {tp}, into which not all parts of this {model.family} can be split"
         raise InputError(run.id, "tp", problem, f"give a degree that divides heads, ffn and vocabulary of {run.model}")
     zero, shard = sharing(run, dp, framework, assumed)
+    if zero == 1 and dp % (instances := optimizer_instances(run)) == 0:
+        shard //= instances
     recipe = _recipe(run, described, base, precision, assumed)
     optimizer = _optimizer(run, zero, tp, assumed)
     recompute, shared = recompute_of_words(run, assumed), shares_tokens(run, tp, framework, assumed)

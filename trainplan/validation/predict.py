@@ -336,7 +336,7 @@ def predict_laid(laid: LaidRun, table: EfficiencyTable) -> Prediction:
     memory = run_memory(laid.model, laid.layout)
     fullest, limit = max(memory, key=lambda rank: rank.peak_bytes), limit_bytes(laid.sheet)
     most = fullest.peak_bytes
-    peak = laid.layout.framework.memory.reported_bytes(measured_rank(run, memory).peak_bytes)
+    peak = measured_rank(run, memory).peak_bytes
     return Prediction(
         run,
         step_s=seconds,
