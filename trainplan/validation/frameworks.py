@@ -25,7 +25,7 @@ from trainplan.formulations.costs.overlapped.frameworks import (
 )
 from trainplan.formulations.costs.overlapped.layout import Framework
 from trainplan.profiling.models.optimizers import OPTIMIZERS
-from trainplan.validation.memory_words import with_memory
+from trainplan.validation.memory_words import LOSS_COMPILED_SINCE, with_memory
 from trainplan.validation.rows import Run
 from trainplan.validation.words import FUNCTIONAL_TEST, flag, optimizer_of, stated_stage
 
@@ -106,7 +106,10 @@ def _named_framework(run: Run, name: str, note: str) -> Framework:
     if "deepspeed" in name:
         return DEEPSPEED
     if "torchtitan" in name:
-        return TORCHTITAN_COMPILED if compiled and "eager" not in note else TORCHTITAN
+        if not compiled or "eager" in note:
+            return TORCHTITAN
+        early = year is not None and year < LOSS_COMPILED_SINCE
+        return replace(TORCHTITAN_COMPILED, loss_passes=FSDP.loss_passes) if early else TORCHTITAN_COMPILED
     if re.search(r"jax|xla|maxtext|axlearn|paxml", name):
         return XLA
     if "composer" in name:
@@ -137,9 +140,9 @@ def _with_bits(framework: Framework, text: str) -> Framework:
     tokens of tensor-parallel ranks in 8 bits where they are scaled per tensor (`enable_float8_tensorwise_tp` in
     `models/llama3/parallelize.py`), not per row or block. text: a measured run's note and precision in lower case.
     """
-    if flag(text, rf"{FLOAT8_SHARDS}"):
+    if flag(text, FLOAT8_SHARDS):
         framework = replace(framework, shards_in_bits=True)
-    if framework.gathers_in_bits and re.search(r"row[_ -]?wise|mx[_ -]?fp8|block[_ -]?wise", text):
+    if framework.gathers_in_bits and framework.pads == 1 and re.search(r"row[_ -]?wise|mx[_ -]?fp8|block[_ -]?wise", text):
         framework = replace(framework, gathers_in_bits=False)
     if framework.attention == "flash-2" and flag(text, OTHER_ATTENTION):
         framework = replace(framework, attention="cudnn")
