@@ -19,7 +19,7 @@ from trainplan.formulations.costs.overlapped.analytic_fsdp import Block, sharded
 from trainplan.formulations.costs.overlapped.analytic_pipeline import pipeline_ns
 from trainplan.formulations.costs.overlapped.layout import RUN_SCHEDULES, Framework, RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
-from trainplan.formulations.costs.overlapped.sublayer_time import UnitTimes, unit_times
+from trainplan.formulations.costs.overlapped.sublayer_time import CONTENTION, UnitTimes, unit_times
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.estimate import orthogonal_ns
@@ -135,7 +135,7 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     computing = sum(map(sum, passes[busiest :: layout.pp])) * micro
     forward_ns = sum(pass_[0] for pass_ in passes[busiest :: layout.pp]) * micro
     if layout.zero >= 2 and layout.sharing > 1 and layout.pp == 1:
-        blocks = _blocks(model, layout, links, times, element)
+        blocks = _blocks(model, layout, links, times)
         end = sharded_ns(blocks, micro, layout.zero == 3, reduces_last=layout.reduces_last)
         return StreamsStep(end, computing, 0.0, optimizer, 0.0, ends, jitter, forward_ns=forward_ns)
     hidden = layout.micro * model.tokens * model.units[-1].sublayer.hidden * element / layout.cp / layout.tp
@@ -146,9 +146,7 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     ended = pipeline_ns(forward, backward, round(transfer), whole, layout.chunks, parallel)
     passes_ns = max(ended) - (whole - micro) * computing / micro
     passes_ns = computing + RUN_SCHEDULES[layout.schedule].bubble * (passes_ns - computing)
-    reduce, gather = zip(
-        *(_data_ns(devices[rank], rank, passes, layout, links, element) for rank in range(layout.pp)), strict=True
-    )
+    reduce, gather = zip(*(_data_ns(devices[rank], rank, passes, layout, links) for rank in range(layout.pp)), strict=True)
     exposed = max(end + reduce_ns for end, reduce_ns in zip(ended, reduce, strict=True)) - max(ended)
     return StreamsStep(passes_ns, computing, exposed, optimizer, max(gather), ends, jitter, forward_ns=forward_ns)
 
@@ -280,20 +278,20 @@ def _chunk_ns(
 
 
 def _data_ns(
-    parameters: int, rank: int, passes: list[tuple[float, float]], layout: RunLayout, links: Links, element: int
+    parameters: int, rank: int, passes: list[tuple[float, float]], layout: RunLayout, links: Links
 ) -> tuple[float, float]:
     """Two times in ns of a pipeline rank's data-parallel communication that passes do not hide: the part of the reduction of
     gradients beyond the backward passes, and the part of the gathering of parameters beyond the forward passes.
 
     parameters: the number of parameters of pipeline rank `rank`. passes: the forward and the backward pass in ns of every
     stage. layout: how the run is laid out on its devices: degrees, batch, precision and framework. links: bandwidths and
-    latencies of a device's links. element: bytes per parameter.
+    latencies of a device's links.
     """
     if layout.frozen:
         return 0.0, 0.0
     stride, ranks = layout.tp, layout.dp * layout.cp
     sharing = layout.sharing
-    size, numbers = parameters * layout.framework.gradient_bytes, parameters * element
+    size, numbers = parameters * layout.framework.gradient_bytes, parameters * gathered_bytes(layout)
     reduce = gather = 0.0
     times = max(1.0, buckets_of(parameters, layout))
     if layout.zero:
@@ -311,11 +309,23 @@ def _data_ns(
     return reduce, exposed_gather_ns(gather, [forward for forward, _ in mine], layout)
 
 
-def _blocks(model: Model, layout: RunLayout, links: Links, times: dict[str, UnitTimes], element: int) -> list[Block]:
+def gathered_bytes(layout: RunLayout) -> float:
+    """Bytes of a parameter where data-parallel ranks gather parameters. Megatron-Core's `--fp8-param-gather` gathers them in 8
+    bits where a scale factor is of a whole tensor; with factors of blocks it gathers them in the model's dtype, and casts them
+    then (`reuse_grad_buf_for_mxfp8_param_ag`). layout: how the run is laid out on its devices: degrees, batch, precision and
+    framework.
+    """
+    recipe = layout.recipe
+    if recipe is not None and not recipe.block and layout.framework.gathers_weights_quantized:
+        return recipe.operand_bytes
+    return DTYPE_BYTES[layout.base]
+
+
+def _blocks(model: Model, layout: RunLayout, links: Links, times: dict[str, UnitTimes]) -> list[Block]:
     """The model's blocks (each transformer layer, the embedding, the head), whose parameters are gathered and whose gradients
-    are reduced together, with their times. times: the times of each sub-layer, by name. element: bytes of a parameter.
-    layout: how the run is laid out on its devices: degrees, batch, precision and framework. links: bandwidths and latencies
-    of a device's links.
+    are reduced together, with their times. Collectives beside a pass add a part of their time to its kernels, which share
+    multiprocessors and memory with them. times: the times of each sub-layer, by name. layout: how the run is laid out on its
+    devices: degrees, batch, precision and framework. links: bandwidths and latencies of a device's links.
     """
     blocks: list[Block] = []
     by_layer: dict[int, list[Unit]] = {}
@@ -326,9 +336,12 @@ def _blocks(model: Model, layout: RunLayout, links: Links, times: dict[str, Unit
         chunk = Chunk(tuple(units))
         forward, backward = _chunk_ns(model, chunk, layout, times, first)
         parameters = parameters_of(model, chunk, layout)
-        gather = links.collective_ns(1, parameters * element, layout.sharing, layout.tp)
+        gather = links.collective_ns(1, parameters * gathered_bytes(layout), layout.sharing, layout.tp)
         size = 0 if layout.frozen else parameters * layout.framework.gradient_bytes
         reduce = links.collective_ns(1, size, layout.sharing, layout.tp)
         copies = links.collective_ns(2, size / layout.sharing, layout.copies, layout.tp * layout.sharing)
+        behind = gather * (layout.zero == 3)
+        forward += CONTENTION * min(forward, behind)
+        backward += CONTENTION * min(backward, behind + reduce)
         blocks.append(Block(forward, backward, gather, reduce, copies))
     return blocks

@@ -119,6 +119,8 @@ class Framework:
         fuses_passes: whether an RMS norm is one kernel, and a gated activation one with its gate.
         gathers_quantized: whether sequence-parallel ranks gather inputs and gradients of products in the low precision of
             their recipe.
+        gathers_weights_quantized: whether data-parallel ranks gather updated parameters in low precision, if its scale factors
+            are of whole tensors.
     """
 
     name: str
@@ -147,6 +149,7 @@ class Framework:
     joins_products: bool = False
     fuses_passes: bool = False
     gathers_quantized: bool = False
+    gathers_weights_quantized: bool = False
 
 
 @dataclass(frozen=True)
