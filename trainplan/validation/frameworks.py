@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 from trainplan.formulations.costs.overlapped.frameworks import (
+    BRIDGE,
     COMPILED,
     COMPOSER,
     DEEPSPEED,
@@ -91,7 +92,9 @@ def _named_framework(run: Run, name: str, note: str) -> Framework:
     """
     year, compiled = year_of(run), flag(note, r"compiled?")
     stage = stated_stage(run)
-    if ("nemo" in name and "automodel" not in name) or re.search(r"megatron[ _-]?bridge", name):
+    if re.search(r"megatron[ _-]?bridge", name):
+        return BRIDGE
+    if "nemo" in name and "automodel" not in name:
         return NEMO
     if "megatron-core" in name or "mcore" in name:
         return MEGATRON
@@ -130,6 +133,8 @@ def _with_overlap(framework: Framework, run: Run, note: str) -> Framework:
         framework = replace(framework, overlaps_gradients=reduces)
     if (gathers := flag(note, "overlap[_ -]param[_ -]gather")) is not None:
         framework = replace(framework, overlaps_parameters=gathers)
+    if framework.tensor_overlap and re.search(r"fp4|float4", (run.precision or "").lower()):
+        framework = replace(framework, tensor_overlap=0.0)  # off in all of Megatron-Bridge's recipes of NVFP4
     if (tensor := flag(note, r"(?:tp[_ -]comm[_ -]overlap|async[_ -]?tp|asynchronous[_ -]tp)")) is not None:
         framework = replace(framework, tensor_overlap=NEMO.tensor_overlap if tensor else 0.0)
     return framework

@@ -64,7 +64,18 @@ LOCAL_BYTES = 64 * 2**20  # what Megatron-Core's own layers hold in addition to 
 # Host times of Megatron-LM's functional tests, whose layers are so small that the host's launches decide the step. With these
 # two numbers the mean error over 20 of the tests is 10 %.
 ISSUE_NS, TESTS_ENDS_NS = 2_600_000, 20_000_000
-NEMO = replace(MEGATRON, name="NeMo", overlaps_gradients=True, overlaps_parameters=True, tensor_overlap=0.7, gradient_bytes=2)
+NEMO = replace(
+    MEGATRON,
+    name="NeMo",
+    overlaps_gradients=True,
+    overlaps_parameters=True,
+    tensor_overlap=0.7,
+    gradient_bytes=2,
+    shards_in_bits=True,
+)
+# Its recipes choose Transformer Engine's loss (`_benchmark_common` in `perf_recipes/_common.py`, August 2026): read twice,
+# written in place, then scaled (`common/triton/cross_entropy.py`), 5 passes where torch's takes 6.
+BRIDGE = replace(NEMO, name="Megatron-Bridge", loss_passes=5 / 6)
 # Bytes for each logit in torch's loss: log-softmax and its two gradients in fp32 (tests/validation/test_trainers_memory.py).
 FSDP = Framework(
     "PyTorch FSDP",

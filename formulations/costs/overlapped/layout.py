@@ -112,7 +112,8 @@ class Framework:
             otherwise they gather them again (sequence parallelism).
         gathers_in_bits: whether sequence-parallel ranks gather tokens, and gradients of products, in the few bits of the
             products' recipe.
-        shards_in_bits: whether sharded parameters are gathered in these few bits (float8 all-gather of FSDP2).
+        shards_in_bits: whether data-parallel ranks gather parameters in these few bits, if their scale factors are of whole
+            tensors.
         accumulated_bytes: bytes that are read and written for each parameter in each micro-batch to add its gradient to the
             sum in kernels of their own; 0 if the product of the gradient adds.
         bucket_bytes: bytes of parameters whose gradients are reduced together; 0 for Megatron-Core's number of parameters.
