@@ -91,8 +91,8 @@ def calibrate(
 ) -> Calibration:
     """Efficiencies corrected by two or three short runs on one's own cluster, with the errors of predictions before and after.
 
-    Few numbers are corrected: one factor of all matrix multiplications, and one of each level of links whose share of the step differs
-    among the runs; the errors of the shipped efficiencies are their prior. `plan` takes the file as its `calibrated`.
+    Few numbers are corrected: one factor of all matrix multiplications, and one of each level of links whose share of the step
+    differs among the runs; the errors of the shipped efficiencies are their prior. `plan` takes the file as its `calibrated`.
 
     Args:
         runs: a JSON list of measured runs, or its file, as `validate` takes it; or what `import_run` returns for logs.
