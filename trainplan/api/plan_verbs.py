@@ -13,7 +13,7 @@ from trainplan.formulations.joint.options import GRADIENTS
 from trainplan.formulations.joint.within_runtime import FOR, with_gradients
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import constraints_of
-from trainplan.inputs import check_spelling, request_of
+from trainplan.inputs import calibrated_cluster, check_spelling, request_of
 from trainplan.planning.certify import certify
 from trainplan.planning.compare_planners import ALIKE
 from trainplan.planning.constraint_costs import priced
@@ -36,7 +36,7 @@ from trainplan.planning.result import PlanningResult
 from trainplan.planning.result_rows import row_rank
 from trainplan.planning.what_if import what_if
 from trainplan.profiling.base.arguments import check_arguments
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.solvers.core.clock import Clock
 from trainplan.solvers.core.method_registry import method as method_named
@@ -59,7 +59,7 @@ __all__ = [
 REQUEST, SEARCH = PlanRequest(), SearchOptions()  # defaults of parameters
 SUBJECT = ("model", "cluster", "batch", "memory", "reserve", "sequence", "dtype", "profile", "measure")
 # The parameters of `plan` for any problem, from which advice on misspelt names is drawn.
-COMMON = ("request", "search", "like", *SUBJECT, *(field.name for field in fields(SearchOptions)))
+COMMON = ("request", "search", "like", "calibrated", *SUBJECT, *(field.name for field in fields(SearchOptions)))
 
 
 @with_fields(PlanKeywords, CHOICES)
@@ -118,7 +118,12 @@ def _subject(request: PlanRequest, measuring: Callable[[dict[str, Any]], None] |
 
     measuring: called with progress reports (dicts) while the model is measured; None for no reports.
     """
-    return {name: getattr(request, name) for name in SUBJECT} | {"measuring": measuring}
+    subject = {name: getattr(request, name) for name in SUBJECT} | {"measuring": measuring}
+    if request.calibrated is not None:
+        if request.cluster is None:
+            raise InputError(COMMAND_LINE, "--cluster", "is missing, with --calibrated", "give it, such as h100:8x4")
+        subject["cluster"] = calibrated_cluster(request.cluster, request.calibrated)
+    return subject
 
 
 def _choices(request: PlanRequest) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from trainplan.formulations.costs.overlapped.sublayer_time import splittable
 from trainplan.formulations.plan.strategy import Exchange
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import DeviceKind
-from trainplan.profiling.clusters.efficiencies import EfficiencyTable, Precision
+from trainplan.profiling.clusters.efficiencies import Efficiency, EfficiencyTable, Precision
 from trainplan.profiling.clusters.kinds import device_kind
 from trainplan.profiling.clusters.recipes import Recipe
 from trainplan.profiling.clusters.sheets import DeviceSheet, likely_kind, sheet
@@ -83,6 +83,7 @@ class LaidRun:
         assumed: for each field that the run does not specify, by name, a text with the value that is assumed.
         links: the links of the cluster that it runs on; None for the usual links of the data sheet.
         rates: peak rates of matrix multiplications by dtype of the cluster's devices; None for those of the data sheet.
+        efficiencies: the shares of peaks that kernels reach on the cluster's devices, if they were corrected by own runs.
     """
 
     run: Run
@@ -94,11 +95,13 @@ class LaidRun:
     assumed: Mapping[str, str]
     links: Links | None = None
     rates: Mapping[Precision, float] | None = None
+    efficiencies: tuple[Efficiency, ...] | None = None
 
     def kind(self, table: EfficiencyTable) -> DeviceKind:
-        """The kind of device that it runs on, with the rates of the run's cluster. table: the shares of peaks that kernels
-        reach."""
+        """The kind of device that it runs on, with the rates and the corrected efficiencies of the run's cluster. table: the
+        shares of peaks that kernels reach."""
         kind = device_kind(self.name, table)
+        kind = kind if self.efficiencies is None else kind.changed(efficiencies=list(self.efficiencies))
         return kind if self.rates is None else kind.changed(flops_per_s=dict(self.rates))
 
     @property

@@ -128,6 +128,8 @@ def predict_plan(plan: Plan, cluster: Cluster) -> Prediction | str:
     rates = cluster.used_kinds[0].flops_per_s
     held = {name: text for name, text in assumed.items() if name in HELD}
     laid = replace(laid, layout=layout, links=links, rates=None if rates == laid.sheet.flops_per_s else rates, assumed=held)
+    if cluster.corrected:
+        laid = replace(laid, efficiencies=tuple(cluster.used_kinds[0].efficiencies))
     return predict_laid(laid, shipped_efficiencies())
 
 
