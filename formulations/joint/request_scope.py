@@ -39,7 +39,8 @@ class JointScope(RequestScope):
         """
         links = unlike_links(request)
         of_links = [] if links is None else [f"no stages or groups with unlike links ({links})"]
-        return [*restrictions(request.options), *of_links, *(LEFT_OUT if cost_model.startswith(COST_MODEL) else ())]
+        left_out = LEFT_OUT[:1] if "predicted step" in cost_model else LEFT_OUT if cost_model.startswith(COST_MODEL) else ()
+        return [*restrictions(request.options), *of_links, *left_out]
 
     def unusual_costs_reason(self, request: Request) -> str | None:
         """The reason, in words, why a request is planned without overlap though its devices could be priced with overlap, so
