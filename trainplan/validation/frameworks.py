@@ -147,7 +147,8 @@ def _with_bits(framework: Framework, text: str) -> Framework:
     """
     if flag(text, FLOAT8_SHARDS):
         framework = replace(framework, shards_in_bits=True)
-    if framework.gathers_in_bits and framework.pads == 1 and re.search(r"row[_ -]?wise|mx[_ -]?fp8|block[_ -]?wise", text):
+    blocks = re.search(r"row[_ -]?wise|mx[_ -]?fp8|fp8[_ -]?mx\b|block[_ -]?wise", text)
+    if framework.gathers_in_bits and framework.pads == 1 and blocks:
         framework = replace(framework, gathers_in_bits=False)
     if framework.attention == "flash-2" and flag(text, OTHER_ATTENTION):
         framework = replace(framework, attention="cudnn")

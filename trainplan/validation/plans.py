@@ -143,14 +143,15 @@ def laid_plan(plan: Plan, cluster: Cluster, by: RunBy | None = None) -> LaidRun 
     schedule = next((name for name in RUN_SCHEDULES if name == SCHEDULES[plan.schedule].predicted_as), None)
     if schedule is None:
         return f"what other runtimes take under the schedule {plan.schedule} is not known"
+    recipes = {unit.precision for unit in plan.units} - {"model"}  # at most one
     zero = strategy.zero_stage if by.zero is None else by.zero
     whole_matrices = OPTIMIZERS[plan.optimizer].whole_matrices and plan.optimizer not in by.flags
     stepped = f" {plan.optimizer}" if whole_matrices else ""
     run = Run(
         id=by.name, model=model.name, gpu=kind, gpus=plan.world, gbs=plan.batch.global_samples,
         mbs=plan.batch.global_samples // plan.batch.micro_batches // strategy.data_degree, tp=strategy.degree("tp"),
-        cp=strategy.degree("cp"), pp=plan.depth, vpp=plan.chunks, zero=zero, precision=model.dtype,
-        framework=by.software, note=f"{by.flags}{stepped} shard group {strategy.degree('sdp')}",
+        cp=strategy.degree("cp"), pp=plan.depth, vpp=plan.chunks, zero=zero, precision=" ".join((model.dtype, *recipes)),
+        framework=by.software, date=by.date, note=f"{by.flags}{stepped} shard group {strategy.degree('sdp')}",
     )  # fmt: skip
     buffers = Buffers(**by.buffers)
     fused_attention = None if buffers.attention is None else buffers.attention == "flash"
@@ -162,7 +163,6 @@ def laid_plan(plan: Plan, cluster: Cluster, by: RunBy | None = None) -> LaidRun 
         laid = laid_out(run, model, kind, framework, assumed, buffers)
     except InputError as error:
         return f"{error.field} {error.problem}"
-    recipes = {unit.precision for unit in plan.units} - {"model"}
     layout = replace(
         laid.layout,
         zero=zero,
@@ -171,7 +171,7 @@ def laid_plan(plan: Plan, cluster: Cluster, by: RunBy | None = None) -> LaidRun 
         exchange=strategy.exchange,
         optimizer=plan.optimizer,
         schedule=schedule,
-        recipe=RECIPES[recipes.pop()] if recipes else None,
+        recipe=next((RECIPES[name] for name in recipes), None),
         stage_layers=tuple(Chunk(tuple(model.units[stage.first_unit : stage.last_unit + 1])).layers for stage in plan.stages),
         on_host=_on_host(plan.units),
     )
