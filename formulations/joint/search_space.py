@@ -57,7 +57,8 @@ class Space:
     programs' bytes, not an upper bound. overlapped: whether costs are those of the cost model `streams`, in which collectives,
     and messages of interleaved stages, overlap passes. cp, exchange: the context-parallel degree of all units, and what
     context-parallel ranks send each other for attention. first_layers: the user's text for how many first layers of each stage
-    are recomputed (`--recompute-first`), where nothing else is.
+    are recomputed (`--recompute-first`), where nothing else is. unit_layouts: whether, with costs that count overlap, units of
+    one plan may have unlike layouts.
     """
 
     depths: Sequence[int] | None = None
@@ -83,6 +84,7 @@ class Space:
     cp: int = 1
     exchange: Exchange = "keys"
     first_layers: str | None = None
+    unit_layouts: bool = False
 
     def schedules_of(self, depth: int, micro_batches: int, units: int) -> Iterator[Schedule]:
         """The schedules that the space allows for a pipeline; of several schedules with equal orders of passes only one is
