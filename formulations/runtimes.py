@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from trainplan.formulations.plan.plan import Plan, RunBy
 from trainplan.formulations.plan.strategy import LEVELS, Exchange, Strategy
 from trainplan.formulations.plan.torch_sharding import split_by_torch
 from trainplan.profiling.base.plugins import attribute
+from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.sublayers import HeadShare, attention_of
 
@@ -28,6 +30,30 @@ FOLDERS = {  # under execution/runtimes, of each runtime: its capabilities, and 
     "torch": "torch",
     "trainplan": "trainplan",
 }
+
+
+@dataclass(frozen=True)
+class StepAndPeaks:
+    """The prediction of one training step of a plan, by the runtime that runs it.
+
+    Attributes:
+        runtime: the runtime's name as people write it, such as Megatron-LM.
+        software: the framework's name in tables of measured runs, such as megatron-core.
+        step_ns: the time of the step.
+        peak_bytes: for every rank, the peak memory of its device, in rank order.
+        details: the whole prediction, a `validation.predict.Prediction` (interval of the step, its parts, memory by category).
+    """
+
+    runtime: str
+    software: str
+    step_ns: int
+    peak_bytes: tuple[int, ...]
+    details: Any = None
+
+    @property
+    def most_bytes(self) -> int:
+        """The peak memory of the fullest device."""
+        return max(self.peak_bytes)
 
 
 @dataclass(frozen=True)
@@ -138,6 +164,29 @@ class Runtimes(Mapping[str, Runtime]):
 
 
 RUNTIMES = Runtimes()
+PREDICTION = "trainplan.validation.plans:predict"  # the function that predicts runtimes, which imports this module
+
+
+def predict(plan: Plan, cluster: Cluster, runtime: str | None = None) -> StepAndPeaks | str:
+    """Predict step and peak memory of a plan as a runtime (training framework) runs it on a cluster: the one prediction that
+    all commands give, and that searches for this runtime minimise.
+
+    The plan needs no prediction of its own programs. It is not checked whether the runtime can run the plan (see
+    `joint.within_runtime`). One call takes about 10 ms.
+
+    Args:
+        plan: the plan: its layout, stages, recomputation, optimizer and precision.
+        cluster: the devices.
+        runtime: the runtime's name, such as "megatron", with its usual settings; None for the runtime and the settings in the
+            plan's field `runs_by`.
+
+    Returns:
+        The prediction; or, if the runtime cannot be predicted for such plans or on such devices, the reason as a text.
+    """
+    found: StepAndPeaks | str = attribute(PREDICTION)(plan, cluster, runtime)
+    return found
+
+
 BY_PROGRAMS = (
     "predicted as trainplan's own programs, since its capabilities name no prediction"  # of runtimes without a prediction
 )

@@ -149,9 +149,9 @@ class StreamedCosts(JointCosts):
     def _every_strategy(self, group: int) -> list[Strategy]:
         """The strategies of the search space for a stage of `group` devices, with the context-parallel degree of the space,
         whose parallelism levels are in the order in which frameworks number ranks. In pipelines of several stages, only those
-        of ZeRO stages 0 and 1."""
+        of ZeRO stages 0 and 1, unless a runtime is predicted."""
         possible = [strategy for strategy in super()._every_strategy(group) if strategy.in_rank_order]
-        if group < self.profile.devices:
+        if group < self.profile.devices and not self.space.shards_in_pipelines:
             possible = [strategy for strategy in possible if strategy.zero_stage < 2]
         return [strategy for without_cp in possible if (strategy := _with_cp(without_cp, self.cp, self.exchange)) is not None]
 

@@ -19,7 +19,7 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request
 from trainplan.planning.planning_run import PlanningRun, run_by_runtime
 from trainplan.planning.presets import Preset
-from trainplan.planning.result import PlanningResult, PlanningTime
+from trainplan.planning.result import PlanningResult, PlanningTime, predicted_by_runtime
 from trainplan.planning.search import search_in_rounds
 from trainplan.planning.single_strategy import best_single_strategy, prefer_single_strategy
 from trainplan.planning.unlike_layouts import improve_by_unlike_layouts, of_one_layout_alone
@@ -100,7 +100,7 @@ def _with_single_strategy(run: PlanningRun, best: PlanningResult) -> PlanningRes
     """Search the best plan with one strategy for all units (sub-layers). Returns `best` with that plan's result as its
     `uniform`; or that plan's result in place of `best`, if it turns out to be better. run: the planning run of the request.
     """
-    if best.plan is None or best.plan.one_strategy is not None or best.interrupted:
+    if best.plan is None or best.plan.one_strategy is not None or best.interrupted or predicted_by_runtime(best.instance):
         return best
     try:
         uniform = best_single_strategy(run, best)

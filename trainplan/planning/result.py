@@ -262,7 +262,8 @@ class PlanningResult:
         """
         if self.plan is None or self.plan.predicted is None or self.plan.claim is None or not self.plan.claim.objective_ns:
             return None
-        step_ns = self.plan.predicted.step_ns if self.judged is None else self.judged.step_ns
+        by_programs = self.judged is not None and not predicted_by_runtime(self.instance)
+        step_ns = self.judged.step_ns if self.judged is not None and by_programs else self.plan.predicted.step_ns
         return step_ns / self.plan.claim.objective_ns - 1
 
     @cached_property
@@ -352,3 +353,9 @@ class PlanningResult:
         own = {**self.request.options, MEMORY_TABLES.name: "least"}  # with this, the bound holds for every plan that fits
         options = {} if evidence is None else evidence.options
         return [f"{flag_of(name)} {value}" for name, value in options.items() if value != own.get(name)]
+
+
+def predicted_by_runtime(instance: Any) -> bool:
+    """Whether step and memory of an instance's solutions are those that a runtime (training framework) is predicted to take,
+    and not those of trainplan's own programs. instance: a problem's instance."""
+    return getattr(instance, "runtime", None) is not None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import log2
 
@@ -220,14 +220,19 @@ def parameters_of(model: Model, chunk: Chunk, layout: RunLayout) -> int:
     share counts once where both are in the chunk, and in each chunk where they are in different ones. layout: how the run
     is laid out on its devices: degrees, batch, precision and framework.
     """
-    count = 0
-    for unit in chunk.units:
-        split = unit.sublayer.degree(layout.tp)
-        count += unit.sublayer.parameter_count(split)
+    parts = {id(unit.sublayer): unit.sublayer for unit in chunk.units}  # few, of many layers that are alike
+    sizes = {own: _parameter_count(part, layout.tp) for own, part in parts.items()}
+    count = sum(sizes[id(unit.sublayer)] for unit in chunk.units)
     kinds = {unit.kind for unit in chunk.units}
     if model.tied and {"embedding", "head"} <= kinds:
         count -= model.tied_elements // layout.tp
     return count
+
+
+@lru_cache(maxsize=4096)
+def _parameter_count(part: Sublayer, tp: int) -> int:
+    """The number of parameters of a sub-layer on one of `tp` tensor-parallel ranks; kept, since searches ask again."""
+    return part.parameter_count(part.degree(tp))
 
 
 def _units(chunks: Sequence[Chunk]) -> list[Unit]:
