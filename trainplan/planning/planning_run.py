@@ -86,6 +86,12 @@ class PlanningRun:
         object.__setattr__(self, "started", self.clock())
         object.__setattr__(self, "beyond", None if refinement is None else BeyondTables(refinement))
 
+    def of_request(self, request: Request, incumbents: Sequence[Plan]) -> PlanningRun:
+        """A run of another request, with other incumbents, that goes on where this one is: with its clock and limits."""
+        other = replace(self, request=request, incumbents=tuple(incumbents))
+        object.__setattr__(other, "started", self.started)
+        return other
+
     # Time
 
     def begin(self, step: str) -> None:
