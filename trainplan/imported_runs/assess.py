@@ -34,7 +34,7 @@ from trainplan.profiling.base.quantities import format_bytes, format_time, plura
 from trainplan.tabular import Tabular
 from trainplan.validation.fitting import Fit, fit_of, fit_probability, peak_error, software_error, tight_words
 from trainplan.validation.plans import as_run, predict
-from trainplan.validation.predict import GIB, Prediction
+from trainplan.validation.predict import Prediction
 
 WALKED = 3  # number of best changes that are reported
 WALKS = "walks"  # the prediction for trainplan's own runtime: simulation of a plan's programs

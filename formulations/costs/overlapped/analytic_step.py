@@ -364,7 +364,7 @@ def _blocks(
     by_layer: dict[int, list[Unit]] = {}
     for unit in of:
         by_layer.setdefault(unit.layer, []).append(unit)
-    first, element = Chunk(tuple(of)).first_layer, DTYPE_BYTES[layout.base]
+    first = Chunk(tuple(of)).first_layer
     for units in by_layer.values():
         chunk = Chunk(tuple(units))
         forward, backward = _chunk_ns(model, chunk, layout, times, first)
