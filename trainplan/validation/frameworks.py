@@ -143,12 +143,11 @@ def _with_overlap(framework: Framework, run: Run, note: str) -> Framework:
 def _with_bits(framework: Framework, text: str) -> Framework:
     """Copy the settings of a framework, with the kinds of communication in few bits that a text names. torchtitan gathers the
     tokens of tensor-parallel ranks in 8 bits where they are scaled per tensor (`enable_float8_tensorwise_tp` in
-    `models/llama3/parallelize.py`), not per row or block. text: a measured run's note and precision in lower case.
+    `models/llama3/parallelize.py`), not per row. text: a measured run's note and precision in lower case.
     """
     if flag(text, FLOAT8_SHARDS):
         framework = replace(framework, shards_in_bits=True)
-    blocks = re.search(r"row[_ -]?wise|mx[_ -]?fp8|fp8[_ -]?mx\b|block[_ -]?wise", text)
-    if framework.gathers_in_bits and framework.pads == 1 and blocks:
+    if framework.gathers_in_bits and framework.pads == 1 and re.search(r"row[_ -]?wise", text):
         framework = replace(framework, gathers_in_bits=False)
     if framework.attention == "flash-2" and flag(text, OTHER_ATTENTION):
         framework = replace(framework, attention="cudnn")

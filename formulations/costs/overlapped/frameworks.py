@@ -96,6 +96,7 @@ TORCHTITAN = replace(
     copies_gathered=True,
     stays_whole=True,
     gathers_in_bits=True,
+    gathers_blocks=False,
     accumulated_bytes=ADDED_BYTES,
 )
 TORCHTITAN_COMPILED = replace(
