@@ -19,7 +19,7 @@ from trainplan.formulations.costs.overlapped.analytic_fsdp import Block, sharded
 from trainplan.formulations.costs.overlapped.analytic_pipeline import pipeline_ns
 from trainplan.formulations.costs.overlapped.layout import RUN_SCHEDULES, Framework, RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
-from trainplan.formulations.costs.overlapped.sublayer_time import CONTENTION, UnitTimes, unit_times
+from trainplan.formulations.costs.overlapped.sublayer_time import UnitTimes, unit_times
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.estimate import orthogonal_ns
@@ -341,7 +341,7 @@ def _blocks(model: Model, layout: RunLayout, links: Links, times: dict[str, Unit
         reduce = links.collective_ns(1, size, layout.sharing, layout.tp)
         copies = links.collective_ns(2, size / layout.sharing, layout.copies, layout.tp * layout.sharing)
         behind = gather * (layout.zero == 3)
-        forward += CONTENTION * min(forward, behind)
-        backward += CONTENTION * min(backward, behind + reduce)
+        forward += layout.framework.contention * min(forward, behind)
+        backward += layout.framework.contention * min(backward, behind + reduce)
         blocks.append(Block(forward, backward, gather, reduce, copies))
     return blocks
