@@ -138,3 +138,15 @@ def test_collectives_beside_kernels_slow_them() -> None:
     slowed_ns, alone_ns = (streams_step(run.model, layout, kind, links).passes_ns for layout in (run.layout, alone))
     moved_ns = run.model.total_parameters * (2 * 2 + 4) * 7 / 8 / 360e9 * 1e9  # gathered twice in bfloat16, reduced in float32
     assert (slowed_ns - alone_ns) / run.layout.micro_batches == pytest.approx(moved_ns / 4, rel=0.1)
+
+
+def test_hidden_reductions_and_gathers_slow_kernels() -> None:
+    """Of the reduction and the gather of a distributed optimizer that passes hide, a quarter is added to the step."""
+    run = laid(**ROW | {"tp": 1, "zero": 1, "gbs": 32}, precision="bf16", framework="NeMo")
+    kind, links = run.kind(shipped_efficiencies()), Links(8, 360e9, 50e9, within_ns=0)
+    alone = replace(run.layout, framework=replace(run.layout.framework, contention=0.0))
+    slowed, hidden = (streams_step(run.model, layout, kind, links) for layout in (run.layout, alone))
+    moved_ns = run.model.total_parameters * 2 * 7 / 8 / 360e9 * 1e9  # in bfloat16, once to reduce and once to gather
+    for before_ns, after_ns in ((hidden.reduce_ns, slowed.reduce_ns), (hidden.gather_ns, slowed.gather_ns)):
+        assert moved_ns < 8 * before_ns < 1.15 * moved_ns  # one of eight buckets is shown, each with its latency
+        assert after_ns - before_ns == pytest.approx(7 * before_ns / 4, rel=0.01)

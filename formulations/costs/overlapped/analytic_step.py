@@ -280,8 +280,9 @@ def _chunk_ns(
 def _data_ns(
     parameters: int, rank: int, passes: list[tuple[float, float]], layout: RunLayout, links: Links
 ) -> tuple[float, float]:
-    """Two times in ns of a pipeline rank's data-parallel communication that passes do not hide: the part of the reduction of
-    gradients beyond the backward passes, and the part of the gathering of parameters beyond the forward passes.
+    """Two times in ns that a pipeline rank's data-parallel communication adds to its passes: the part of the reduction of
+    gradients beyond the backward passes, and the part of the gathering of parameters beyond the forward passes, each with the
+    time by which what they hide slows kernels beside it.
 
     parameters: the number of parameters of pipeline rank `rank`. passes: the forward and the backward pass in ns of every
     stage. layout: how the run is laid out on its devices: degrees, batch, precision and framework. links: bandwidths and
@@ -305,8 +306,10 @@ def _data_ns(
     buckets = max(len(mine), LEAST_BUCKETS)
     if layout.framework.overlaps_gradients:
         hidden = sum(backward for _, backward in mine[1:]) * layout.pp if len(mine) > 1 else mine[0][1]
-        reduce = max(reduce / buckets, reduce - hidden)
-    return reduce, exposed_gather_ns(gather, [forward for forward, _ in mine], layout)
+        shown = max(reduce / buckets, reduce - hidden)
+        reduce = shown + layout.framework.contention * (reduce - shown)
+    shown = exposed_gather_ns(gather, [forward for forward, _ in mine], layout)
+    return reduce, shown + layout.framework.contention * (gather - shown)
 
 
 def gathered_bytes(layout: RunLayout) -> float:
