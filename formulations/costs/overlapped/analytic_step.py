@@ -26,7 +26,7 @@ from trainplan.formulations.costs.overlapped.analytic_shards import (
 )
 from trainplan.formulations.costs.overlapped.layout import RUN_SCHEDULES, Framework, RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
-from trainplan.formulations.costs.overlapped.sublayer_time import CONTENTION, UnitTimes, unit_times
+from trainplan.formulations.costs.overlapped.sublayer_time import UnitTimes, unit_times
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.estimate import orthogonal_ns
@@ -305,8 +305,9 @@ def _chunk_ns(
 def _data_ns(
     parameters: int, rank: int, passes: list[tuple[float, float]], layout: RunLayout, links: Links
 ) -> tuple[float, float]:
-    """Two times in ns of a pipeline rank's data-parallel communication that passes do not hide: the part of the reduction of
-    gradients beyond the backward passes, and the part of the gathering of parameters beyond the forward passes.
+    """Two times in ns that a pipeline rank's data-parallel communication adds to its passes: the part of the reduction of
+    gradients beyond the backward passes, and the part of the gathering of parameters beyond the forward passes, each with the
+    time by which what they hide slows kernels beside it.
 
     parameters: the number of parameters of pipeline rank `rank`. passes: the forward and the backward pass in ns of every
     stage. layout: how the run is laid out on its devices: degrees, batch, precision and framework. links: bandwidths and
@@ -330,8 +331,10 @@ def _data_ns(
     buckets = max(len(mine), LEAST_BUCKETS)
     if layout.framework.overlaps_gradients:
         hidden = sum(backward for _, backward in mine[1:]) * layout.pp if len(mine) > 1 else mine[0][1]
-        reduce = max(reduce / buckets, reduce - hidden)
-    return reduce, exposed_gather_ns(gather, [forward for forward, _ in mine], layout)
+        shown = max(reduce / buckets, reduce - hidden)
+        reduce = shown + layout.framework.contention * (reduce - shown)
+    shown = exposed_gather_ns(gather, [forward for forward, _ in mine], layout)
+    return reduce, shown + layout.framework.contention * (gather - shown)
 
 
 def gathered_bytes(layout: RunLayout, layered: bool = True) -> float:
@@ -377,7 +380,7 @@ def _blocks(
         copies = links.collective_ns(2, size / layout.sharing, layout.copies, layout.tp * layout.sharing)
         forward, backward = forward + copies_forward, backward + copies_backward
         alongside = gather * (layout.zero == 3)
-        forward += CONTENTION * min(forward, alongside)
-        backward += CONTENTION * min(backward, alongside + reduce)
+        forward += layout.framework.contention * min(forward, alongside)
+        backward += layout.framework.contention * min(backward, alongside + reduce)
         blocks.append(Block(forward, backward, gather, reduce, copies))
     return blocks

@@ -26,6 +26,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainplan.formulations.costs.overlapped.layout import Framework
+from trainplan.formulations.costs.overlapped.sublayer_time import CONTENTION
 from trainplan.profiling.models.optimizers import OPTIMIZERS, OptimizerName
 
 MEGATRON = Framework(
@@ -39,6 +40,7 @@ MEGATRON = Framework(
     joins_products=True,
     fuses_passes=True,
     gathers_in_bits=True,
+    contention=CONTENTION,
 )
 # Its flags --overlap-grad-reduce and --overlap-param-gather set, as recipes have them.
 OVERLAPPED = replace(MEGATRON, overlaps_gradients=True, overlaps_parameters=True)
@@ -86,6 +88,7 @@ FSDP = Framework(
     attention="flash-2",
     merges_rings=True,
     keeps_gathered=True,
+    contention=CONTENTION,
 )
 COMPOSER = replace(FSDP, name="Composer", loss_passes=1.5, logit_bytes=4)  # with its fused cross-entropy
 COMPILED = replace(FSDP, name="PyTorch FSDP, compiled", memory_passes=1.0, loss_passes=1.5, logit_bytes=8)
@@ -146,8 +149,9 @@ NANOTRON = replace(
 
 def planned_framework(optimizer: OptimizerName, gradient_bytes: int) -> Framework:
     """The framework whose behaviour (overlap, padding, memory) trainplan assumes when it costs a plan that names no runtime:
-    Megatron-Core with overlapped reduction of gradients and, except under Muon, overlapped gathering of parameters.
+    Megatron-Core with overlapped reduction of gradients and, except under Muon, overlapped gathering of parameters. The
+    slowdown of kernels beside the collectives of sharded states is the cluster's own, which the costs of its programs have.
 
     optimizer: the optimizer's name, such as `adamw`. gradient_bytes: bytes per gradient element, as the plan states.
     """
-    return replace(MUON if OPTIMIZERS[optimizer].whole_matrices else OVERLAPPED, gradient_bytes=gradient_bytes)
+    return replace(MUON if OPTIMIZERS[optimizer].whole_matrices else OVERLAPPED, gradient_bytes=gradient_bytes, contention=0.0)

@@ -145,6 +145,7 @@ class Framework:
             network from one.
         fuses_passes: whether an RMS norm is one kernel, and a gated activation one with its gate.
         memory: what it keeps in memory in its own way.
+        contention: the part of their time that data-parallel collectives add to the kernels that run at the same time.
     """
 
     name: str
@@ -187,6 +188,7 @@ class Framework:
     joins_products: bool = False
     fuses_passes: bool = False
     memory: FrameworkMemory = MEGATRON_MEMORY
+    contention: float = 0.0
 
 
 @dataclass(frozen=True)
