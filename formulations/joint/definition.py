@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 from trainplan.formulations.costs.sequential.primitives import host_costs
@@ -29,13 +30,18 @@ from trainplan.formulations.joint.overlap_cost_tables import (
     request_of_one_rank,
     sharing_heads,
 )
+from trainplan.formulations.joint.overlap_units_request import check_unlike_layouts
+from trainplan.formulations.joint.overlap_units_tables import UnitLayoutCosts
+from trainplan.formulations.joint.overlap_units_weights import CORNERS, Weights
 from trainplan.formulations.joint.problem import NAME, Instance, Solution
 from trainplan.formulations.joint.proof import JointCertificate
 from trainplan.formulations.joint.recompute_first import with_first_layers
 from trainplan.formulations.joint.refinement import JointRefinement
 from trainplan.formulations.joint.request_scope import JointScope
+from trainplan.formulations.joint.runtime_costs import runtime_costs
 from trainplan.formulations.joint.search_space import Space
 from trainplan.formulations.joint.single_strategy import single_strategy_instances, widened
+from trainplan.formulations.joint.solution_to_plan import unit_of
 from trainplan.formulations.joint.tables import Option
 from trainplan.formulations.joint.user_constraints import CONSTRAINTS, PRICED, TP, WIDEST, requested_space
 from trainplan.formulations.joint.within_runtime import with_gradients
@@ -44,12 +50,10 @@ from trainplan.formulations.plan.request import Request
 from trainplan.formulations.plan.run_length import runs
 from trainplan.formulations.plan.strategy import HEADS_WORD
 from trainplan.formulations.plan.strategy_words import in_words
-from trainplan.formulations.plan.unit import Order, PlannedUnit, planned_unit
 from trainplan.formulations.problem import Enumeration, Models, Problem, SingleStrategy, Subproblem, Table
 from trainplan.profiling.base.errors import InputError, Unsupported
 from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural, span
 from trainplan.profiling.clusters.cluster import Cluster
-from trainplan.profiling.models.sublayers import LAYER_KINDS
 
 MOST_VARIABLES = 100_000  # binary ones, of the models of all configurations; a search of more ends with hardly any bound
 
@@ -68,6 +72,9 @@ def subproblems(instance: Instance, out_of_time: Callable[[], bool]) -> list[Sub
     def lower(index: int) -> Callable[[Solution], Solution | None]:
         return lambda solution: replace(solution, configuration=0) if solution.configuration == index else None
 
+    if instance.runtime is not None:
+        problem = f"solves tables of costs, and plans for {instance.runtime.runtime} are compared by its own prediction"
+        raise Unsupported("command line", "--method", problem, "give exact, or leave --for out")
     if (variables := binary_variables(instance)) > MOST_VARIABLES:
         problem = f"builds models of {variables:,} binary variables here, of at most {MOST_VARIABLES:,}"
         fix = "give exact, which proves the same problem, or --like galvatron-bmw with this method, whose models are smaller"
@@ -113,9 +120,11 @@ class Joint(Problem):
 
     def cost_model(self, instance: Instance) -> str:
         """The names of an instance's cost model and of the formula that combines the stages' times into the step, as one text
-        such as `streams, simulated step`. instance: the configurations to choose from, with costs and memory limits.
+        such as `streams, simulated step`; for a runtime, `streams, predicted step of megatron`. instance: the configurations
+        to choose from, with costs and memory limits.
         """
-        return f"{super().cost_model(instance)}, {STEP_NAMES[instance.step]}"
+        step = STEP_NAMES[instance.step] if instance.runtime is None else f"predicted step of {instance.runtime.runtime}"
+        return f"{super().cost_model(instance)}, {step}"
 
     def instances(self, request: Request) -> list[Instance]:
         """The instances that planning solves for a request: one for each context-parallel degree, and each kind of exchange
@@ -141,10 +150,14 @@ class Joint(Problem):
         """
         request = self.scope.clipped_request(request)
         space, model = requested_space(request), request.described_model
+        runtime = runtime_costs(request) if space.overlapped else None
+        space = replace(space, shards_in_pipelines=runtime is not None)
         instance = build(request, space)
         if space.first_layers is not None and model is not None:
-            return with_first_layers(instance, model, space.first_layers)
-        return single_strategy_instances(instance)[0] if request.options["one_strategy"] else instance
+            return replace(with_first_layers(instance, model, space.first_layers), runtime=runtime)
+        if request.options["one_strategy"]:
+            return replace(single_strategy_instances(instance)[0], runtime=runtime)
+        return instance
 
     def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
         """The plan of a solution, without prediction: stages, schedule, micro-batches, and for every sub-layer its strategy,
@@ -173,12 +186,8 @@ class Joint(Problem):
             nvlink = not _shares_bus(request)
             streamed = instance.provenance.get("cost_model") == COST_MODEL  # else one thing after the other, as tables price it
             kept = kept | {"nvlink": nvlink} if streamed else {"nvlink": nvlink, "backend": "serial"}
-        planned = [_planned(unit.name, option) for unit, option in zip(model.units, chosen, strict=True)]
         products = request.options.get(PRECISION.name, PRECISION.default)
-        planned = [
-            chosen_unit.changed(precision=products) if unit.kind in LAYER_KINDS else chosen_unit
-            for unit, chosen_unit in zip(model.units, planned, strict=True)
-        ]
+        planned = [unit_of(unit, option, products) for unit, option in zip(model.units, chosen, strict=True)]
         return Plan(
             model=model.shape(),
             model_digest=model.digest,
@@ -225,20 +234,6 @@ class Joint(Problem):
 STEP_NAMES = {"simulated": "simulated step", "eq8": "Eq. 8", "eq5": "Eq. 5", "eq4": "Eq. 4"}
 
 
-def _planned(name: str, option: Option) -> PlannedUnit:
-    """One sub-layer of a plan, run as an option says. name: the sub-layer's name in the plan. option: a strategy, and what of
-    the sub-layer is kept on the host.
-    """
-    assert option.strategy is not None
-    unit, states = planned_unit(name, option.strategy), dict[str, Any]()
-    if not option.host:
-        return unit
-    if "optimizer" in option.host:
-        states = {"gradients": "host", "optimizer": "host", "parameters": "host" if "parameters" in option.host else "device"}
-    hidden = unit.activations.changed(hidden="host" if "hidden" in option.host else "device")
-    return unit.changed(states=unit.states.changed(**states), activations=hidden, order=Order())
-
-
 def _shares_bus(request: Request) -> bool:
     """Whether copies to the host and collectives use one bus, as far as the request's profile says; False if no profile
     says so. request: the user's model, cluster, batch and options.
@@ -257,11 +252,21 @@ def host_part_bytes(cluster: Cluster | None) -> int | None:
     return min((node.host.memory_bytes // node.devices for node in nodes if node.host), default=None)
 
 
-def build(request: Request, space: Space) -> Instance:
+def unlike_layout_bounds(request: Request) -> list[Instance]:
+    """Instances of a request for unlike layouts, with equal options, whose objectives are single lower bounds of the simulated
+    step where that of the request's own instance is their weighted mean; so the largest of a solution is a lower bound, too.
+    """
+    request = PROBLEM.scope.clipped_request(request)
+    space = requested_space(request)
+    return [build(request, space, weights) for weights in CORNERS]
+
+
+def build(request: Request, space: Space, weights: Weights | None = None) -> Instance:
     """The instance of the joint problem for a request, whose costs count overlap or not as the search space says. The profile
     is obtained (given, measured or estimated) for all sizes that are needed. space: the allowed schedules, stages and
-    strategies. request: the user's model, cluster, batch and options. Raises InputError if options do not go together or
-    nothing is possible.
+    strategies. request: the user's model, cluster, batch and options. weights: for unlike layouts, the weights of the lower
+    bounds of the step in the objective; None to choose them. Raises InputError if options do not go together or nothing is
+    possible.
     """
     devices, samples = request.origin.devices, request.samples
     if space.host and not space.overlapped and request.precision.gradients != "model":
@@ -289,10 +294,14 @@ def build(request: Request, space: Space) -> Instance:
     profile = own.profile_for([size * space.cp for size in sorted(sizes)], groups, degrees=degrees)
     if space.overlapped:
         assert model is not None and request.cluster is not None  # else `streams` is refused
-        costs: JointCosts = StreamedCosts(profile, space, degrees, model, request.cluster, samples, recipe, request.precision)
+        if space.unit_layouts:
+            check_unlike_layouts(request)
+        given = (profile, space, degrees, model, request.cluster, samples, recipe, request.precision)
+        unlike = partial(UnitLayoutCosts, memory_bytes=request.limit_bytes, fixed=weights)
+        costs: JointCosts = unlike(*given) if space.unit_layouts else StreamedCosts(*given)
     else:
         costs = JointCosts(profile, space, degrees, request.precision)
-    name = f"{profile.name} on {request.cluster_name}"
+    name = f"{profile.name} on {request.cluster_name}" + ", unlike layouts" * (space.overlapped and space.unit_layouts)
     if space.cp > 1:
         name += f", cp{space.cp}{HEADS_WORD * (space.exchange == 'heads')}"
     if space.host and profile.described_model is not None:

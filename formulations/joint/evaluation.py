@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from trainplan.formulations.instance import Timed
-from trainplan.formulations.joint.problem import Configuration, Instance, Solution, Step
+from trainplan.formulations.joint.problem import Configuration, Instance, RuntimePredictions, Solution, Step
 from trainplan.formulations.joint.simulation import StageTimes, step_ns
 from trainplan.formulations.joint.stage_memory import StageBytes, most_in_flight, peaks
 from trainplan.formulations.joint.tables import FORBIDDEN, OptionTable
@@ -81,7 +81,22 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
         )
         for x, ((first, last), (most, index)) in enumerate(zip(solution.spans(), peaks(configuration, sizes), strict=True))
     ]
+    if instance.runtime is not None:
+        return _by_runtime(instance, solution, instance.runtime, stages)
     return Evaluation(aggregate(instance.step)(configuration, times, tied_ns), tuple(stages), tied_ns)
+
+
+def _by_runtime(
+    instance: Instance, solution: Solution, runtime: RuntimePredictions, stages: Sequence[EvaluatedStage]
+) -> Evaluation:
+    """The costs of a solution by the prediction of a runtime: its step, and the peak of each device group on all of its stages.
+    stages: the stages by the tables. Raises ValueError if the runtime cannot be predicted for the solution's plan."""
+    predicted = runtime.predicted(instance, solution)
+    if isinstance(predicted, str):
+        raise ValueError(predicted)
+    step, peaks = predicted
+    held = (replace(stage, peak_bytes=peaks[x % len(peaks)]) for x, stage in enumerate(stages))
+    return Evaluation(step, tuple(held), 0)
 
 
 def bytes_of_stages(instance: Instance, solution: Solution, tables: Sequence[OptionTable] | None = None) -> list[StageBytes]:

@@ -46,9 +46,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, get_args
 
 from pydantic import Field
+from trainplan.formulations.costs.overlapped.analytic_bounds import LayoutBounds
 from trainplan.formulations.instance import ProblemInstance
 from trainplan.formulations.joint.tables import Boundary, Count, OptionTable, Tables, Tied, update
 from trainplan.formulations.schedule import orders as schedules
@@ -273,6 +274,30 @@ def _constant(value: Any) -> Any:
     return value
 
 
+class RuntimePredictions(Protocol):
+    """The predictions of a runtime (training framework) for the plans of an instance: `runtime_costs.RuntimeCosts`. A candidate
+    is a configuration, by its index, with the index of an option for every unit.
+    """
+
+    @property
+    def runtime(self) -> str:
+        """The name of the runtime, as `--for` takes it."""
+
+    def predicted(self, instance: Instance, solution: Solution) -> tuple[int, tuple[int, ...]] | str:
+        """The step in ns of a solution's plan, and the peak bytes of one device of each device group, in pipeline order; the
+        reason as a text if the runtime cannot be predicted for it."""
+
+    def bounds(self, instance: Instance, configuration: int, choice: Sequence[int]) -> LayoutBounds | None:
+        """Lower bounds of the step of all plans of a candidate; None if the runtime cannot be predicted for them."""
+
+    def fitting(self, instance: Instance, configuration: int, choice: Sequence[int]) -> list[list[int]] | None:
+        """For each stage of a candidate, and each place where it may begin, the last place at which it may end so that it fits;
+        None if no cuts fit."""
+
+    def digest(self) -> str:
+        """A text that names what the predictions depend on besides the instance's arrays."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Instance(ProblemInstance):
     """One instance of the joint problem, in arrays: what may be chosen, and what it costs. A unit is a sub-layer, or several
@@ -282,7 +307,9 @@ class Instance(ProblemInstance):
     classes: the device classes. batch: samples per step. units: the L units in model order. boundary_kinds: for each of the L -
     1 boundaries between units, the index of its kind in `Tables.boundaries`. cuttable: for each boundary, whether a stage may
     begin after it. configurations: the configurations to choose from. step: the formula by which stages' times add up to the
-    step, such as `simulated`. reserve_bytes: memory of every device that is left free.
+    step, such as `simulated`. reserve_bytes: memory of every device that is left free. runtime: the predictions of a runtime,
+    from which step and memory of solutions are in place of those from the tables; None for trainplan's own programs. Files of
+    instances do not have it.
     """
 
     classes: tuple[DeviceClass, ...]
@@ -293,6 +320,7 @@ class Instance(ProblemInstance):
     configurations: tuple[Configuration, ...]
     step: Step = "simulated"
     reserve_bytes: int = 0
+    runtime: RuntimePredictions | None = None
 
     problem: ClassVar[str] = NAME
 
@@ -381,6 +409,8 @@ class Instance(ProblemInstance):
         kinds = [unit.kind for unit in self.units]
         limits = [(devices.memory_bytes, devices.host_bytes) for devices in self.classes]
         digest.update(repr((limits, kinds, self.boundary_kinds, self.cuttable, self.step, self.reserve_bytes)).encode())
+        if self.runtime is not None:
+            digest.update(self.runtime.digest().encode())
         for configuration in self.configurations:
             names = ("schedule", "micro_batches", "device_groups", "links", "cuts")
             digest.update(repr(tuple(getattr(configuration, name) for name in names)).encode())

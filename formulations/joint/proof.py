@@ -12,6 +12,7 @@ from trainplan.formulations.joint.evaluation import evaluate
 from trainplan.formulations.joint.lower_bounds import any_schedule_ns, closed_form_ns
 from trainplan.formulations.joint.options import CP, CP_EXCHANGE, MEMORY_TABLES
 from trainplan.formulations.joint.problem import Instance, Solution
+from trainplan.formulations.joint.runtime_least import least_predicted_ns
 from trainplan.formulations.plan.request import Request
 
 
@@ -23,9 +24,12 @@ class JointCertificate(Certificate):
     def checked_bound_ns(self, instance: Instance, proof: Mapping[str, Any] | None) -> int:
         """A lower bound in ns on the step of every plan of an instance, checked here without a solver: the bound that the
         proof shows or, without a proof, the smallest of the closed-form bounds of all configurations. proof: the evidence
-        of a solver in its JSON file format, None if there is none. Raises ValueError if the proof belongs to another
+        of a solver in its JSON file format, None if there is none. For a runtime, all bounds of the runtime's prediction are
+        computed again, and all plans that they leave are predicted. Raises ValueError if the proof belongs to another
         instance, or claims more than it shows.
         """
+        if instance.runtime is not None:
+            return least_predicted_ns(instance)
         if proof is None:
             return min(closed_form_ns(instance, configuration) for configuration in instance.configurations)
         return checked_bound_ns(instance, Evidence.from_dict(dict(proof)))

@@ -57,7 +57,9 @@ class Space:
     programs' bytes, not an upper bound. overlapped: whether costs are those of the cost model `streams`, in which collectives,
     and messages of interleaved stages, overlap passes. cp, exchange: the context-parallel degree of all units, and what
     context-parallel ranks send each other for attention. first_layers: the user's text for how many first layers of each stage
-    are recomputed (`--recompute-first`), where nothing else is.
+    are recomputed (`--recompute-first`), where nothing else is. shards_in_pipelines: whether ranks of one of several stages may
+    share parameters and gradients (ZeRO stages 2 and 3) where costs count overlap; those of a runtime that does so are known.
+    unit_layouts: whether, with costs that count overlap, units of one plan may have unlike layouts.
     """
 
     depths: Sequence[int] | None = None
@@ -83,6 +85,8 @@ class Space:
     cp: int = 1
     exchange: Exchange = "keys"
     first_layers: str | None = None
+    shards_in_pipelines: bool = False
+    unit_layouts: bool = False
 
     def schedules_of(self, depth: int, micro_batches: int, units: int) -> Iterator[Schedule]:
         """The schedules that the space allows for a pipeline; of several schedules with equal orders of passes only one is

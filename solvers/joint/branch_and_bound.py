@@ -44,6 +44,7 @@ from trainplan.solvers.joint.free_cuts.pareto_fronts import TooMany
 from trainplan.solvers.joint.free_cuts.path_relaxation import Step
 from trainplan.solvers.joint.heuristics import best_quick_plan, first_plan
 from trainplan.solvers.joint.interleaved import interleaved
+from trainplan.solvers.joint.runtime_search import runtime_search
 from trainplan.solvers.joint.speculative_workers import JOBS, Ahead, ahead
 from trainplan.solvers.joint.stages.single_stage import Single
 
@@ -69,6 +70,8 @@ def decomposition(instance: Instance, search: Search) -> Outcome:
     configurations (number of stages and micro-batches, schedule) to choose from. search: the run's limits and options, and its
     best solution so far, to which better ones are reported. The search's option `cutoff_ns`: only plans with a shorter step
     time than this are of interest; nothing is proven about slower plans."""
+    if instance.runtime is not None:
+        return runtime_search(instance, search)
     return _Run(instance, search).outcome()
 
 

@@ -53,12 +53,14 @@ def _quick_bound_ns(instance: Instance, configuration_index: int) -> float:
 def first_plan(instance: Instance) -> Solution | None:
     """A plan that fits the memory, found quickly: a few choices of options and cuts are tried in one configuration (number of
     stages and micro-batches, with a schedule) after another, until a few configurations have a plan; the best of these plans is
-    returned, None if no configuration has one.
+    returned, None if no configuration has one, and for plans that a runtime is predicted for.
 
     instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
     configurations (number of stages and micro-batches, schedule) to choose from.
 
     Numbers of stages are tried from the middle outwards, with numbers of micro-batches from the middle upwards."""
+    if instance.runtime is not None:
+        return None  # the search begins with the plans that its bounds suggest
     by_depth: dict[int, list[int]] = {}
     for configuration_index, configuration in sorted(
         enumerate(instance.configurations), key=lambda pair: pair[1].micro_batches

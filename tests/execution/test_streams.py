@@ -18,13 +18,14 @@ from trainplan.execution.prediction.overlap import layout_of as layout_of_plan
 from trainplan.execution.prediction.overlap import predict_overlapped
 from trainplan.execution.program import Instruction, Program
 from trainplan.formulations.costs.overlapped.analytic_fsdp import Block, sharded_ns
-from trainplan.formulations.costs.overlapped.analytic_memory import exchanged_bytes, run_memory
+from trainplan.formulations.costs.overlapped.analytic_memory import run_memory
 from trainplan.formulations.costs.overlapped.analytic_pipeline import pipeline_ns
 from trainplan.formulations.costs.overlapped.analytic_step import chunks_of, streams_step
 from trainplan.formulations.costs.overlapped.instruction_costs import InstructionCosts, SublayerTimes
 from trainplan.formulations.costs.overlapped.layout import Framework, RecomputePolicy, RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.formulations.costs.overlapped.sublayer_time import _on_share, unit_times
+from trainplan.formulations.costs.overlapped.unit_memory import exchanged_bytes
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.clusters.cluster import DeviceKind, load_cluster
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
@@ -331,7 +332,7 @@ def test_plans_are_simulated_under_streams(word: str) -> None:
 @pytest.mark.parametrize(
     ("plan", "cluster", "refusal"),
     [
-        (uniform("sdp8", head="dp8"), "h100:8", (re.compile(r"units\[5\].*"),)),
+        (uniform("sdp4-cp2", head="dp8"), "h100:8", (re.compile(r"units\[5\].*"), "dp8", "context parallelism")),
         (uniform("tp2-dp4"), "h100:8", ("units[0].strategy", "tp2-dp4", "tp")),
         (uniform("sdp8"), "h100:4", ("cluster", 4, 8)),
         (uniform("sdp8"), "v100:8", ("Tesla V100-SXM2 16 GB.flops_per_s", "bfloat16", ("float32", "float64", "float16"))),

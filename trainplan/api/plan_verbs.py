@@ -75,8 +75,9 @@ def plan(request: PlanRequest = REQUEST, *, search: SearchOptions = SEARCH, **me
     Of the request's choices, the joint problem takes constraints, whose costs are in `prices` (pipeline, micro_batches,
     schedule, zero, tp, dp, sdp, forbid, one_strategy, tp_in_node, cuts, recompute_first, for_), and choices that widen its
     search space or change what is computed (sliced, chunks, by_unit, hybrid, sequence_parallel, modules, host, gradients,
-    optimizer, cost_model, cp, cp_exchange, precision, memory_tables). The preset galvatron-bmw takes pipeline, micro_batches,
-    schedule, space, by_unit and takeaway3; `place`, `partition` and `switch` state the choices of amp, autopipe and h3t.
+    optimizer, cost_model, layouts, cp, cp_exchange, precision, memory_tables). The preset galvatron-bmw takes pipeline,
+    micro_batches, schedule, space, by_unit and takeaway3; `place`, `partition` and `switch` state the choices of amp, autopipe
+    and h3t.
 
     Args:
         request: what to plan for, as one object. Its fields are keywords, too; one given alongside it replaces its field.

@@ -75,6 +75,7 @@ class PlanRequest:
         recompute: recompute every layer (amp, autopipe).
         host: what units may keep on the host, of optimizer,parameters,hidden; all, or none.
         cost_model: auto, streams or executed.
+        layouts: with overlap: one for all sub-layers, or unit, for each its own.
         memory_tables: what tables count of what programs hold: most or least.
         by_unit: choose for every sub-layer, not for every layer.
         one_strategy: one strategy for all sub-layers.
@@ -122,6 +123,7 @@ class PlanRequest:
     recompute: bool | None = None
     host: str | None = None
     cost_model: str | None = None
+    layouts: str | None = None
     memory_tables: str | None = None
     by_unit: bool | None = None
     one_strategy: bool | None = None

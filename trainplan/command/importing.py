@@ -21,6 +21,7 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.imported_runs.assess import Change, JudgedRun
 from trainplan.imported_runs.to_plan import RUNTIMES
+from trainplan.plan_words import whose_numbers
 from trainplan.planning.proof import proof, status_text
 from trainplan.planning.result import PlanningResult
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
@@ -28,6 +29,7 @@ from trainplan.profiling.base.quantities import format_bytes, format_time, plura
 from trainplan.screens.run import run_screen
 from trainplan.validation.alongside import HELD
 from trainplan.validation.calibrate import table_text
+from trainplan.validation.fitting import tight_words
 from trainplan.validation.own_runs import Calibration
 from trainplan.validation.predict import Prediction
 
@@ -186,10 +188,7 @@ def _show(judged: JudgedRun, values: bool) -> None:
     file = f"{configuration.where}, of {configuration.tool or configuration.runtime}"
     pairs([("file", file), ("model", f"{model.name}, {model.dtype}"), *whose])
     render.plan_table(plan)
-    if judged.close:
-        verdict = ": close, may not fit" if judged.fits else ": does not fit, but close"
-    else:
-        verdict = "" if judged.fits else ": does not fit"
+    verdict = f": {tight_words(judged.fit_probability)}" if judged.close else ": does not fit" * (not judged.fits)
     rows = [
         ("predicted time", _step(judged)),
         ("predicted memory", f"{_ranks(judged)}, of {format_bytes(plan.memory_bytes)}{verdict}"),
@@ -239,7 +238,7 @@ def _step(judged: JudgedRun) -> str:
         how = "with overlap (cost model streams)" if overlapped else "without overlap"
         return f"{step}, predicted {how}; not as {judged.configuration.software} overlaps: {framework}"
     between = f"{framework.step_low_s:.4g} to {framework.step_high_s:.4g} s"
-    return f"{step} ({between}), as {judged.configuration.software} overlaps"
+    return f"{step} ({between}), {whose_numbers(judged.plan)}"
 
 
 def _of_memory(framework: Prediction) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from trainplan.formulations.plan.plan import PlanEvidence
-from trainplan.planning.result import PlanningResult
+from trainplan.planning.result import PlanningResult, predicted_by_runtime
 from trainplan.profiling.base.plugins import attribute
 from trainplan.solvers.core.limits import TIME_LIMIT_S
 from trainplan.solvers.core.method_registry import solvers_of
@@ -61,7 +61,9 @@ def certify(
     search = Search(judge(instance), time_limit, progress=progress, objective=objective_ns)
     gathered = attribute(evidence)(instance, objective_ns, search).to_dict()
     begin("checking the evidence")
-    weak, bound = certificate.checked_bound_ns(instance, None), certificate.checked_bound_ns(instance, gathered)
+    weak = bound = certificate.checked_bound_ns(instance, None)
+    if not predicted_by_runtime(instance):
+        bound = certificate.checked_bound_ns(instance, gathered)
     stated = PlanEvidence(
         cluster=None if request.profile or request.cluster is None or request.measured else request.cluster.model_dump(),
         options=certificate.settled_options(instance, request),

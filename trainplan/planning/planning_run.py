@@ -23,7 +23,7 @@ from trainplan.formulations.problem import counts_overlap, problem_of
 from trainplan.inputs import compiles
 from trainplan.planning.memory_beyond_tables import BeyondTables
 from trainplan.planning.presets import Preset
-from trainplan.planning.result import PlanningResult
+from trainplan.planning.result import PlanningResult, predicted_by_runtime
 from trainplan.prediction.predict import predicted_plan, predicted_with_overlap
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.plugins import attribute
@@ -85,6 +85,12 @@ class PlanningRun:
         refinement = self.preset.problem.refinement
         object.__setattr__(self, "started", self.clock())
         object.__setattr__(self, "beyond", None if refinement is None else BeyondTables(refinement))
+
+    def of_request(self, request: Request, incumbents: Sequence[Plan]) -> PlanningRun:
+        """A run of another request, with other incumbents, that goes on where this one is: with its clock and limits."""
+        other = replace(self, request=request, incumbents=tuple(incumbents))
+        object.__setattr__(other, "started", self.started)
+        return other
 
     # Time
 
@@ -285,12 +291,15 @@ class PlanningRun:
 
     def held_bytes(self, tried: PlanningResult) -> list[list[int]]:
         """Predicted peak bytes of every rank, as one list for each prediction: of the plan's programs, and of the runtime that
-        the request names, if it names one. tried: the result that has the plan.
+        the request names, if it names one. Where the search was by the prediction of that runtime, which has programs of its
+        own, it is the only one. tried: the result that has the plan.
         """
         assert tried.plan is not None
         held = [list(tried.walk_bytes)]
         run = run_by_runtime(tried.plan, self.request)
         if run is not None and run[0].predicted is not None:
+            if predicted_by_runtime(tried.instance):
+                return [run[0].predicted.peak_bytes]
             held.append(run[0].predicted.peak_bytes)
         if self.request.options.get(FOR.name) == "torch":
             alongside_bytes = sum(held_alongside(tried.plan).values())

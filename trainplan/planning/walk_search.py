@@ -24,7 +24,7 @@ from trainplan.formulations.problem import counts_overlap, problem_of
 from trainplan.formulations.refinement import Refinement
 from trainplan.planning.memory_beyond_tables import BeyondTables
 from trainplan.planning.planning_run import PlanningRun
-from trainplan.planning.result import PlanningResult
+from trainplan.planning.result import PlanningResult, predicted_by_runtime
 from trainplan.profiling.base.quantities import format_time, plural
 from trainplan.solvers.core.answer import Answer, stopped_with, with_solution
 from trainplan.solvers.core.result import Result
@@ -40,13 +40,16 @@ SOURCE = "the least predicted step of several plans"
 
 def improve_by_walks(run: PlanningRun, best: PlanningResult) -> PlanningResult:
     """The result with the shortest simulated step among several plans, since the solver's objectives only estimate simulated
-    steps. Returns `best` if costs do not count overlap, or if its programs are not simulated.
+    steps. Returns `best` if costs do not count overlap, if its programs are not simulated, or if the objective is the
+    prediction of a runtime.
 
     run: the planning run of the request. best: the result with the plan of the least objective, with which the search
     begins.
     """
     refinement, beyond = run.preset.problem.refinement, run.beyond
     if refinement is None or beyond is None or best.judged is None or best.plan is None or not counts_overlap(best.instance):
+        return best
+    if predicted_by_runtime(best.instance):
         return best
     return WalkSearch(run, best, refinement, beyond).run()
 

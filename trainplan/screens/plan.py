@@ -16,17 +16,18 @@ from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import constraints_of
 from trainplan.formulations.runtimes import BY_PROGRAMS, FOLDERS, RUNTIMES, short_title
 from trainplan.imported_runs.assess import LEAST_GAIN, neighbour_runs
-from trainplan.plan_words import NOTHING_AGAIN, layouts, run_words
+from trainplan.plan_words import NOTHING_AGAIN, OF_OWN, layouts, run_words, whose_numbers
 from trainplan.planning.every_runtime import OWN, RuntimePlan
 from trainplan.planning.presets import DEFAULT
 from trainplan.planning.proof import how_to_check, proof_of
-from trainplan.planning.result import PlanningResult
+from trainplan.planning.result import PlanningResult, predicted_by_runtime
 from trainplan.planning.result_price import Price
 from trainplan.prediction.metrics import PARTS, Performance
 from trainplan.profiling.base.quantities import format_gap, format_share, format_time
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
 from trainplan.profiling.clusters.sheets import sheet, sheets
 from trainplan.screens.equal import Layout, equal_lines, equal_rows
+from trainplan.validation.fitting import fit_of, tight_words
 from trainplan.validation.predict import GIB, Prediction
 
 Row = tuple[str, list[list[str]]]  # a label and its lines; the pieces of a line are printed with dots between them
@@ -44,9 +45,9 @@ def screen(answer: PlanningResult, plan_file: Path | None = None) -> list[Row]:
         return rows_without_plan(answer)
     others = _others(answer)
     rows: list[Row] = [
-        ("FITS", [memory_words(answer.plan, parts_of(answer.run, answer.performance))]),
+        ("FITS", [[*memory_words(answer.plan, parts_of(answer.run, answer.performance)), *_tight(answer)]]),
         ("RUN", [run_words(answer.plan), *layouts(answer.plan)]),
-        ("SPEED", [speed_words(answer.step_ns, answer.performance, likely_ns(answer))]),
+        ("SPEED", [speed_words(answer.step_ns, answer.performance, likely_ns(answer)), [whose_numbers(answer.plan)]]),
         ("BEST?", [*_proof(answer), others.faster]),
         ("WHY NOT", [others.why_not]),
         ("EQUAL", equal_lines(answer.step_ns, others.fitting)),
@@ -91,6 +92,8 @@ def runtime_notes(rows: Sequence[RuntimePlan], seconds: float) -> list[list[str]
         (gib(row.answer.plan.memory_bytes) for row in rows if row.answer is not None and row.answer.plan is not None), ""
     )
     notes = [[f"peak: of {limit} GiB a GPU", "within: of the runtime's best plan (solver)"]]
+    own = next((row.answer.plan for row in rows if row.runtime == OWN and row.answer is not None), None)
+    notes += [] if own is None else [[f"{OWN}: {whose_numbers(own).replace(OF_OWN, 'its')}"]]
     lacking = [row for row in rows if not row.found and row.stopped is None]
     for why in dict.fromkeys(row.why for row in lacking):
         notes.append([f"{', '.join(row.name for row in lacking if row.why == why)}: {why}"])
@@ -102,6 +105,14 @@ def runtime_notes(rows: Sequence[RuntimePlan], seconds: float) -> list[list[str]
         timed = f"{seconds:.2g} s were up: give a longer --time-limit, or {FOR.flag} {stopped[-1].runtime}"
         notes.append([f"open: {names}", timed if any(row.stopped == "time limit" for row in stopped) else "interrupted"])
     return notes
+
+
+def _tight(answer: PlanningResult) -> list[str]:
+    """A text for the screen if the error of predicted peaks decides whether the plan fits; an empty list if not. answer: the
+    planned request, with its plan.
+    """
+    probability = answer.fit_probability
+    return [tight_words(probability)] if probability is not None and fit_of(probability) == "tight" else []
 
 
 def memory_words(plan: Plan, parts: Mapping[str, float]) -> list[str]:
@@ -197,8 +208,8 @@ def _proof(answer: PlanningResult) -> list[list[str]]:
 def compared_with(answer: PlanningResult) -> str:
     """A phrase for the set of plans that the answer's plan is proven against, such as "any plan for Megatron-LM with --tp 8".
 
-    If a runtime other than trainplan's own predicts the step, the phrase adds that the proof is about the solver's step
-    model.
+    If a runtime other than trainplan's own predicts the step, and the search was not by that prediction, the phrase adds that
+    the proof is about the solver's step model.
     """
     runtime, words = answer.request.options.get(FOR.name), ["any plan"]
     if answer.preset.name != DEFAULT:
@@ -206,8 +217,15 @@ def compared_with(answer: PlanningResult) -> str:
     words += [] if runtime is None else [f"for {short_title(runtime)}"]
     constraints = [text for name, text in constraints_of(answer.problem, answer.request.options).items() if name != FOR.name]
     words += [f"with {' '.join(constraints)}"] * bool(constraints)
-    software = answer.plan is not None and answer.plan.predicted is not None and answer.plan.predicted.software
-    return " ".join(words) + ", by the solver's step model" * bool(software)
+    return " ".join(words) + ", by the solver's step model" * _of_own_programs(answer)
+
+
+def _of_own_programs(answer: PlanningResult) -> bool:
+    """Whether a plan was searched by the steps of trainplan's own programs although another runtime is predicted to run it.
+    answer: the request, with the plan found for it, if any.
+    """
+    predicted = None if answer.plan is None else answer.plan.predicted
+    return predicted is not None and bool(predicted.software) and not predicted_by_runtime(answer.instance)
 
 
 def _prices(answer: PlanningResult) -> list[list[str]]:
@@ -238,8 +256,7 @@ def _priced(price: Price, answer: PlanningResult) -> list[str]:
     if known < LEAST_GAIN:
         return [f"{without}: nothing faster is known" + f" ({limit} is possible)" * bool(limit)]
     within = f" ({limit})" * (bool(limit) and best != bound)
-    software = answer.plan is not None and answer.plan.predicted is not None and answer.plan.predicted.software
-    step = "" if software else f" {format_time(best)} a step:"  # by another prediction: only shares compare
+    step = "" if _of_own_programs(answer) else f" {format_time(best)} a step:"  # by another prediction: only shares compare
     return [f"{without}{step} {format_share(known)} faster{within}"]
 
 

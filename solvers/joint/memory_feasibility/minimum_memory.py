@@ -19,6 +19,7 @@ from trainplan.solvers.core.result import Infeasibility, short_of_memory
 from trainplan.solvers.joint.memory_feasibility.greedy_fill import LARGEST, FillOrder, excess_bytes, fill_orders, over_hosts
 from trainplan.solvers.joint.memory_feasibility.interleaved_memory import LeanChoice
 from trainplan.solvers.joint.memory_feasibility.interleaved_memory import leanest as leanest_chunks
+from trainplan.solvers.joint.memory_feasibility.runtime_memory import RuntimeMemory
 
 MOST_ENUMERATED = 20_000
 COARSE = (4, 32)  # parts of a device's memory by which configurations beat each other at first
@@ -30,7 +31,7 @@ def explain(instance: Instance) -> Infeasibility | None:
 
     instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
     configurations (number of stages and micro-batches, schedule) to choose from."""
-    memory = LeastMemory(instance)
+    memory = least_memory(instance)
     if memory.fits():
         return None
     least = memory.least()
@@ -48,7 +49,7 @@ def fits(instance: Instance) -> bool | None:
 
     instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
     configurations (number of stages and micro-batches, schedule) to choose from."""
-    return LeastMemory(instance).fits()
+    return least_memory(instance).fits()
 
 
 def leanest(instance: Instance) -> tuple[Solution, int] | None:
@@ -57,8 +58,14 @@ def leanest(instance: Instance) -> tuple[Solution, int] | None:
 
     instance: the units (sub-layers) of a model, their options (parallel strategies) with times and memory, and the
     configurations (number of stages and micro-batches, schedule) to choose from."""
-    least = LeastMemory(instance.with_memory(0)).least()
+    least = least_memory(instance.with_memory(0)).least()
     return None if least is None else (least[0], max(0, least[1]))
+
+
+def least_memory(instance: Instance) -> LeastMemory | RuntimeMemory:
+    """The object that finds the least memory of an instance's plans: by the instance's tables, or by the prediction of its
+    runtime."""
+    return LeastMemory(instance) if instance.runtime is None else RuntimeMemory(instance)
 
 
 class LeastMemory:
