@@ -21,10 +21,8 @@ from trainplan.profiling.base.files import FilePath
 from trainplan.profiling.base.processes import Report
 from trainplan.profiling.base.quantities import format_bytes, parse_bytes
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
-from trainplan.profiling.clusters.sheets import sheet
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import Profile, load_profile
-from trainplan.validation.own_runs import calibrated_table
 
 LARGEST_MEMORY = 2**48
 LEAST_NUMBER = 1000  # bytes; a smaller memory size, given as a plain number, is taken for a slip (gigabytes)
@@ -89,27 +87,6 @@ def cluster_of(cluster: FilePath | Cluster, reserve: str | int | None = None) ->
     """
     loaded = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     return loaded if reserve is None else loaded.with_reserve(reserve_of(reserve, loaded.memory_bytes))
-
-
-def calibrated_cluster(cluster: FilePath | Cluster, calibrated: FilePath) -> Cluster:
-    """The cluster that a user names by nodes of a kind, such as h100:8x4, with efficiencies that own runs correct.
-
-    calibrated: the file of corrected efficiencies. A Cluster that has corrected ones is returned unchanged. Raises InputError
-    for a bad name or file, if the file is of another kind of device, or for a cluster that is not named by its nodes.
-    """
-    if isinstance(cluster, Cluster):
-        if cluster.corrected:
-            return cluster
-        problem = f"is given with {cluster.name}, an object that has its numbers"
-        raise InputError(COMMAND_LINE, "--calibrated", problem, "give the cluster's name, such as h100:8x4")
-    table = calibrated_table(calibrated)
-    loaded = load_cluster(cluster, table)
-    own = sheet(table.own_runs[0].device)
-    if [kind.name for kind in loaded.used_kinds] != [own.name]:
-        problem = f"is of {own.name}, and the cluster has {loaded.used_kinds[0].name}"
-        fix = f"give the file of this cluster's runs, or a cluster such as {table.own_runs[0].device}:8"
-        raise InputError(COMMAND_LINE, "--calibrated", problem, fix)
-    return loaded
 
 
 def profile_of(profile: FilePath | Profile | None, reserve: str | int | None = None) -> Profile | None:

@@ -14,9 +14,8 @@ import trainplan as tp
 from tests.configurations.test_logged import STEPS, megatron
 from tests.helpers.calls import call
 from tests.helpers.refusals import refused
-from trainplan.inputs import calibrated_cluster
 from trainplan.validation.layouts import LaidRun, laid_run
-from trainplan.validation.own_runs import PRODUCTS, calibrated_table, calibration, own_run, scaled
+from trainplan.validation.own_runs import PRODUCTS, calibrated_cluster, calibrated_table, calibration, own_run, scaled
 from trainplan.validation.predict import step_of
 from trainplan.validation.rows import Run
 

@@ -13,7 +13,7 @@ from trainplan.formulations.joint.options import GRADIENTS
 from trainplan.formulations.joint.within_runtime import FOR, with_gradients
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import constraints_of
-from trainplan.inputs import calibrated_cluster, check_spelling, request_of
+from trainplan.inputs import check_spelling, request_of
 from trainplan.planning.certify import certify
 from trainplan.planning.compare_planners import ALIKE
 from trainplan.planning.constraint_costs import priced
@@ -41,6 +41,7 @@ from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.solvers.core.clock import Clock
 from trainplan.solvers.core.method_registry import method as method_named
 from trainplan.tabular import Tabular
+from trainplan.validation.own_runs import calibrated_cluster
 
 __all__ = [
     "PlanRequest",

@@ -18,9 +18,10 @@ from typing import Any, ClassVar, get_args
 
 import numpy as np
 
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.files import FilePath, parse
 from trainplan.profiling.base.quantities import plural
+from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.clusters.efficiencies import EfficiencyTable, Kernel, KernelFit, Level, LinkFit, Precision
 from trainplan.profiling.clusters.kinds import device_kind
 from trainplan.profiling.clusters.own_runs import OwnRun
@@ -250,3 +251,24 @@ def earlier_runs(path: FilePath) -> list[OwnRun]:
     InputError if the file is something else.
     """
     return calibrated_table(path).own_runs if Path(path).exists() else []
+
+
+def calibrated_cluster(cluster: FilePath | Cluster, calibrated: FilePath) -> Cluster:
+    """The cluster that a user names by nodes of a kind, such as h100:8x4, with efficiencies that own runs correct.
+
+    calibrated: the file of corrected efficiencies. A Cluster that has corrected ones is returned unchanged. Raises InputError
+    for a bad name or file, if the file is of another kind of device, or for a cluster that is not named by its nodes.
+    """
+    if isinstance(cluster, Cluster):
+        if cluster.corrected:
+            return cluster
+        problem = f"is given with {cluster.name}, an object that has its numbers"
+        raise InputError(COMMAND_LINE, "--calibrated", problem, "give the cluster's name, such as h100:8x4")
+    table = calibrated_table(calibrated)
+    loaded = load_cluster(cluster, table)
+    own = sheet(table.own_runs[0].device)
+    if [kind.name for kind in loaded.used_kinds] != [own.name]:
+        problem = f"is of {own.name}, and the cluster has {loaded.used_kinds[0].name}"
+        fix = f"give the file of this cluster's runs, or a cluster such as {table.own_runs[0].device}:8"
+        raise InputError(COMMAND_LINE, "--calibrated", problem, fix)
+    return loaded
