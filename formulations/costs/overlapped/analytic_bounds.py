@@ -101,19 +101,30 @@ class LayoutBounds:
 
     # Times of spans
 
+    def stage_ns(self, first: int, end: int) -> tuple[int, int]:
+        """The forward and the backward pass in ns of a micro-batch through the sub-layers from number `first` to before number
+        `end`. Where only the first layers of a stage are recomputed, without that."""
+        forward, backward = (self.rows.before[end] - self.rows.before[first]) @ self._kinds_ns
+        return round(forward), round(backward)
+
     @cached_property
     def _passes(self) -> tuple[Floats, Floats]:
-        """The forward and the backward passes in ns of a micro-batch through all sub-layers before each of `ends`. Where only
-        the first layers of a stage are recomputed, nothing is."""
+        """The forward and the backward passes in ns of a micro-batch through all sub-layers before each of `ends`."""
+        sums = self.rows.before[list(self.ends)] @ self._kinds_ns
+        return sums[:, 0], sums[:, 1]
+
+    @cached_property
+    def _kinds_ns(self) -> Floats:
+        """[k]: the forward and the backward pass in ns of a micro-batch through a sub-layer of kind k. Where only the first
+        layers of a stage are recomputed, nothing is."""
         layout = self.layout
         if layout.recompute.first is not None:
             layout = replace(layout, recompute=replace(layout.recompute, first=None, layers=0.0))
         layout = replace(layout, framework=replace(layout.framework, issue_ns=0))
         times = {name: unit_times(part, layout, self.kind, self.links) for name, part in self.model.sublayers.items()}
-        passes = np.array([_chunk_ns(self.model, Chunk((unit,)), layout, times) for unit in self.rows.first])
+        passes: Floats = np.array([_chunk_ns(self.model, Chunk((unit,)), layout, times) for unit in self.rows.first])
         passes[:, 1] += [accumulated_ns(parameters, layout, self.kind) for parameters in self._parameters]
-        sums = self.rows.before[list(self.ends)] @ passes
-        return sums[:, 0], sums[:, 1]
+        return passes
 
     @cached_property
     def message_ns(self) -> float:
