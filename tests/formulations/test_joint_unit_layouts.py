@@ -124,13 +124,16 @@ CASES = [
     (GPT2, "l40s:4", {"modules": True}),
     (DEEPER, "l40s:2x4", {"hybrid": True, "gradients": "float32", "schedule": "gpipe"}),
     (DEEPER, "a100:4", {"by_unit": False}),
+    pytest.param(DEEPER, "h100:8x4", {"hybrid": True}, marks=pytest.mark.long),
+    pytest.param(DEEPER, "l40s:4x8", {}, marks=pytest.mark.long),  # where rings are long
+    pytest.param(GPT2, "a100:4x4", {"hybrid": True, "modules": True}, marks=pytest.mark.long),
 ]
 
 
 @pytest.mark.parametrize(("model", "cluster", "options"), CASES)
 def test_bounds_hold_for_random_plans(model: Model, cluster: str, options: dict[str, Any]) -> None:
     """The objective, each of the lower bounds of which it is a mean, and the least memory."""
-    chosen = Tiny(model, cluster, 8, options)
+    chosen = Tiny(model, cluster, load_cluster(cluster).devices, options)
     request, draw = chosen.request(), random.Random(1)
     instance, single = JOINT.instance(request), unlike_layout_bounds(request)
     tried = [solution for index in range(len(instance.configurations)) for solution in drawn(instance, index, 3, draw)]
