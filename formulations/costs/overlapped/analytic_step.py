@@ -282,7 +282,7 @@ def _data_ns(
 ) -> tuple[float, float]:
     """Two times in ns that a pipeline rank's data-parallel communication adds to its passes: the part of the reduction of
     gradients beyond the backward passes, and the part of the gathering of parameters beyond the forward passes, each with the
-    time by which what they hide slows kernels beside it.
+    time by which what they hide slows kernels alongside it.
 
     parameters: the number of parameters of pipeline rank `rank`. passes: the forward and the backward pass in ns of every
     stage. layout: how the run is laid out on its devices: degrees, batch, precision and framework. links: bandwidths and
@@ -326,7 +326,7 @@ def gathered_bytes(layout: RunLayout) -> float:
 
 def _blocks(model: Model, layout: RunLayout, links: Links, times: dict[str, UnitTimes]) -> list[Block]:
     """The model's blocks (each transformer layer, the embedding, the head), whose parameters are gathered and whose gradients
-    are reduced together, with their times. Collectives beside a pass add a part of their time to its kernels, which share
+    are reduced together, with their times. Collectives alongside a pass add a part of their time to its kernels, which share
     multiprocessors and memory with them. times: the times of each sub-layer, by name. layout: how the run is laid out on its
     devices: degrees, batch, precision and framework. links: bandwidths and latencies of a device's links.
     """

@@ -119,7 +119,7 @@ class Framework:
         fuses_passes: whether an RMS norm is one kernel, and a gated activation one with its gate.
         gathers_quantized: whether sequence-parallel ranks gather inputs and gradients of products in the low precision of
             their recipe.
-        contention: the part of their time that data-parallel collectives add to the kernels beside them.
+        contention: the part of their time that data-parallel collectives add to the kernels alongside them.
         gathers_weights_quantized: whether data-parallel ranks gather updated parameters in low precision, if its scale factors
             are of whole tensors.
     """
