@@ -130,7 +130,7 @@ def test_recipes_of_megatron_bridge() -> None:
     assert laid(**row, precision="nvfp4", note="tp-comm-overlap True").layout.framework.tensor_overlap > 0
 
 
-def test_collectives_beside_kernels_slow_them() -> None:
+def test_collectives_alongside_kernels_slow_them() -> None:
     """Where fully sharded states are gathered and reduced during longer passes, a quarter of their time is added to these."""
     run = laid(**ROW | {"tp": 1, "fsdp": "full_shard", "gbs": 32, "zero": 3}, precision="bf16", framework="PyTorch FSDP")
     kind, links = run.kind(shipped_efficiencies()), Links(8, 360e9, 50e9, within_ns=0)

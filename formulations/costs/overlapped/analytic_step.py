@@ -307,7 +307,7 @@ def _data_ns(
 ) -> tuple[float, float]:
     """Two times in ns that a pipeline rank's data-parallel communication adds to its passes: the part of the reduction of
     gradients beyond the backward passes, and the part of the gathering of parameters beyond the forward passes, each with the
-    time by which what they hide slows kernels beside it.
+    time by which what they hide slows kernels alongside it.
 
     parameters: the number of parameters of pipeline rank `rank`. passes: the forward and the backward pass in ns of every
     stage. layout: how the run is laid out on its devices: degrees, batch, precision and framework. links: bandwidths and

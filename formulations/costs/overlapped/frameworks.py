@@ -150,7 +150,7 @@ NANOTRON = replace(
 def planned_framework(optimizer: OptimizerName, gradient_bytes: int) -> Framework:
     """The framework whose behaviour (overlap, padding, memory) trainplan assumes when it costs a plan that names no runtime:
     Megatron-Core with overlapped reduction of gradients and, except under Muon, overlapped gathering of parameters. The
-    slowdown of kernels beside the collectives of sharded states is the cluster's own, which the costs of its programs have.
+    slowdown of kernels alongside the collectives of sharded states is the cluster's own, which the costs of its programs have.
 
     optimizer: the optimizer's name, such as `adamw`. gradient_bytes: bytes per gradient element, as the plan states.
     """
