@@ -337,7 +337,10 @@ def run_by_runtime(plan: Plan, request: Request) -> tuple[Plan, Prediction | str
     a prediction.
     """
     settings = run_by(request.options.get(FOR.name), plan)
-    return None if settings is None or request.cluster is None else as_run(plan.changed(runs_by=settings), request.cluster)
+    if settings is None or request.cluster is None:
+        return None
+    settings = settings.changed(cluster=request.cluster.model_dump())
+    return as_run(plan.changed(runs_by=settings), request.cluster)
 
 
 def limits_bytes(plan: Plan, request: Request) -> list[int]:
