@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+unexport PYTHONDONTWRITEBYTECODE  # each process that tests start would compile the package anew
 
 .PHONY: demo test test-long lint docs outputs benchmark calibrate study random-plans lowered training predictions against-torch fuzz mutations faults clean against-papers what-to-run
 
@@ -58,8 +59,11 @@ benchmark: $(INSTALLED)
 	$(BIN)/python -m benchmarks.h3t_planners
 	$(BIN)/python benchmarks/limits.py
 
-calibrate: $(INSTALLED)  # of the shipped steps; make calibrate RUNS=runs.json OUT=efficiencies.yaml fits others, and writes the table
-	$(BIN)/python -m trainplan.validation.calibrate $(RUNS) $(if $(OUT),-o $(OUT))
+# Of the shipped steps; make calibrate RUNS="runs.json more.json" WITHOUT=ID GROUPS=groups.json OUT=efficiencies.yaml PAGE=docs/measured.md
+# fits others, and writes the table and the texts of the page.
+calibrate: $(INSTALLED)
+	$(BIN)/python -m trainplan.validation.calibrate $(RUNS) $(if $(WITHOUT),--without $(WITHOUT)) $(if $(GROUPS),--groups $(GROUPS)) \
+		$(if $(OUT),-o $(OUT)) $(if $(PAGE),--page $(PAGE))
 
 against-papers: $(INSTALLED)
 	$(BIN)/python benchmarks/joint_against_papers.py

@@ -18,6 +18,7 @@ from trainplan.formulations.plan.torch_sharding import split_by_torch
 from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.optimizers import OPTIMIZERS
 from trainplan.profiling.models.sublayers import HeadShare, attention_of
 
 DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "nemotron")
@@ -164,6 +165,14 @@ class Runtimes(Mapping[str, Runtime]):
 
 
 RUNTIMES = Runtimes()
+# Runtimes that plans are neither searched for nor exported to: measured runs of theirs are predicted, and plans as if they ran.
+ONLY_PREDICTED: Mapping[str, Runtime] = {
+    "nemo": Runtime(("1f1b", "interleaved"), (0, 1), title="NeMo", run_by=lambda _: RunBy(name="nemo", software="NeMo")),
+    "nanotron": Runtime(("1f1b", "gpipe"), (0, 1), run_by=lambda _: RunBy(name="nanotron", software="nanotron")),
+    "composer": Runtime(
+        ("1f1b",), (2, 3), one_stage=True, title="Composer", run_by=lambda _: RunBy(name="composer", software="Composer")
+    ),
+}
 PREDICTION = "trainplan.validation.plans:predict"  # the function that predicts runtimes, which imports this module
 
 
@@ -177,8 +186,8 @@ def predict(plan: Plan, cluster: Cluster, runtime: str | None = None) -> StepAnd
     Args:
         plan: the plan: its layout, stages, recomputation, optimizer and precision.
         cluster: the devices.
-        runtime: the runtime's name, such as "megatron", with its usual settings; None for the runtime and the settings in the
-            plan's field `runs_by`.
+        runtime: the runtime's name, such as "megatron", with the settings that `run_by` gives for the plan; None for the
+            runtime and the settings in the plan's field `runs_by`.
 
     Returns:
         The prediction; or, if the runtime cannot be predicted for such plans or on such devices, the reason as a text.
@@ -192,14 +201,60 @@ BY_PROGRAMS = (
 )
 
 
+def described(name: str | None) -> Runtime | None:
+    """The runtime called `name`, of those that plans are made for (`RUNTIMES`) or of those that are only predicted
+    (`ONLY_PREDICTED`); None if there is none."""
+    if name is None:
+        return None
+    return RUNTIMES[name] if name in FOLDERS else ONLY_PREDICTED.get(name)
+
+
+def run_by(name: str | None, plan: Plan) -> RunBy | None:
+    """The settings with which the runtime called `name` runs a plan: the plan's own, in its field `runs_by`, if that is for
+    this runtime, otherwise those with which the plan is exported to it (`export --to`). None for trainplan's own runtime and
+    for torch scripts, whose prediction is the simulation of the plan's own programs.
+    """
+    own = plan.runs_by
+    return own if own is not None and own.name == name else exported_settings(name, plan)
+
+
+def exported_settings(name: str | None, plan: Plan) -> RunBy | None:
+    """The settings with which the runtime called `name` runs a plan that was exported to it (`export --to`), whatever settings
+    the plan has itself. None for runtimes whose prediction is the simulation of the plan's own programs.
+    """
+    runtime = described(name)
+    if runtime is None or runtime.run_by is None:
+        return None
+    chosen = runtime.run_by(plan)
+    whole_matrices = OPTIMIZERS[plan.optimizer].whole_matrices  # with which Megatron-Core overlaps nothing
+    return chosen.changed(flags=plan.optimizer) if whole_matrices else chosen
+
+
+def devices_of(plan: Plan) -> Cluster | None:
+    """The cluster that a plan was made for, as the evidence of its claim or the settings of its runtime state it; None if the
+    plan does not say."""
+    evidence = None if plan.claim is None else plan.claim.evidence
+    stated = None if evidence is None else evidence.cluster
+    if stated is None and plan.runs_by is not None:
+        stated = plan.runs_by.cluster
+    return None if stated is None else Cluster.model_validate(stated)
+
+
 def title(name: str) -> str:
-    """The name of a runtime as people write it; the name itself where it is none of these runtimes."""
-    return (RUNTIMES[name].title if name in FOLDERS else "") or name
+    """The name of a runtime as people write it; the name itself where it is none of the runtimes that are known."""
+    runtime = described(name)
+    return ("" if runtime is None else runtime.title) or name
+
+
+def named(runtime: str) -> str | None:
+    """The name of the runtime that people write as `runtime`: "Megatron-LM" -> "megatron"; None if there is none."""
+    return next((name for name in FOLDERS if title(name) == runtime), None)
 
 
 def short_title(name: str) -> str:
     """The name of a runtime in tables of plans; the name itself where it is none of these runtimes."""
-    return (RUNTIMES[name].short if name in FOLDERS else "") or title(name)
+    runtime = described(name)
+    return ("" if runtime is None else runtime.short) or title(name)
 
 
 @cache

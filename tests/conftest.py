@@ -7,7 +7,14 @@ import signal
 
 from hypothesis import settings
 
+from tests.helpers import warm
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; processes that tests start inherit it
 signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("trainplan", deadline=None)
 settings.load_profile("trainplan")
+
+
+def pytest_sessionstart() -> None:
+    """Have processes that run plans and solvers start with their imports done."""
+    warm.install()

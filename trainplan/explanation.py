@@ -15,7 +15,7 @@ from trainplan.formulations.plan.run_length import runs
 from trainplan.formulations.problem import Problem, problem
 from trainplan.imported_runs.assess import neighbour_runs
 from trainplan.inputs import profile_of
-from trainplan.plan_words import run_words
+from trainplan.plan_words import run_words, whose_numbers
 from trainplan.prediction.metrics import stage_shares
 from trainplan.prediction.simulate import simulate
 from trainplan.prediction.simulation import Simulation
@@ -90,6 +90,7 @@ class Explained:
         run: how the plan runs, as short texts such as TP2 and 1F1B.
         units: the number of units (sub-layers).
         limit_bytes: the memory of a device that the plan was made for.
+        whose: a phrase that says which runtime `step_ns` and the stages' peaks are of.
     """
 
     model: str
@@ -106,6 +107,7 @@ class Explained:
     run: tuple[str, ...] = ()
     units: int = 0
     limit_bytes: int = 0
+    whose: str = ""
 
     def __repr__(self) -> str:
         text = f"{format_time(self.step_ns)} a step, {plural(len(self.stages), 'stage')}"
@@ -228,6 +230,7 @@ def explain(
         run=tuple(run_words(explained)),
         units=len(explained.units),
         limit_bytes=explained.memory_bytes,
+        whose=whose_numbers(explained if simulation.plan is None else simulation.plan),
     )
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from trainplan.execution.prediction.surrogate import recipe_of
+from trainplan.formulations.costs.overlapped.frameworks import planned_framework
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.run_length import runs
 from trainplan.formulations.plan.strategy import Strategy
 from trainplan.formulations.plan.strategy_words import degree_words
+from trainplan.formulations.runtimes import title
 from trainplan.formulations.schedule.orders import SCHEDULES
 from trainplan.profiling.base.quantities import plural
 from trainplan.profiling.models.optimizers import OPTIMIZERS
 
 NOTHING_AGAIN = "nothing recomputed"
+OF_OWN = "of trainplan's"
+OVERLAPPED = "overlapped"  # the lanes of the cost model `streams`
 MOST_LAYOUTS = 4  # layouts that are listed of a plan whose sub-layers differ
 
 
@@ -37,6 +41,27 @@ def run_words(plan: Plan) -> list[str]:
     words += [] if recipe is None else [recipe.name.upper()]
     words += [OPTIMIZERS[plan.optimizer].title] * (plan.optimizer != "adamw") + ["states on the host"] * plan.uses_host
     return [*words, _recomputed(plan)]
+
+
+def whose_numbers(plan: Plan) -> str:
+    """A phrase that says which runtime (training framework) the predicted step and memory of a plan are of, such as "as
+    Megatron-LM runs it"; for a plan for no other runtime, how its own programs overlap. Empty if the plan has no prediction.
+    """
+    predicted = plan.predicted
+    if predicted is None:
+        return ""
+    if predicted.software:
+        return f"as {predicted.software if plan.runs_by is None else title(plan.runs_by.name)} runs it"
+    return own_numbers(plan, predicted.backend)
+
+
+def own_numbers(plan: Plan, backend: str) -> str:
+    """A phrase that says that numbers of a plan are of trainplan's own programs, and how these overlap. backend: the name of
+    the back-end whose overlap was simulated; `overlapped` is that of the framework that planning assumes by default."""
+    if backend != OVERLAPPED:
+        return f"{OF_OWN} programs, back-end {backend}"
+    gradients = plan.precision.gradient_bytes(plan.planned_model().element_bytes)
+    return f"{OF_OWN} programs, overlapped as in {planned_framework(plan.optimizer, gradients).name}"
 
 
 def _bare(strategy: Strategy) -> tuple[object, ...]:

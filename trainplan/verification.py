@@ -15,6 +15,7 @@ from trainplan.execution.prediction.surrogate import memory_of, stood_in_for
 from trainplan.formulations.plan.plan import Plan, PlanEvidence, load_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import InstanceLike, Problem, problem, problem_names, problem_of, solution_of
+from trainplan.formulations.runtimes import devices_of, predict
 from trainplan.inputs import compiles, profile_of
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError, one_of, shown
@@ -114,13 +115,16 @@ class CheckedPlan:
         programs: the number of programs that were checked: one for each rank, or one for each class of ranks with equal
             programs.
         instructions: the number of instructions of these programs.
-        peak_bytes: peak device memory of the fullest rank, by analysis of the programs; None if the programs have faults.
+        peak_bytes: peak device memory of the fullest rank: as the runtime that the plan is for holds it, or else by analysis of
+            the programs; None if the programs have faults.
         peak_rank: the fullest rank.
         host_bytes: host memory of that rank.
         memory_bytes: the memory of a device that the plan was made for.
         faults: a text for each fault of the programs.
         stood_in_for: features of the plan that programs do not carry out yet, so that the checked programs are a surrogate's.
         claim: the check of the claimed bound; None if the claim has no evidence.
+        software: the name of the runtime's framework that `peak_bytes` is predicted for; empty for the plan's own programs.
+        programs_bytes: the peak by analysis of the programs, which no other runtime runs.
     """
 
     model: str
@@ -134,6 +138,8 @@ class CheckedPlan:
     faults: tuple[str, ...]
     stood_in_for: tuple[str, ...] = ()
     claim: CheckedClaim | None = None
+    software: str = ""
+    programs_bytes: int | None = None
 
     @property
     def violations(self) -> tuple[str, ...]:
@@ -246,19 +252,36 @@ def check_plan(plan: Plan, where: str = "plan", profile: Profile | None = None) 
     rank, fullest = None, None
     if memories:
         rank, fullest = max(zip(compiled.classes, memories, strict=True), key=lambda ranked: ranked[1].peak_bytes)
+    own_bytes = peak_bytes = None if fullest is None else fullest.peak_bytes
+    theirs = None if own_bytes is None else _of_runtime(plan)
+    if theirs is not None:
+        peak_bytes, rank = max(theirs), theirs.index(max(theirs))
     return CheckedPlan(
         model=model.name,
         ranks=plan.world,
         programs=len(compiled.programs),
         instructions=compiled.instructions,
-        peak_bytes=None if fullest is None else fullest.peak_bytes,
+        peak_bytes=peak_bytes,
         peak_rank=rank,
         host_bytes=None if fullest is None else fullest.host_bytes,
         memory_bytes=plan.memory_bytes,
         faults=tuple(compiled.faults),
         stood_in_for=stood_in_for(plan),
         claim=check_claim(plan, profile),
+        software="" if theirs is None or plan.runs_by is None else plan.runs_by.software,
+        programs_bytes=own_bytes,
     )
+
+
+def _of_runtime(plan: Plan) -> list[int] | None:
+    """The peak memory in bytes of every rank as the runtime that a plan is for holds it: predicted again on the devices that
+    the plan states, or else as the plan has it. None if the plan is for no other runtime."""
+    devices = devices_of(plan)
+    found = "no devices" if plan.runs_by is None or devices is None else predict(plan, devices)
+    if not isinstance(found, str):
+        return list(found.peak_bytes)
+    predicted = plan.predicted
+    return predicted.peak_bytes if predicted is not None and predicted.software else None
 
 
 def check_claim(plan: Plan, profile: Profile | None = None) -> CheckedClaim | None:

@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 from trainplan.execution.analysis.memory.peak import Backend
 from trainplan.execution.launch.processes import position_in_step, sound_programs
+from trainplan.execution.run.ranks import IMPORTED_BEFORE_FORKS as IMPORTED_BEFORE_FORKS
 from trainplan.execution.run.ranks import make_executor, start_rank, steps
 from trainplan.execution.run.settings import COMMUNICATION, Device, check_settings, gpus
 from trainplan.formulations.plan.plan import Plan

@@ -14,6 +14,11 @@ from trainplan.execution.run.settings import TransportName
 from trainplan.profiling.base.processes import Reporter
 from trainplan.profiling.base.watchdog import Position
 
+IMPORTED_BEFORE_FORKS = (  # what ranks import when they run, of which torch's compiler alone takes 2 s
+    "trainplan.execution.run.compare_with_single_process",
+    "trainplan.execution.run.executor",
+    "trainplan.execution.training.single_process",
+)
 AFTER = 2**31  # number of the step that a rank reports after its last one
 RELEASE_S = 0.004  # gloo's thread releases a collective's tensors well within it
 

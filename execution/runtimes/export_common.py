@@ -17,7 +17,7 @@ from trainplan.execution.prediction.surrogate import memory_of, recipe_of
 from trainplan.execution.support import refuse_others, supported
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy import Module, Strategy
-from trainplan.formulations.runtimes import Runtime, title
+from trainplan.formulations.runtimes import Runtime, StepAndPeaks, devices_of, exported_settings, named, predict, title
 from trainplan.formulations.schedule.orders import SIMULATED, orders
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError, shown
@@ -149,23 +149,52 @@ def as_exported(
     return plan.changed(units=units, sliced=0, predicted=None, claim=None, **fields)
 
 
-def fitting_bytes(plan: Plan, exported: Plan, where: str, runtime: str, extra_bytes: int = 0) -> int:
-    """Peak memory in bytes of the fullest device when a plan runs as a runtime runs it. where: the plan's file, for errors.
-    Raises InputError if it is more than the plan's memory limit.
+@dataclass(frozen=True)
+class ExportPrediction:
+    """The prediction of a plan as a runtime runs what was exported of it.
 
-    plan: the plan. exported: the plan as the runtime runs it. The result is the plan's own prediction if it was made for this
-    runtime and nothing was left out; otherwise the peak of simulated memory over all ranks plus `extra_bytes`, which the
+    Attributes:
+        peak_bytes: the peak memory of the fullest device.
+        step_ns: the time of the step; None if none is known.
+        software: the name of the runtime's framework whose step it is; empty if it is that of the plan's own programs.
+        exported: whether the step is that of the exported plan; if not, it is that of the plan that was given.
+    """
+
+    peak_bytes: int
+    step_ns: int | None
+    software: str = ""
+    exported: bool = True
+
+
+def predict_exported(plan: Plan, exported: Plan, where: str, runtime: str, extra_bytes: int = 0) -> ExportPrediction:
+    """Predict a plan as a runtime runs what was exported of it. where: the plan's file, for errors. Raises InputError if the
+    peak is more than the plan's memory limit.
+
+    plan: the plan. exported: the plan as the runtime runs it. runtime: the runtime's title. The prediction is that of the
+    runtime (`runtimes.predict`), which `import-run` of the exported files gives, too. Where there is none, or the plan does not
+    state its devices, it is the plan's own prediction, if that was made for this runtime and nothing was left out; otherwise
+    the step is that of the given plan, and the peak is that of simulated memory over all ranks plus `extra_bytes`, which the
     runtime keeps in addition to what the plan's programs hold.
     """
-    if predicted_for(plan, runtime) and plan.predicted is not None and _same(plan, exported):
-        peak_bytes = plan.predicted.most_bytes
+    name, predicted, cluster = named(runtime), plan.predicted, devices_of(plan)
+    settings = exported_settings(name, exported)
+    found: StepAndPeaks | str = "no devices"
+    if settings is not None and cluster is not None:
+        group = 1 if plan.runs_by is None else plan.runs_by.group  # which exports keep
+        found = predict(exported.changed(runs_by=settings.changed(group=group)), cluster)
+    if isinstance(found, StepAndPeaks):
+        prediction = ExportPrediction(found.most_bytes, found.step_ns, found.software)
+    elif predicted_for(plan, runtime) and predicted is not None and _same(plan, exported):
+        prediction = ExportPrediction(predicted.most_bytes, predicted.step_ns, predicted.software)
     else:
         _, walks = memory_of(exported)
-        peak_bytes = max(walk.peak_bytes for walk in walks) + extra_bytes
-    if peak_bytes > plan.memory_bytes:
-        problem = f"is {format_bytes(plan.memory_bytes)}; as {runtime} runs it the plan takes {format_bytes(peak_bytes)}"
+        step_ns, software = (None, "") if predicted is None else (predicted.step_ns, predicted.software)
+        prediction = ExportPrediction(max(walk.peak_bytes for walk in walks) + extra_bytes, step_ns, software, False)
+    if prediction.peak_bytes > plan.memory_bytes:
+        peak = format_bytes(prediction.peak_bytes)
+        problem = f"is {format_bytes(plan.memory_bytes)}; as {runtime} runs it the plan takes {peak}"
         raise InputError(where, "memory_bytes", problem, "plan with --for, or more --reserve, so that nothing is left out")
-    return peak_bytes
+    return prediction
 
 
 def predicted_for(plan: Plan, runtime: str) -> bool:

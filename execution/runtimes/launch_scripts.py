@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trainplan.execution.runtimes.export_common import ExportPrediction
 from trainplan.formulations.joint.options import cost_words
 from trainplan.formulations.plan.plan import Plan
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
@@ -82,12 +83,18 @@ def slurm(world: int) -> str:
     )
 
 
-def page(plan: Plan, runtime: str, version: str, peak_bytes: int, left_out: Sequence[str], decides: Sequence[str]) -> str:
+def page(
+    plan: Plan,
+    runtime: str,
+    version: str,
+    prediction: ExportPrediction,
+    left_out: Sequence[str],
+    decides: Sequence[str],
+) -> str:
     """The text of README.md in an export: what was exported, its predicted step time and memory, what was left out, and what
-    the runtime decides by itself. runtime, version: the runtime's name and version. peak_bytes: peak memory of a device when
-    the plan runs as exported. left_out: lines on features of the plan that were left out. decides: lines on decisions of the
-    runtime."""
-    model, predicted = plan.planned_model(), plan.predicted
+    the runtime decides by itself. runtime, version: the runtime's name and version. prediction: step and memory of the plan as
+    it was exported. left_out: lines on features of the plan that were left out. decides: lines on decisions of the runtime."""
+    model = plan.planned_model()
     lines = [
         f"# {model.name} on {plan.world} devices, by {runtime}",
         "",
@@ -99,13 +106,12 @@ def page(plan: Plan, runtime: str, version: str, peak_bytes: int, left_out: Sequ
         f"| micro-batches | {plan.batch.micro_batches} |",
         f"| pipeline | {plural(plan.depth, 'stage')}, {plural(plan.chunks, 'chunk')} on each device, {plan.schedule} |",
     ]
-    if predicted is not None:
-        step, back_end = format_time(predicted.step_ns), predicted.backend
-        how = f"as {predicted.software} overlaps" if predicted.software else f"simulated by {back_end}"
-        costs = cost_words(predicted.cost_model)
-        lines.append(f"| predicted step of the plan | {step} ({costs}, {how}) |")
+    if prediction.step_ns is not None:
+        what = "step, as exported" if prediction.exported else "step of the plan"
+        lines.append(f"| predicted {what} | {format_time(prediction.step_ns)} ({_whose(plan, prediction)}) |")
+    memory = f"{format_bytes(prediction.peak_bytes)} of {format_bytes(plan.memory_bytes)} on a device"
     lines += [
-        f"| predicted memory, as exported | {format_bytes(peak_bytes)} of {format_bytes(plan.memory_bytes)} on a device |",
+        f"| predicted memory, as exported | {memory} |",
         "",
         "## Left out",
         "",
@@ -117,3 +123,12 @@ def page(plan: Plan, runtime: str, version: str, peak_bytes: int, left_out: Sequ
         "",
     ]
     return "\n".join(lines)
+
+
+def _whose(plan: Plan, prediction: ExportPrediction) -> str:
+    """A phrase on how a predicted step was obtained: the cost model, and whose overlap it has. plan: the plan that was given.
+    prediction: step and memory of the plan as it was exported."""
+    if prediction.software:
+        return f"{cost_words('streams')}, as {prediction.software} overlaps"
+    assert plan.predicted is not None
+    return f"{cost_words(plan.predicted.cost_model)}, simulated by {plan.predicted.backend}"

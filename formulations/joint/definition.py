@@ -55,6 +55,7 @@ from trainplan.profiling.base.errors import InputError, Unsupported
 from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural, span
 from trainplan.profiling.clusters.cluster import Cluster
 
+MOST_CANDIDATES = 2000  # choices of first layers that a runtime is predicted for one by one; more are searched by tables
 MOST_VARIABLES = 100_000  # binary ones, of the models of all configurations; a search of more ends with hardly any bound
 
 
@@ -154,7 +155,9 @@ class Joint(Problem):
         space = replace(space, shards_in_pipelines=runtime is not None)
         instance = build(request, space)
         if space.first_layers is not None and model is not None:
-            return replace(with_first_layers(instance, model, space.first_layers), runtime=runtime)
+            first = with_first_layers(instance, model, space.first_layers)
+            many = sum(len(configuration.tables[0].units[0].options) for configuration in first.configurations)
+            return replace(first, runtime=runtime if many <= MOST_CANDIDATES else None)
         if request.options["one_strategy"]:
             return replace(single_strategy_instances(instance)[0], runtime=runtime)
         return instance
@@ -226,7 +229,13 @@ class Joint(Problem):
                 cells = ("",) * len(cells)
         title = f"{plural(configuration.stages, 'stage')}, {plural(configuration.micro_batches, 'micro-batch')}"
         title += f", {configuration.schedule}" if configuration.stages > 1 else ""
-        memory = "memory at least" if instance.provenance.get(MEMORY_TABLES.name) == "least" else "memory (solver)"
+        memory = (
+            "memory"
+            if instance.runtime
+            else "memory at least"
+            if instance.provenance.get(MEMORY_TABLES.name) == "least"
+            else "memory (solver)"
+        )
         columns = ("stage", "sub-layers", "count", "strategy", "ranks", "in flight", "forward", "backward", memory)
         return [Table(title, columns, tuple(rows))]
 

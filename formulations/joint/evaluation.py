@@ -89,14 +89,20 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
 def _by_runtime(
     instance: Instance, solution: Solution, runtime: RuntimePredictions, stages: Sequence[EvaluatedStage]
 ) -> Evaluation:
-    """The costs of a solution by the prediction of a runtime: its step, and the peak of each device group on all of its stages.
-    stages: the stages by the tables. Raises ValueError if the runtime cannot be predicted for the solution's plan."""
+    """The costs of a solution by the prediction of a runtime: its step, the passes of each stage, and the peak of each device
+    group on all of its stages. stages: the stages by the tables. Raises ValueError if the runtime cannot be predicted for the
+    solution's plan."""
     predicted = runtime.predicted(instance, solution)
     if isinstance(predicted, str):
         raise ValueError(predicted)
     step, peaks = predicted
-    held = (replace(stage, peak_bytes=peaks[x % len(peaks)]) for x, stage in enumerate(stages))
-    return Evaluation(step, tuple(held), 0)
+    bounds, told, units = runtime.bounds(instance, solution.configuration, solution.choice), [], instance.units
+    assert bounds is not None
+    for x, stage in enumerate(stages):
+        forward, backward = bounds.stage_ns(units[stage.first].first, units[stage.last].last + 1)
+        times = replace(stage.times, forward_ns=forward, backward_ns=backward)
+        told.append(replace(stage, times=times, peak_bytes=peaks[x % len(peaks)]))
+    return Evaluation(step, tuple(told), 0)
 
 
 def bytes_of_stages(instance: Instance, solution: Solution, tables: Sequence[OptionTable] | None = None) -> list[StageBytes]:

@@ -236,29 +236,29 @@ class Spans:
 
     def by_layers(self) -> list[list[int]] | None:
         """As `one_by_one`, for a model whose layers are all alike, between an embedding and a head: the number of layers
-        decides whether a stage fits. None if all stages together do not fit all layers. Stages further back have fewer
-        micro-batches in flight, and so no fewer layers."""
+        decides whether a stage fits. None if all stages together do not fit all layers."""
         depth, count = len(self.limits), len(self.ends)
         layers = count - 3
         if depth == 1:
             return [[count - 1] * count] if self.fits(0, 0, count - 1) else None
-        last, first = self._most(depth - 1, layers, last=True), self._most(0, layers)
+        last, first = self._most(depth - 1, layers), self._most(0, layers)
         if last < 0 or first < 0:
             return None
-        most, ceiling, room = dict[int, int](), layers, layers - last - first
+        most, guess = dict[int, int](), None
         for x in range(depth - 2, 0, -1):
-            most[x] = ceiling = self._most(x, ceiling)
-            room -= ceiling
-            if room - (x - 1) * ceiling > 0 or ceiling < 1:
+            most[x] = guess = self._most(x, layers, guess)
+            if guess < 1:
                 return None
+        if sum(most.values()) + last + first < layers:
+            return None
         found = [[min(count - 2, first + 1)] * count]
         found += [[min(count - 2, max(i, i + most[x])) for i in range(count)] for x in range(1, depth - 1)]
         return [*found, [count - 1 if count - 2 - i <= last else i for i in range(count)]]
 
-    def _most(self, x: int, most: int, last: bool = False) -> int:
+    def _most(self, x: int, most: int, guess: int | None = None) -> int:
         """The largest number of layers, at most `most`, with which stage x fits; -1 if none does. Stage 0 has the embedding,
-        too, and the last stage the head. The first guess follows from the bytes of one layer."""
-        end = len(self.ends) - 1
+        too, and the last stage the head. guess: a number to try first; None for one from the bytes of a layer."""
+        end, last = len(self.ends) - 1, x == len(self.limits) - 1
 
         def span(number: int) -> tuple[int, int]:
             if last:
@@ -270,9 +270,10 @@ class Spans:
             return -1 if low == 0 or low > most else 0
         if low + 1 > most:
             return low
-        one = self.held_bytes(x, *span(low + 1)) - self.held_bytes(x, *span(low))
-        free = self.limits[x] - self.held_bytes(x, *span(low))
-        guess = most if one <= 0 else min(most, low + int(free / one))
+        if guess is None:
+            one = self.held_bytes(x, *span(low + 1)) - self.held_bytes(x, *span(low))
+            free = self.limits[x] - self.held_bytes(x, *span(low))
+            guess = most if one <= 0 else min(most, low + int(free / one))
         while high - low > 1:
             middle = min(max(guess, low + 1), high - 1)
             if self.fits(x, *span(middle)):

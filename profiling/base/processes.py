@@ -303,11 +303,13 @@ def launch(folder: str, world: int, target: str) -> None:
     the import happens only once. Returns when all ranks have ended.
 
     folder: the shared folder with the job. world: number of ranks. target: the function that every rank runs, as
-    `module:function`.
+    `module:function`. The module's `IMPORTED_BEFORE_FORKS`, if it has that, names what the function imports when it runs.
     """
     import torch.distributed  # noqa: F401
 
-    importlib.import_module(target.split(":")[0])
+    module = importlib.import_module(target.split(":")[0])
+    for name in getattr(module, "IMPORTED_BEFORE_FORKS", ()):
+        importlib.import_module(name)
     ranks = {}
     for rank in range(world):
         if (process := os.fork()) == 0:

@@ -15,11 +15,14 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import resources
+from math import log1p
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, parse
+from trainplan.profiling.clusters.own_runs import OwnRun
+from trainplan.profiling.clusters.step_errors import Choices, FittedRun, StepErrors, as_relative, in_common, newness
 
 Kernel = Literal["matrix-product", "attention", "memory"]
 Precision = Literal["float64", "float32", "tfloat32", "bfloat16", "float16", "float8", "float4"]
@@ -73,8 +76,8 @@ class Fit(Record):
     """The origin of a number: fitted to measured runs, or assumed.
 
     date: the day of the fit, as 2026-01-31. rows: ids of the measured runs that it was fitted to. residuals: for each run in
-    `rows`, predicted over measured step time, minus 1. left_out: the same ratios, if the number is fitted without any run of
-    that run's source (publication). source: the reason for an assumed number.
+    `rows`, predicted over measured step time, minus 1; empty where the table has them in `runs`. left_out: the same ratios, if
+    the number is fitted without any run of that run's source (publication). source: the reason for an assumed number.
     """
 
     origin: Literal["fitted", "assumed"]
@@ -87,10 +90,10 @@ class Fit(Record):
     @model_validator(mode="after")
     def _says_where_from(self) -> Fit:
         """Validate the record when it is constructed; return it unchanged. Raises InputError unless a fitted number has its
-        rows, date and residuals, and an assumed number has its source.
+        rows and its date, and an assumed number has its source.
         """
         for name in ("residuals", "left_out"):
-            if (count := len(getattr(self, name))) not in (len(self.rows), 0 if name == "left_out" else len(self.rows)):
+            if (count := len(getattr(self, name))) not in (len(self.rows), 0):
                 raise InputError("", name, f"are {count} of {len(self.rows)} rows", "give one for each row")
         if self.origin == "fitted" and not (self.rows and self.date):
             raise InputError("", "rows", "or date is missing", "say when it was fitted, and to which rows")
@@ -121,6 +124,10 @@ class LinkFit(Fit):
 class EfficiencyTable(Record):
     """All efficiencies (shares of peaks) of kernels and links. For a device, precision and class of kernels, and for a level
     of links, there is at most one fitted and one assumed efficiency; the fitted one is preferred.
+
+    runs: the measured runs that the fitted numbers are of, with the errors of their predictions. step_errors: the widths of
+    intervals around predicted steps. choices: what choosing by predictions costs. corrected_for: the name of the user's file of
+    own runs that the numbers are corrected by; empty for numbers of published runs only. own_runs: these runs.
     """
 
     noun: ClassVar[str] = "table of efficiencies"
@@ -128,6 +135,11 @@ class EfficiencyTable(Record):
     format: Literal["trainplan-efficiencies"] = "trainplan-efficiencies"
     kernels: list[KernelFit]
     links: list[LinkFit]
+    corrected_for: str = ""
+    step_errors: StepErrors | None = None
+    choices: Choices | None = None
+    runs: list[FittedRun] = Field(default_factory=list)
+    own_runs: list[OwnRun] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _has_no_duplicates(self) -> EfficiencyTable:
@@ -153,6 +165,19 @@ class EfficiencyTable(Record):
         if not fits:
             raise KeyError(level)
         return min(fits, key=lambda fit: fit.origin != "fitted")
+
+    def step_error(self, device: str, devices: int, precision: str, framework: str, left_open: float = 0.0) -> float | None:
+        """The relative half-width r of the interval around a predicted step, from step / (1 + r) to step * (1 + r), that is
+        meant to hold 80 % of measured steps; None if the table does not have the widths.
+
+        device: name of the kind's data sheet; devices: their number. precision: the dtype of the layers' matrix
+        multiplications. framework: the cost model's name of the framework. left_open: a relative half-width that is added, in
+        squares, for what is not known of the run.
+        """
+        if self.step_errors is None:
+            return None
+        shares = newness(in_common(self.runs, device, devices, precision, framework))
+        return as_relative(self.step_errors.half_width(shares, log1p(left_open)))
 
 
 @cache

@@ -1,8 +1,10 @@
 """Plans on real processes against one process."""
 
+import os
 import random
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
 from trainplan.execution.analysis.verify.checks import check
@@ -11,6 +13,7 @@ from trainplan.execution.instructions import Op
 from trainplan.execution.launch.processes import run_plans
 from trainplan.execution.launch.report import RunReport
 
+from tests.helpers import warm
 from tests.helpers.measured import memory_follows_the_walk
 from tests.helpers.plans import (
     BERT,
@@ -80,7 +83,7 @@ def test_two_processes_and_one() -> None:
             _equal(report)
 
 
-def test_the_comparison_can_fail() -> None:
+def test_the_comparison_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gradient that is averaged, not summed, is seen: the check that all plans pass is not an empty one."""
     from trainplan.execution.launch import processes as run
 
@@ -101,8 +104,12 @@ def test_the_comparison_can_fail() -> None:
         "memory": False,
         "record": False,
     }
-    found = run.run_workers("trainplan.execution.run.ranks:run_rank", 4, job)[0][0]
-    assert found["gradient_difference"] > 0.1
+    monkeypatch.setattr(warm, "folder", None)  # a start as usual, not from a process that has imported all
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]  # the first is where the ranks find `tests`
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    found, imported = run.run_workers("tests.helpers.fork_imports:run_rank", 4, job)[0]
+    assert found[0]["gradient_difference"] > 0.1
+    assert imported == [], "each rank imports it by itself: name it in IMPORTED_BEFORE_FORKS"
 
 
 @pytest.mark.parametrize("count", some_and_all(1, 6))

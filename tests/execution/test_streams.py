@@ -18,13 +18,14 @@ from trainplan.execution.prediction.overlap import layout_of as layout_of_plan
 from trainplan.execution.prediction.overlap import predict_overlapped
 from trainplan.execution.program import Instruction, Program
 from trainplan.formulations.costs.overlapped.analytic_fsdp import Block, sharded_ns
-from trainplan.formulations.costs.overlapped.analytic_memory import exchanged_bytes, run_memory
+from trainplan.formulations.costs.overlapped.analytic_memory import run_memory
 from trainplan.formulations.costs.overlapped.analytic_pipeline import pipeline_ns
 from trainplan.formulations.costs.overlapped.analytic_step import chunks_of, streams_step
 from trainplan.formulations.costs.overlapped.instruction_costs import InstructionCosts, SublayerTimes
 from trainplan.formulations.costs.overlapped.layout import Framework, RecomputePolicy, RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.formulations.costs.overlapped.sublayer_time import _on_share, unit_times
+from trainplan.formulations.costs.overlapped.unit_memory import exchanged_bytes
 from trainplan.formulations.plan.plan import Plan, load_plan
 from trainplan.profiling.clusters.cluster import DeviceKind, load_cluster
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies

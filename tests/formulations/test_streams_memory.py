@@ -4,9 +4,9 @@ code."""
 from __future__ import annotations
 
 import pytest
-from trainplan.formulations.costs.overlapped.analytic_memory import kept_bytes
 from trainplan.formulations.costs.overlapped.frameworks import MEGATRON
 from trainplan.formulations.costs.overlapped.layout import RecomputePolicy, RunLayout
+from trainplan.formulations.costs.overlapped.unit_memory import kept_bytes
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.models.sublayers import TokenShare, why_not_shared
 

@@ -9,10 +9,34 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
 
+from tests.helpers import warm
+
 PROCESSES = get_context("forkserver")
-PROCESSES.set_forkserver_preload(
-    ["trainplan.api.plan_verbs", "trainplan.api.problem_verbs", "trainplan.command.planning", "trainplan.command.running"]
-)
+PRELOADED = [  # of what commands import when they run, what most of them do
+    "trainplan.api.configuration_verbs",
+    "trainplan.api.plan_verbs",
+    "trainplan.api.problem_verbs",
+    "trainplan.command.app",
+    "trainplan.command.catalogue",
+    "trainplan.command.importing",
+    "trainplan.command.plan_files",
+    "trainplan.command.planning",
+    "trainplan.command.problems",
+    "trainplan.command.running",
+    "trainplan.command.sweeping",
+    "trainplan.execution.runtimes.megatron.export",
+    "trainplan.formulations.layer_strategies.definition",
+    "trainplan.formulations.pipeline.definition",
+    "trainplan.imported_runs.to_plan",
+    "trainplan.profiling.models.families.bert",
+    "trainplan.profiling.models.families.gpt2",
+    "trainplan.profiling.models.families.llama",
+    "trainplan.screens.run",
+    "trainplan.solvers.joint.branch_and_bound",
+    "trainplan.solvers.joint.interleaved",
+    "trainplan.solvers.joint.methods",
+]
+PROCESSES.set_forkserver_preload(PRELOADED)
 
 
 def call(*arguments: str | Path, folder: Path | None = None) -> CompletedProcess[str]:
@@ -21,18 +45,20 @@ def call(*arguments: str | Path, folder: Path | None = None) -> CompletedProcess
     with TemporaryDirectory() as scratch:
         streams = [Path(scratch) / name for name in ("output", "error")]
         os.unsetenv("COLUMNS")  # readline sets it for new processes when it is imported, and os.environ does not show it
-        process = PROCESSES.Process(target=_run, args=(words, folder or Path.cwd(), *streams))
+        process = PROCESSES.Process(target=_run, args=(words, folder or Path.cwd(), warm.folder, *streams))
         process.start()
         process.join()
         return CompletedProcess(words, process.exitcode or 0, *(stream.read_text() for stream in streams))
 
 
-def _run(words: list[str], folder: Path, output: Path, error: Path) -> None:
+def _run(words: list[str], folder: Path, sockets: str | None, output: Path, error: Path) -> None:
     for descriptor, stream in ((1, output), (2, error)):
         os.dup2(os.open(stream, os.O_CREAT | os.O_WRONLY | os.O_APPEND), descriptor)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(folder)
     sys.argv = words
+    if sockets is not None:
+        warm.install(sockets)
     from trainplan.command import main
 
     main()

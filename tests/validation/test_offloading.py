@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from trainplan.formulations.costs.overlapped.analytic_offload import late_copies_ns
 from trainplan.profiling.clusters.sheets import sheet
 
 from tests.validation.test_words import laid, predicted
@@ -60,6 +61,36 @@ def test_activations_on_the_host_are_copied_both_ways() -> None:
     assert here.peak_gib is not None and here.peak_gib - there.peak_gib > 0.9 * (inputs - 2 * inputs / 32) / 2**30
     assert there.step.copies_ns == pytest.approx(2 * 8 * inputs / 55e9 * 1e9, rel=0.2)
     assert there.step.step_ns - here.step.step_ns == pytest.approx(there.step.copies_ns, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("hosted", "copy_ns", "late_ns"),
+    [
+        (0, 0, 0),
+        (2, 10, 0),  # as long as a forward pass: each copy ends as the next layer does
+        (2, 25, 30 + 10),  # copies end at 35 and 60, kernels at 70 and not at 40; back at 45 and 70, kernels at 90, not at 80
+        (3, 25, 75 + 75),  # each of three layers waits for its copy, in both passes
+    ],
+)
+def test_copies_alongside_delay_kernels_by_what_is_late(hosted: int, copy_ns: float, late_ns: float) -> None:
+    """Four layers of 10 forward and 20 backward, followed by hand through `DefaultOffloadSynchronizer`."""
+    assert late_copies_ns(4, hosted, copy_ns, 10, 20) == late_ns
+
+
+def test_megatron_s_offloading_of_some_layers_is_hidden() -> None:
+    """Half of the layers of a llama3-70b in FP8 leave by NVLink-C2C while the others are computed; DeepSpeed copies in line."""
+    row: dict[str, Any] = {"model": "llama3-70b", "gpu": "GB200", "gpus": 64, "gbs": 256, "mbs": 2, "fsdp": "fsdp64", "zero": 3}
+    row |= {"recompute": "none", "precision": "fp8", "framework": "Megatron-Bridge"}
+    here, some = predicted(**row), predicted(**row, note="activation offload of 40 layers")
+    every = predicted(**row, note="activation offload")
+    assert some.laid is not None and some.laid.layout.offloaded_layers == 40
+    assert here.step is not None and some.step is not None and every.step is not None
+    assert some.step.step_ns == pytest.approx(here.step.step_ns, rel=0.001)
+    assert some.laid.layout.hosted_layers(80) == 40 and every.laid is not None and every.laid.layout.hosted_layers(80) == 79
+    assert here.peak_gib is not None and some.peak_gib is not None and every.peak_gib is not None
+    assert every.peak_gib < some.peak_gib < here.peak_gib
+    inline = predicted(**row | {"framework": "DeepSpeed", "precision": "bf16"}, note="activation offload")
+    assert inline.step is not None and inline.step.copies_ns > 0.1 * inline.step.computing_ns
 
 
 def test_an_optimizer_on_the_host_steps_at_the_rate_of_its_memory() -> None:

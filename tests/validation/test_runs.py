@@ -204,6 +204,8 @@ def test_json_has_the_documented_fields(tmp_path: Path) -> None:
         "step_high_s",
         "peak_gib",
         "fits",
+        "fit",
+        "fit_probability",
         "close",
         "as_taken",
         "cannot",

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.formulations.costs.overlapped.analytic_memory import kept_bytes, loss_bytes, score_gradient_bytes
+from trainplan.formulations.costs.overlapped.analytic_memory import loss_bytes
 from trainplan.formulations.costs.overlapped.frameworks import DEEPSPEED, FSDP
 from trainplan.formulations.costs.overlapped.layout import Framework, Held, RecomputePolicy, RunLayout
+from trainplan.formulations.costs.overlapped.unit_memory import kept_bytes, score_gradient_bytes
 from trainplan.profiling.models.model import Model, model_from_config
 
 from tests.validation.test_words import laid, predicted
+from trainplan.validation.fitting import tight_words
 from trainplan.validation.predict import Predictions
 
 GIB = 2**30
@@ -334,7 +336,7 @@ def test_verdicts_near_the_limit_say_so() -> None:
     run = predicted(**DENSE, gpu="V100 32GB", fsdp="ZeRO-2", precision="fp16", framework="DeepSpeed")
     small = predicted(**DENSE | {"gpus": 64, "gbs": 64}, gpu="H100-80GB-SXM", fsdp="ZeRO-3", framework="DeepSpeed")
     assert run.close and not run.fits and small.fits and not small.close
-    assert [row[-1] for row in Predictions([run, small]).cells()] == ["no, but close", "yes"]
+    assert [row[-1] for row in Predictions([run, small]).cells()] == [tight_words(run.fit_probability or 0), "yes"]
 
 
 def test_copies_reduce_their_gradients_in_buckets_that_are_copies(tmp_path: Path) -> None:

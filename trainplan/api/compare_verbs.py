@@ -23,6 +23,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import FilePath, Source, name_of_source
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model
+from trainplan.screens.equal import equal_note
 from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
 from trainplan.tabular import Tabular
 
@@ -35,6 +36,9 @@ __all__ = [
     "simulate",
     "throughput",
 ]
+
+
+JOB = ("model", "devices", "batch", "sequence", "software")  # of plans whose steps compare
 
 
 class ComparedPlans(Tabular, list[dict[str, Any]]):
@@ -55,6 +59,16 @@ class ComparedPlans(Tabular, list[dict[str, Any]]):
         """The table's rows, which are the list itself: for each plan a dict with the fields of `planning.result_rows.plan_row`,
         such as name, step_ns and peak_bytes."""
         return list(self)
+
+    def notes(self) -> list[str]:
+        """A sentence that names the plans that are equal to the fastest one within what is known, if there are any. Plans
+        compare if they are of one model, batch and number of devices, and predicted for one runtime.
+        """
+        jobs = {tuple(row[name] for name in JOB) for row in self}
+        if len(jobs) != 1 or any(row["step_ns"] is None or row["software"] is None for row in self):
+            return []
+        note = equal_note([(row["name"], row["step_ns"]) for row in self])
+        return [note] if note else []
 
 
 def compare_plans(sources: Iterable[Plan | Source]) -> ComparedPlans:

@@ -50,6 +50,7 @@ class PlanRequest:
         dtype: float32 (fp32), float64, bfloat16 (bf16) or float16 (fp16) (default: the profile's; the config's, if in half
             precision; bfloat16 or float16, as the cluster has, with float32 masters).
         profile: A profile made earlier (default: estimate).
+        calibrated: Efficiencies corrected by own runs, as `validate --calibrated` writes them.
         measure: Measure the model on this machine, on as many processes.
         like: a preset (joint, galvatron-bmw, amp, autopipe, h3t) or a problem.
         for_: the runtime that is to run it: megatron, megatron-bridge, torchtitan, deepspeed, accelerate, torch or trainplan.
@@ -97,6 +98,7 @@ class PlanRequest:
     sequence: int | None = None
     dtype: str | None = None
     profile: FilePath | Profile | None = None
+    calibrated: FilePath | None = None
     measure: bool = False
     like: str | None = None
     for_: str | None = None

@@ -41,7 +41,7 @@ from trainplan.prediction.training_costs import CostRates, TrainingCosts
 from trainplan.profiling.base.errors import InputError
 from trainplan.screens.fit import fit_screen
 from trainplan.screens.near import batch_rows, costs_rows, sizes_rows, what_if_rows, with_rows
-from trainplan.screens.plan import Row, screen
+from trainplan.screens.plan import Row, equal_plans, screen
 from trainplan.solvers.core.limits import TIME_LIMIT_S
 
 ALL = "all"
@@ -173,10 +173,15 @@ def _details(answer: PlanningResult, near: Near) -> None:
 
 def _content(answer: PlanningResult, near: Near, table: Table) -> dict[str, Any]:
     """The JSON-ready dict that `plan --json` prints: the fields of the answer, the answers to requests near it (`devices`,
-    `what_if`, `better_batch`, if there are any), `costs` of a training if they were requested, and `runtimes`, the best plan
-    for each runtime. near: the answers to requests near this one. table: a function that finds the best plans for the
-    runtimes, and the seconds of the searches."""
-    return {**answer.to_dict(), **near.to_dict(), "runtimes": [row.to_dict() for row in table()[0]]}
+    `what_if`, `better_batch`, if there are any), `costs` of a training if they were requested, `equal`, other layouts that are
+    as fast within what is known, and `runtimes`, the best plan for each runtime. near: the answers to requests near this one.
+    table: a function that finds the best plans for the runtimes, and the seconds of the searches."""
+    return {
+        **answer.to_dict(),
+        **near.to_dict(),
+        "equal": equal_plans(answer),
+        "runtimes": [row.to_dict() for row in table()[0]],
+    }
 
 
 def _certified(answer: PlanningResult, progress: Callable[[Any], None]) -> PlanningResult:

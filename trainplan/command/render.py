@@ -126,7 +126,10 @@ def _programs(check: CheckedPlan) -> list[tuple[str, str]]:
     if check.stood_in_for:
         rows.append(("stand for", f"{' and '.join(check.stood_in_for)}, which programs do not carry out yet"))
     if check.peak_bytes is not None:
-        rows.append(("peak memory", f"{format_bytes(check.peak_bytes)} on rank {check.peak_rank}"))
+        whose = f", as {check.software} holds it" if check.software else ""
+        rows.append(("peak memory", f"{format_bytes(check.peak_bytes)} on rank {check.peak_rank}{whose}"))
+    if check.software and check.programs_bytes is not None:
+        rows.append(("", f"{format_bytes(check.programs_bytes)} of its programs, which {check.software} does not run"))
     if check.host_bytes:
         rows.append(("on the host", f"{format_bytes(check.host_bytes)}"))
     rows.append(("memory limit", f"{format_bytes(check.memory_bytes)}"))

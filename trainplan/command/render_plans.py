@@ -11,7 +11,7 @@ from trainplan.explanation import Difference, Explained
 from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.planning.proof import proof
 from trainplan.profiling.base.quantities import format_bytes, format_gap, format_time, plural
-from trainplan.tabular import cell_text
+from trainplan.tabular import Tabular, cell_text
 
 MOST_NEIGHBOURS = 5  # changed plans that are listed: as many that fit, and as many that do not
 ALL_OVERLAP, PEAK, RATE = "step with overlap", "peak", "tokens/s a GPU"  # headings
@@ -23,8 +23,9 @@ def side_by_side(rows: Sequence[dict[str, Any]]) -> None:
     are its columns.
 
     rows: for each plan the dict of `planning.result_rows.plan_row` (name, step_ns, peak_bytes and so on), the shortest step
-    first. Each step is predicted for the plan's own back-end; if the plans are not in the order of these steps, the table also
-    has each plan's step with overlap (`lanes_ns`), which is predicted alike for all.
+    first; notes that the table has are printed below it. Each step is predicted for the plan's own back-end; if the plans are
+    not in the order of these steps, the table also has each plan's step with overlap (`lanes_ns`). Below the table stands which
+    runtime the numbers of each plan are of.
     """
     if not rows:
         return
@@ -47,8 +48,25 @@ def side_by_side(rows: Sequence[dict[str, Any]]) -> None:
     table((*columns, *differing), cells, left=("plan", "model", "layout", "recomputed", "back-end"))
     if not compared:
         line("of different models, batches or sequences: their steps do not compare")
+    if isinstance(rows, Tabular):
+        for note in rows.notes():
+            line(note)
     elif rank == "lanes_ns":
-        line("in the order of steps with overlap, which are predicted alike for all; a plan's step is that on its own back-end")
+        line("in the order of steps with overlap; a plan's step is that on its own back-end")
+    for whose, names in _by_runtime(rows).items():
+        line(f"{', '.join(names)}: {whose}")
+
+
+def _by_runtime(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """The names of plans by the phrase that says which runtime their step and memory are of.
+
+    rows: for each plan the dict of `planning.result_rows.plan_row`.
+    """
+    named: dict[str, list[str]] = {}
+    for name, row in zip(_names(rows), rows, strict=True):
+        if row["whose"]:
+            named.setdefault(row["whose"], []).append(name)
+    return named
 
 
 def _facts(row: dict[str, Any]) -> dict[str, str]:
@@ -120,9 +138,8 @@ def explained(plan: Explained) -> None:
     or lose, and whether they fit."""
     wrapped("MODEL", [plan.model])
     wrapped("RUN", plan.run)
-    whose = f", as {plan.software} overlaps" if plan.software else ""
     solver = f"solver's objective {format_time(plan.objective_ns)}"
-    wrapped("STEP", [f"{format_time(plan.step_ns)}{whose}", solver])
+    wrapped("STEP", [", ".join(filter(None, (format_time(plan.step_ns), plan.whose))), solver])
     wrapped("PROOF", [proof(plan.objective_ns, plan.bound_ns, plan.checked_ns)])
     wrapped("MEMORY", [f"{format_bytes(plan.limit_bytes)} a device"])
     rows = []

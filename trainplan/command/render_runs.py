@@ -13,6 +13,7 @@ from trainplan.execution.analysis.timing.simulate import LANE_OF, Lanes
 from trainplan.formulations.joint.options import cost_words
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy_words import strategy_words
+from trainplan.plan_words import own_numbers, whose_numbers
 from trainplan.planning.proof import proof_of
 from trainplan.planning.throughput import Throughput
 from trainplan.planning.trials import Trials
@@ -30,8 +31,7 @@ def simulated(simulation: Simulation) -> None:
     """
     timeline, critical = simulation.timeline, simulation.critical
     if timeline is None or critical is None:
-        whose = f", as {simulation.software} overlaps" if simulation.software else ""
-        row = ("step", format_time(simulation.step_ns) + whose)
+        row = ("step", format_time(simulation.step_ns) + _whose(simulation))
         pairs([("plan", simulation.name), row, *_facts(simulation), *_performance(simulation)])
         return
     count, work, last = len(timeline.devices), timeline.work, any(simulation.syncs_ns)
@@ -55,22 +55,30 @@ def simulated(simulation: Simulation) -> None:
         ("critical path", f"{len(critical.path)} passes: {_path(critical.path)}"),
     ]
     if last or simulation.judged is not None:
-        step = f"{format_time(simulation.step_ns)}, gradients and optimizer included"
+        step = f"{format_time(simulation.step_ns)}, gradients and optimizer included{_whose(simulation)}"
         if simulation.software:
-            step += f", as {simulation.software} overlaps; passes and iteration are simulated by the plan's own programs"
+            step += "; passes and iteration are simulated by the plan's own programs"
         lines.insert(2, ("step", step))
     pairs([*lines, *_facts(simulation), *_performance(simulation)])
 
 
 def _facts(simulation: Simulation) -> list[tuple[str, str]]:
-    """Rows (label, text) on a simulation: the source of the cluster's numbers, unless it is data sheets; and, if the plan is
-    for another runtime, the predicted memory of the fullest device. Empty if neither applies."""
+    """Rows (label, text) on a simulation: the source of the cluster's numbers, unless it is data sheets; and, of a plan, the
+    predicted memory of the fullest device. Empty if neither applies."""
     whose = "" if simulation.cluster is None else simulation.cluster.whose_numbers
     rows = [("cluster", whose)] * bool(whose)
-    if not simulation.software or simulation.plan is None:
+    if simulation.judged is None or simulation.plan is None:
         return rows
     whole = format_bytes(simulation.plan.memory_bytes)
     return [*rows, ("memory", f"peak {format_bytes(max(simulation.peak_bytes))} of {whole}")]
+
+
+def _whose(simulation: Simulation) -> str:
+    """A phrase, after a comma, that says which runtime a simulation's step and memory are of; empty for an instance."""
+    if simulation.plan is None or simulation.judged is None:
+        return ""
+    own = own_numbers(simulation.plan, simulation.judged.time.backend)
+    return f", {whose_numbers(simulation.plan) if simulation.software else own}"
 
 
 def _performance(simulation: Simulation) -> list[tuple[str, str]]:

@@ -32,9 +32,9 @@ from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 from trainplan.tabular import Tabular
-from trainplan.validation.fitting import close
-from trainplan.validation.plans import as_run, predict_plan
-from trainplan.validation.predict import GIB, Prediction
+from trainplan.validation.fitting import Fit, fit_of, fit_probability, peak_error, software_error, tight_words
+from trainplan.validation.plans import as_run, predict
+from trainplan.validation.predict import Prediction
 
 WALKED = 3  # number of best changes that are reported
 WALKS = "walks"  # the prediction for trainplan's own runtime: simulation of a plan's programs
@@ -133,7 +133,7 @@ class JudgedRun(Tabular):
     def _verdict(self) -> str:
         """One line for people: the run, its predicted step, its peak memory, and that it does not fit, if so."""
         peak, limit = (format_bytes(size) for size in (max(self.peak_bytes), self.plan.memory_bytes))
-        fits = ("does not fit, but close" if self.close else "does not fit") * (not self.fits)
+        fits = tight_words(self.fit_probability) if self.close else "does not fit" * (not self.fits)
         what = f"{self.configuration.runtime} {self.plan.model.get('name')} on {plural(self.plan.world, 'device')}"
         parts = [f"{format_time(self.step_ns)} a step", f"peak {peak} of {limit}", *([fits] if fits else [])]
         return f"{what}: {', '.join(parts)}"
@@ -178,10 +178,24 @@ class JudgedRun(Tabular):
         return max(self.peak_bytes) <= self.plan.memory_bytes
 
     @property
+    def fit_probability(self) -> float:
+        """The probability, 0 to 1, that the run fits on every device, by the error of predicted peaks of its runtime."""
+        if isinstance(self.framework, Prediction) and self.framework.laid is not None:
+            error = peak_error(self.framework.laid.layout.framework)
+        else:
+            error = software_error(None if self.plan.predicted is None else self.plan.predicted.software)
+        return fit_probability(max(self.peak_bytes), self.plan.memory_bytes, error)
+
+    @property
+    def fit(self) -> Fit:
+        """Whether the run fits: yes, tight (the error of the prediction decides), or no."""
+        return fit_of(self.fit_probability)
+
+    @property
     def close(self) -> bool:
         """Whether the peak memory is so close to the available memory that the prediction's error decides whether the run
         fits."""
-        return close(max(self.peak_bytes), self.plan.memory_bytes)
+        return self.fit == "tight"
 
     @property
     def step_ns(self) -> int:
@@ -252,10 +266,10 @@ class JudgedRun(Tabular):
 
     def to_dict(self) -> dict[str, Any]:
         """The assessment as a JSON-ready dict; None for what is unknown. The run: `runtime` (name) and `plan` (a dict). Its
-        prediction: `step_ns`, `peak_bytes` (of every rank), `fits`, and `close` (to the memory limit). `walk`, by simulation:
-        `step_ns`, `peak_bytes` (fullest rank), `bound_ns` and `checked_ns` (lower bounds on the step), `gap` (the fraction of
-        the step that the best plan could save at most); `gap` again if the runtime has no prediction. `framework`: a dict of
-        the runtime's prediction, or {`cannot`: why there is none}.
+        prediction: `step_ns`, `peak_bytes` (of every rank), `fits`, `fit` (yes, tight, no), `fit_probability`, and `close` (to
+        the memory limit). `walk`, by simulation: `step_ns`, `peak_bytes` (fullest rank), `bound_ns` and `checked_ns` (lower
+        bounds on the step), `gap` (the fraction of the step that the best plan could save at most); `gap` again if the runtime
+        has no prediction. `framework`: a dict of the runtime's prediction, or {`cannot`: why there is none}.
 
         Better plans: `best` ({`walk_ns`: shortest simulated step}), `within` (`step_ns` and `source` of the runtime's best
         plan), `changes` (dicts with `what`, `share`, the fraction of the step that the change saves, and `walked`, whether by
@@ -270,6 +284,8 @@ class JudgedRun(Tabular):
             "step_ns": self.step_ns,
             "peak_bytes": list(self.peak_bytes),
             "fits": self.fits,
+            "fit": self.fit,
+            "fit_probability": self.fit_probability,
             "close": self.close,
             "walk": {"step_ns": self.judged.step_ns, "peak_bytes": max(self.judged.peak_bytes), **bounded},
             "framework": framework,
@@ -317,10 +333,8 @@ def changes(configuration: RunConfiguration, plan: Plan, request: Request, step_
 def _predicted(plan: Plan, request: Request) -> tuple[float, float] | None:
     """The step in ns and the peak memory of a device in bytes, by the prediction of the plan's runtime; None if there is none.
     request: names the devices."""
-    found = "no cluster" if request.cluster is None else predict_plan(plan, request.cluster)
-    if isinstance(found, str) or found.step is None or found.peak_gib is None:
-        return None
-    return found.step.step_ns, found.peak_gib * GIB
+    found = "no cluster" if request.cluster is None else predict(plan, request.cluster)
+    return None if isinstance(found, str) else (found.step_ns, found.most_bytes)
 
 
 def _predicted_changes(

@@ -258,6 +258,7 @@ def plan_of(configuration: RunConfiguration, model: Model, request: Request) -> 
             zero=configuration.zero if configuration.host else None,
             buffers=asdict(configuration.buffers),
             group=configuration.recomputed.group,
+            cluster=None if request.cluster is None else request.cluster.model_dump(),
         ),
         **fields,
     )

@@ -30,6 +30,7 @@ from trainplan.profiling.base.quantities import format_time, plural, span
 from trainplan.solvers.core.answer import Answer
 from trainplan.solvers.core.result import Result
 from trainplan.tabular import frame_of
+from trainplan.validation.fitting import fit_of, fit_probability, software_error
 from trainplan.validation.predict import Prediction
 
 
@@ -308,10 +309,21 @@ class PlanningResult:
             return None
         return plan_costs(self.plan, self.step_ns, self.request.cluster, replace(rates or CostRates(), **values))
 
+    @property
+    def fit_probability(self) -> float | None:
+        """The probability, 0 to 1, that the plan fits on every device, by the error of predicted peaks of the software that it
+        is predicted for; None without a plan or a prediction.
+        """
+        if self.plan is None or self.plan.predicted is None:
+            return None
+        error = software_error(self.plan.predicted.software)
+        return fit_probability(max(self.plan.predicted.peak_bytes), self.plan.memory_bytes, error)
+
     def to_dict(self) -> dict[str, Any]:
         """The result as a JSON-ready dict; None for what is unknown. Keys: `like` (the preset's name) and `instead` (why the
         default preset was not used), `plan` (the plan's file as a dict), `result` (the solver's result as a dict), `unfinished`
-        (what ended the search early), `alternatives` (dicts), `walk_bytes` (simulated peak of every rank), `margin_bytes`,
+        (what ended the search early), `alternatives` (dicts), `walk_bytes` (simulated peak of every rank), `fit` (yes,
+        tight or no: whether the plan fits, by the error of predicted peaks) and `fit_probability`, `margin_bytes`,
         `needed_bytes` and `needed_devices` (as the class describes them), `performance` (a dict), `uniform` (the best plan with
         one strategy for all units, as a dict) and `uniform_excess` (the fraction by which its step is longer).
 
@@ -326,6 +338,8 @@ class PlanningResult:
             "unfinished": self.result.stopped,
             "alternatives": list(self.answer.alternatives),
             "walk_bytes": list(self.walk_bytes),
+            "fit": None if self.fit_probability is None else fit_of(self.fit_probability),
+            "fit_probability": self.fit_probability,
             "margin_bytes": self.margin_bytes,
             "needed_bytes": self.needed_bytes,
             "needed_devices": self.needed_devices,

@@ -1,4 +1,4 @@
-"""Rows that compare plans: all of them predicted on one back-end, whatever they were planned for."""
+"""Rows that compare plans: each as the runtime that it is for runs it, and others all on one back-end."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 from trainplan.execution.analysis.timing.simulate import OTHERS
 from trainplan.execution.prediction.evaluate_plan import predict_from_saved_costs
 from trainplan.formulations.plan.plan import Plan
-from trainplan.plan_words import run_words
+from trainplan.plan_words import run_words, whose_numbers
 
 
 def row_rank(row: dict[str, Any]) -> tuple[bool, int]:
-    """A sorting key for rows of `plan_row`: shortest step first, rows without a step last. row: its step on the back-end
-    `streams` ("lanes_ns") counts if it is known, else its predicted step.
+    """A sorting key for rows of `plan_row`: shortest step first, rows without a step last. row: its step with overlap
+    ("lanes_ns") counts if it is known, else its predicted step.
     """
     step = row["lanes_ns"] if row["lanes_ns"] is not None else row["step_ns"]
     return step is None, step or 0
@@ -21,9 +21,10 @@ def row_rank(row: dict[str, Any]) -> tuple[bool, int]:
 def plan_row(name: str, plan: Plan) -> dict[str, Any]:
     """A plan as a row that can be compared with rows of other plans, as a dict. It has the request (`model`, `devices`,
     `batch`, `sequence`, `memory_bytes`), the layout (`run`, `stages`, `micro_batches`), the plan's own prediction
-    (`step_ns`, `backend`, `samples_per_s`, `tokens_per_s_per_device`, `peak_bytes`), `lanes_ns`, the step in ns on the
-    back-end `streams`, on which all plans compare, and the claim (`claim_ns`, `bound_ns`, `gap`, `problem`, `cost_model`);
-    None for what is unknown.
+    (`step_ns`, `backend`, `software`, the runtime that it is of, `samples_per_s`, `tokens_per_s_per_device`, `peak_bytes`),
+    `whose` (a phrase on that runtime), `lanes_ns`, the step in ns with overlap, by which all plans compare (of the runtime that
+    the plan is for, or else on the back-end `streams`), and the claim (`claim_ns`, `bound_ns`, `gap`, `problem`,
+    `cost_model`); None for what is unknown.
 
     name: the plan's name for people, the row's `name`.
     """
@@ -31,8 +32,8 @@ def plan_row(name: str, plan: Plan) -> dict[str, Any]:
     if predicted is not None and predicted.durations is not None:
         comparable = predicted.backend in ("streams", *OTHERS)
         lanes_ns = predicted.step_ns
-        if predicted.software or not comparable:
-            lanes_ns = predict_from_saved_costs(plan, predicted.durations, None if comparable else "streams").step_ns
+        if not (predicted.software or comparable):
+            lanes_ns = predict_from_saved_costs(plan, predicted.durations, "streams").step_ns
     samples_per_s = 0.0 if predicted is None else plan.batch.global_samples / predicted.step_ns * 1e9
     return {
         "name": name,
@@ -45,6 +46,8 @@ def plan_row(name: str, plan: Plan) -> dict[str, Any]:
         "lanes_ns": lanes_ns,
         "step_ns": None if predicted is None else predicted.step_ns,
         "backend": None if predicted is None else predicted.backend,
+        "whose": whose_numbers(plan),
+        "software": None if predicted is None else predicted.software or None,
         "samples_per_s": None if predicted is None else samples_per_s,
         "tokens_per_s_per_device": None if predicted is None else samples_per_s * plan.planned_model().tokens / plan.world,
         "peak_bytes": None if predicted is None else predicted.most_bytes,

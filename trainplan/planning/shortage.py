@@ -10,7 +10,7 @@ from trainplan.formulations.joint.options import MEMORY_TABLES, with_tables
 from trainplan.formulations.joint.within_runtime import FOR
 from trainplan.formulations.plan.request import Request
 from trainplan.planning.planning_run import PlanningRun, with_bound
-from trainplan.planning.result import PlanningResult
+from trainplan.planning.result import PlanningResult, predicted_by_runtime
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import enough_bytes, format_bytes
 from trainplan.profiling.clusters.cluster import Cluster
@@ -44,13 +44,15 @@ def least_memory_plan(run: PlanningRun, bound_ns: int | None = None) -> Planning
 def needed_memory(run: PlanningRun, least: PlanningResult) -> tuple[int, list[str]]:
     """The bytes of one device with which the request has a plan, and texts that advise the user how to provide them.
 
-    run: the planning run of the request. least: the result with a plan of little memory; its programs' memory is counted.
+    run: the planning run of the request. least: the result with a plan of little memory; the memory that its programs, or the
+    runtime that it is predicted for, hold is counted.
     """
     limit = run.request.with_margin(least.margin_bytes).limit_bytes
-    programs = max(limit, *least.walk_bytes, 0)
+    of_runtime = predicted_by_runtime(least.instance)
+    programs = max(limit, *([] if of_runtime else least.walk_bytes), 0)
     needed = max([programs, *(max(peaks, default=0) for peaks in run.held_bytes(least))])
     advice = [f"give --memory of at least {enough_bytes(needed)}"]
-    serial = needed if least.judged is None else max(limit, least.judged.serial_bytes)
+    serial = needed if least.judged is None or of_runtime else max(limit, least.judged.serial_bytes)
     if serial < programs == needed:
         advice.append(f"--backend serial, whose programs need {enough_bytes(serial)}")
     return needed, advice

@@ -17,7 +17,7 @@ from trainplan.formulations.pipeline_partition.problem import Instance
 from trainplan.formulations.plan.plan import Plan, StageTimes
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import InstanceLike
-from trainplan.formulations.runtimes import BY_PROGRAMS, RUNTIMES
+from trainplan.formulations.runtimes import BY_PROGRAMS, ONLY_PREDICTED, RUNTIMES, described, run_by
 from trainplan.formulations.schedule.orders import SCHEDULES
 from trainplan.formulations.schedule.simulate import Work
 from trainplan.formulations.schedule.simulate import simulate as simulate_passes
@@ -32,7 +32,6 @@ from trainplan.profiling.base.processes import Report
 from trainplan.profiling.base.quantities import span
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.profiles import Profile
-from trainplan.validation.plans import run_by
 from trainplan.verification import plan_or_instance
 
 COST_MODELS = ("executed", "streams")
@@ -162,11 +161,12 @@ def _for_runtime(subject: Any, name: str, cluster: FilePath | Cluster | None) ->
     """
     if not isinstance(subject, Plan):
         raise InputError("command line", "--for", f"is {name!r}, of an instance", "give a plan, or leave it out")
-    if name not in RUNTIMES:
-        raise InputError("command line", "--for", f"is {name!r}", one_of(name, RUNTIMES))
+    runtime = described(name)
+    if runtime is None:
+        raise InputError("command line", "--for", f"is {name!r}", one_of(name, [*RUNTIMES, *ONLY_PREDICTED]))
     if cluster is None:
         raise InputError("command line", "--cluster", "is missing", "give the devices on which the runtime is predicted")
-    if RUNTIMES[name].unpredicted:
+    if runtime.unpredicted:
         caution("command line", "--for", f"is {name!r}, {BY_PROGRAMS}", "compare it with a step that the runtime has measured")
     settings = run_by(name, subject)
     if settings is not None and not SCHEDULES[subject.schedule].predicted_as:

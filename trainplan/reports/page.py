@@ -18,6 +18,7 @@ from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.formulations.schedule.orders import SCHEDULES
 from trainplan.pictures.layout import DARK, HOLDS, STRATEGIES
 from trainplan.pictures.plans import KINDS
+from trainplan.plan_words import whose_numbers
 from trainplan.planning.compare_planners import PlannerResult
 from trainplan.planning.proof import proof
 from trainplan.prediction.metrics import PARTS, Performance, performance, stage_shares
@@ -157,7 +158,9 @@ def _head(
     ]
     if simulation.software:
         drawn = "step and memory are drawn as simulated by the plan's own programs, with which bounds compare"
-        facts.append(("predicted", f"as {simulation.software} overlaps; {drawn}"))
+        facts.append(("predicted", f"{whose_numbers(simulation.plan or plan)}; {drawn}"))
+    elif whose := whose_numbers(plan):
+        facts.append(("predicted", whose))
     if claim is not None:
         facts.append(("proof", _proof(claim, checked)))
     return [*facts, ("certificate", _certificate(checked))]

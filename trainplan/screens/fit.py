@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainplan.formulations.joint.within_runtime import FOR
 from trainplan.formulations.runtimes import short_title
-from trainplan.plan_words import run_words
+from trainplan.plan_words import run_words, whose_numbers
 from trainplan.planning.fit import Fit
 from trainplan.profiling.base.quantities import plural
 from trainplan.screens.plan import (
@@ -58,7 +58,7 @@ def _least(fit: Fit) -> list[list[str]]:
         return [["no plan of little memory is known"]]
     runtime = leanest.request.options.get(FOR.name)
     held = most_held(leanest.plan, parts_of(leanest.run, leanest.performance))
-    lines = [run_words(leanest.plan), [f"{gib(fit.peak_bytes)} GiB{held}"]]
+    lines = [run_words(leanest.plan), [f"{gib(fit.peak_bytes)} GiB{held}", whose_numbers(leanest.plan)]]
     if fit.bound_bytes is None:
         return [*lines, ["not proven to be the least of all plans"]]
     of = "no plan" + (f" for {short_title(runtime)}" if runtime else "")

@@ -16,14 +16,18 @@ from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import constraints_of
 from trainplan.formulations.runtimes import BY_PROGRAMS, FOLDERS, RUNTIMES, short_title
 from trainplan.imported_runs.assess import LEAST_GAIN, neighbour_runs
-from trainplan.plan_words import NOTHING_AGAIN, layouts, run_words
+from trainplan.plan_words import NOTHING_AGAIN, OF_OWN, layouts, run_words, whose_numbers
 from trainplan.planning.every_runtime import OWN, RuntimePlan
 from trainplan.planning.presets import DEFAULT
 from trainplan.planning.proof import how_to_check, proof_of
-from trainplan.planning.result import PlanningResult
+from trainplan.planning.result import PlanningResult, predicted_by_runtime
 from trainplan.planning.result_price import Price
 from trainplan.prediction.metrics import PARTS, Performance
 from trainplan.profiling.base.quantities import format_gap, format_share, format_time
+from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
+from trainplan.profiling.clusters.sheets import sheet, sheets
+from trainplan.screens.equal import Layout, equal_lines, equal_rows
+from trainplan.validation.fitting import fit_of, tight_words
 from trainplan.validation.predict import GIB, Prediction
 
 Row = tuple[str, list[list[str]]]  # a label and its lines; the pieces of a line are printed with dots between them
@@ -41,11 +45,12 @@ def screen(answer: PlanningResult, plan_file: Path | None = None) -> list[Row]:
         return rows_without_plan(answer)
     others = _others(answer)
     rows: list[Row] = [
-        ("FITS", [memory_words(answer.plan, parts_of(answer.run, answer.performance))]),
+        ("FITS", [[*memory_words(answer.plan, parts_of(answer.run, answer.performance)), *_tight(answer)]]),
         ("RUN", [run_words(answer.plan), *layouts(answer.plan)]),
-        ("SPEED", [speed_words(answer.step_ns, answer.performance, likely_ns(answer))]),
+        ("SPEED", [speed_words(answer.step_ns, answer.performance, likely_ns(answer)), [whose_numbers(answer.plan)]]),
         ("BEST?", [*_proof(answer), others.faster]),
         ("WHY NOT", [others.why_not]),
+        ("EQUAL", equal_lines(answer.step_ns, others.fitting)),
         ("STOPPED", stopped_lines(answer)),
         ("ASSUMED", assumption_lines(answer)),
         ("NEXT", _next(answer, plan_file)),
@@ -87,6 +92,8 @@ def runtime_notes(rows: Sequence[RuntimePlan], seconds: float) -> list[list[str]
         (gib(row.answer.plan.memory_bytes) for row in rows if row.answer is not None and row.answer.plan is not None), ""
     )
     notes = [[f"peak: of {limit} GiB a GPU", "within: of the runtime's best plan (solver)"]]
+    own = next((row.answer.plan for row in rows if row.runtime == OWN and row.answer is not None), None)
+    notes += [] if own is None else [[f"{OWN}: {whose_numbers(own).replace(OF_OWN, 'its')}"]]
     lacking = [row for row in rows if not row.found and row.stopped is None]
     for why in dict.fromkeys(row.why for row in lacking):
         notes.append([f"{', '.join(row.name for row in lacking if row.why == why)}: {why}"])
@@ -98,6 +105,14 @@ def runtime_notes(rows: Sequence[RuntimePlan], seconds: float) -> list[list[str]
         timed = f"{seconds:.2g} s were up: give a longer --time-limit, or {FOR.flag} {stopped[-1].runtime}"
         notes.append([f"open: {names}", timed if any(row.stopped == "time limit" for row in stopped) else "interrupted"])
     return notes
+
+
+def _tight(answer: PlanningResult) -> list[str]:
+    """A text for the screen if the error of predicted peaks decides whether the plan fits; an empty list if not. answer: the
+    planned request, with its plan.
+    """
+    probability = answer.fit_probability
+    return [tight_words(probability)] if probability is not None and fit_of(probability) == "tight" else []
 
 
 def memory_words(plan: Plan, parts: Mapping[str, float]) -> list[str]:
@@ -170,7 +185,12 @@ def likely_ns(answer: PlanningResult) -> tuple[float, float] | None:
     recipe = recipe_of(plan)
     precision: Any = recipe.precision if recipe else plan.planned_model().dtype
     reached = cluster.used_kinds[0].reached("matrix-product", precision)
-    return None if reached is None else (answer.step_ns / (1 + reached.error), answer.step_ns * (1 + reached.error))
+    if reached is None:
+        return None
+    named = next((name for name in sheets() if sheet(name).name == cluster.used_kinds[0].name), None)
+    known = None if named is None else shipped_efficiencies().step_error(named, plan.world, precision, OWN)
+    error = max(reached.error, known or 0.0)
+    return answer.step_ns / (1 + error), answer.step_ns * (1 + error)
 
 
 def _proof(answer: PlanningResult) -> list[list[str]]:
@@ -188,8 +208,8 @@ def _proof(answer: PlanningResult) -> list[list[str]]:
 def compared_with(answer: PlanningResult) -> str:
     """A phrase for the set of plans that the answer's plan is proven against, such as "any plan for Megatron-LM with --tp 8".
 
-    If a runtime other than trainplan's own predicts the step, the phrase adds that the proof is about the solver's step
-    model.
+    If a runtime other than trainplan's own predicts the step, and the search was not by that prediction, the phrase adds that
+    the proof is about the solver's step model.
     """
     runtime, words = answer.request.options.get(FOR.name), ["any plan"]
     if answer.preset.name != DEFAULT:
@@ -197,8 +217,15 @@ def compared_with(answer: PlanningResult) -> str:
     words += [] if runtime is None else [f"for {short_title(runtime)}"]
     constraints = [text for name, text in constraints_of(answer.problem, answer.request.options).items() if name != FOR.name]
     words += [f"with {' '.join(constraints)}"] * bool(constraints)
-    software = answer.plan is not None and answer.plan.predicted is not None and answer.plan.predicted.software
-    return " ".join(words) + ", by the solver's step model" * bool(software)
+    return " ".join(words) + ", by the solver's step model" * _of_own_programs(answer)
+
+
+def _of_own_programs(answer: PlanningResult) -> bool:
+    """Whether a plan was searched by the steps of trainplan's own programs although another runtime is predicted to run it.
+    answer: the request, with the plan found for it, if any.
+    """
+    predicted = None if answer.plan is None else answer.plan.predicted
+    return predicted is not None and bool(predicted.software) and not predicted_by_runtime(answer.instance)
 
 
 def _prices(answer: PlanningResult) -> list[list[str]]:
@@ -229,8 +256,7 @@ def _priced(price: Price, answer: PlanningResult) -> list[str]:
     if known < LEAST_GAIN:
         return [f"{without}: nothing faster is known" + f" ({limit} is possible)" * bool(limit)]
     within = f" ({limit})" * (bool(limit) and best != bound)
-    software = answer.plan is not None and answer.plan.predicted is not None and answer.plan.predicted.software
-    step = "" if software else f" {format_time(best)} a step:"  # by another prediction: only shares compare
+    step = "" if _of_own_programs(answer) else f" {format_time(best)} a step:"  # by another prediction: only shares compare
     return [f"{without}{step} {format_share(known)} faster{within}"]
 
 
@@ -257,10 +283,12 @@ class _Others:
 
     faster: the plan that fits and is predicted to be faster, although it is worse by the solver's objective; at most one.
     why_not: the memory of the fastest plan that does not fit, and the steps of the next best plans that fit.
+    fitting: all of these plans that fit, by what differs, with their predicted steps in ns.
     """
 
     faster: list[str]
     why_not: list[str]
+    fitting: list[Layout]
 
 
 def _others(answer: PlanningResult) -> _Others:
@@ -273,9 +301,9 @@ def _others(answer: PlanningResult) -> _Others:
     if uniform is not None and uniform.plan is not None and uniform.step_ns is not None:
         alike = [f"one layout for all ({' '.join(run_words(uniform.plan)[:-1])}): {format_time(uniform.step_ns)}"]
     if runtime is None or plan.runs_by is None:
-        return _Others([], alike)
+        return _Others([], alike, [])
     own, named, faster = run_words(plan), set[str](), list[str]()
-    fitting, short = list[str](), list[str]()
+    fitting, short, layouts = list[str](), list[str](), list[Layout]()
     for _, other, step_ns, peak_bytes in neighbour_runs(runtime, plan, answer.request):
         name = difference(own, run_words(other))
         if not name or name in named:
@@ -283,11 +311,22 @@ def _others(answer: PlanningResult) -> _Others:
         named.add(name)
         if peak_bytes > plan.memory_bytes:
             short.append(f"{name}: needs {gib(peak_bytes)} GiB")
-        elif step_ns < (1 - LEAST_GAIN) * answer.step_ns:
+            continue
+        layouts.append((name, step_ns))
+        if step_ns < (1 - LEAST_GAIN) * answer.step_ns:
             faster.append(f"{name} would take {format_time(step_ns)} by this prediction: the search goes by its own step model")
         else:
             fitting.append(f"{name}: {format_time(step_ns)}")
-    return _Others(faster[:1], [*alike, *short[:1], *fitting[:MOST_OTHERS]])
+    return _Others(faster[:1], [*alike, *short[:1], *fitting[:MOST_OTHERS]], layouts)
+
+
+def equal_plans(answer: PlanningResult) -> list[dict[str, Any]]:
+    """Plans that differ from the answer's plan in one decision, fit, and are predicted to be as fast within what is known, as
+    JSON-ready dicts with `layout` (what differs) and `step_ns`. answer: the request, with the plan found for it, if any.
+    """
+    if answer.plan is None or answer.step_ns is None:
+        return []
+    return equal_rows(answer.step_ns, _others(answer).fitting)
 
 
 def difference(own: Sequence[str], words: Sequence[str]) -> str:

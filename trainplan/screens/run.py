@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from trainplan.formulations.runtimes import title
 from trainplan.imported_runs.assess import LEAST_GAIN, Change, JudgedRun
-from trainplan.plan_words import layouts, run_words
+from trainplan.plan_words import layouts, run_words, whose_numbers
 from trainplan.planning.proof import proof
 from trainplan.profiling.base.quantities import format_share, format_time, plural
 from trainplan.screens.plan import Row, difference, gib, memory_words, parts_of, speed_words
+from trainplan.validation.fitting import tight_words
 from trainplan.validation.predict import Prediction
 
 MOST_CHANGES, MOST_OTHERS = 4, 3
@@ -23,7 +24,7 @@ def run_screen(judged: JudgedRun, measured: list[str]) -> list[Row]:
     far the prediction differs from it.
     """
     rows: list[Row] = [
-        ("FITS" if judged.fits else "FITS NOT", [_memory(judged)]),
+        ("FITS" if judged.fits or judged.close else "FITS NOT", [_memory(judged)]),
         ("RUN", [_subject(judged), run_words(judged.plan), *layouts(judged.plan)]),
         ("SPEED", _speed(judged)),
         ("MEASURED", [[text] for text in measured]),
@@ -50,8 +51,7 @@ def _memory(judged: JudgedRun) -> list[str]:
     """
     run = judged.framework if isinstance(judged.framework, Prediction) else None
     words = memory_words(judged.plan, parts_of(run, judged.performance))
-    close = "close: may not fit"
-    return [*words, *[close] * judged.close]
+    return [*words, *[tight_words(judged.fit_probability)] * judged.close]
 
 
 def _subject(judged: JudgedRun) -> list[str]:
@@ -71,7 +71,7 @@ def _speed(judged: JudgedRun) -> list[list[str]]:
     if isinstance(run, Prediction):
         known = run.step_low_s is not None and run.step_high_s is not None
         likely = (run.step_low_s * 1e9, run.step_high_s * 1e9) if known else None  # type: ignore[operator]
-        return [speed_words(judged.step_ns, judged.performance, likely)]
+        return [speed_words(judged.step_ns, judged.performance, likely), [whose_numbers(judged.plan)]]
     words = speed_words(judged.step_ns, judged.performance, None)
     return [words, [f"of trainplan's own step model, not as {judged.configuration.software} overlaps: {run}"]]
 

@@ -31,6 +31,7 @@ from dataclasses import replace
 from typing import Literal
 
 from trainplan.execution.launch_files.trainer_buffers import Buffers
+from trainplan.formulations.costs.overlapped.frameworks import FLASH_2_RATES
 from trainplan.formulations.costs.overlapped.layout import Framework, Held, RunLayout
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.clusters.sheets import DeviceSheet
@@ -162,6 +163,8 @@ def _copied_elements(model: Model, layout: RunLayout) -> int:
     """
     if layout.framework.name == DEEPSPEED:
         return min(BUCKET, model.total_parameters)
+    if layout.framework.memory.half_gradients:  # sums are apart from the buckets
+        return model.total_parameters // layout.tp // layout.pp
     return model.total_parameters * layout.framework.gradient_bytes // DTYPE_BYTES[layout.base] // layout.tp
 
 
@@ -204,7 +207,8 @@ def _through_logits(run: Run, model: Model, layout: RunLayout, buffers: Buffers)
 
 
 def with_attention(framework: Framework, described: DeviceSheet, stated: bool | None, assumed: Assumed) -> Framework:
-    """Set whether a framework's attention kernels are fused, from a run's own statement or else from its device.
+    """Set whether a framework's attention kernels are fused, from a run's own statement or else from its device, and what they
+    reach on the device.
 
     If the run states nothing, Megatron-LM's kernels are not fused on devices that lack fused attention; torch's own attention,
     which other frameworks call, has a fused kernel on these devices, too.
@@ -216,12 +220,20 @@ def with_attention(framework: Framework, described: DeviceSheet, stated: bool | 
         assumed: assumptions as texts by name, written to: gets an entry if unfused kernels are assumed.
 
     Returns:
-        A copy of the framework's settings with `fused_attention` as stated, or False if unfused kernels are assumed; else the
-        given settings.
+        A copy of the framework's settings with `fused_attention` as stated, or False if unfused kernels are assumed, and with
+        the rate of its kernels on the device.
     """
+    framework = replace(framework, attention_rate=attention_rate(framework, described))
     if stated is not None:
         return replace(framework, fused_attention=stated)
     if framework.fused_attention and framework.pads > 1 and described.architecture in WITHOUT_FLASH:
         assumed[SCORES] = f"scores and what dropout leaves of them are kept: {described.name} has no fused attention"
         return replace(framework, fused_attention=False, drops=True)
     return framework
+
+
+def attention_rate(framework: Framework, described: DeviceSheet) -> float:
+    """The rate of a framework's fused attention kernels on a device, over that of the kernels that the device's efficiency for
+    attention is of. described: the device's data sheet.
+    """
+    return FLASH_2_RATES.get(described.architecture or "", 1.0) if framework.attention == "flash-2" else 1.0

@@ -1,19 +1,26 @@
-"""The ZeRO stage and the recomputation of a measured run that leaves them open, chosen so that the run fits into memory: it
-ran, unless its file says that it was out of memory."""
+"""Whether a run fits into memory, with a probability; and the ZeRO stage and the recomputation of a measured run that leaves
+them open, chosen so that the run fits: it ran, unless its file says that it was out of memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import log
+from statistics import NormalDist
+from typing import Literal
 
 from trainplan.formulations.costs.overlapped.analytic_memory import run_memory
-from trainplan.formulations.costs.overlapped.layout import Held, RecomputePolicy, RunLayout
+from trainplan.formulations.costs.overlapped.framework_memory import MEGATRON_ERROR, OTHER_ERROR, TORCHTITAN_ERROR
+from trainplan.formulations.costs.overlapped.layout import Framework, Held, RecomputePolicy, RunLayout
 from trainplan.profiling.clusters.kinds import reserve_bytes
 from trainplan.profiling.clusters.sheets import DeviceSheet
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.optimizers import OPTIMIZERS
 
-MEMORY_ERROR = 0.05  # relative error of predicted peaks
+Fit = Literal["yes", "tight", "no"]
+SURE = 0.9  # probability from which an answer is yes; below 1 - SURE it is no
+# Errors of peaks by the beginning of the name of the software that a plan's prediction is of.
+ERRORS = {"torchtitan": TORCHTITAN_ERROR, "DeepSpeed": OTHER_ERROR, "Accelerate": OTHER_ERROR, "PyTorch": OTHER_ERROR}
 
 
 def limit_bytes(described: DeviceSheet) -> int:
@@ -23,11 +30,38 @@ def limit_bytes(described: DeviceSheet) -> int:
     return described.memory_bytes - reserve_bytes(described)
 
 
-def close(peak_bytes: float, limit: float) -> bool:
-    """Whether a predicted peak (bytes) is so close to the memory limit (bytes), on either side, that the prediction's usual
-    error decides whether the run fits.
+def peak_error(framework: Framework) -> float:
+    """The relative standard error of predicted peaks of a framework's runs."""
+    if framework.memory.peak_error is not None:
+        return framework.memory.peak_error
+    return MEGATRON_ERROR if framework.pads > 1 else OTHER_ERROR
+
+
+def software_error(software: str | None) -> float:
+    """The relative standard error of predicted peaks by the name of the software that runs a plan; None, or an empty name, for
+    trainplan's own programs.
     """
-    return abs(peak_bytes / limit - 1) <= MEMORY_ERROR
+    return next((error for name, error in ERRORS.items() if (software or "").startswith(name)), MEGATRON_ERROR)
+
+
+def fit_probability(peak_bytes: float, limit: float, error: float) -> float:
+    """The probability, 0 to 1, that a run whose peak is predicted fits into a device's memory: that its real peak, which is
+    distributed log-normally about the predicted one, is at most the limit. peak_bytes: the predicted peak. limit: the bytes of
+    memory that a run may use. error: the relative standard error of the prediction.
+    """
+    return NormalDist().cdf(log(limit / peak_bytes) / error) if peak_bytes > 0 else 1.0
+
+
+def fit_of(probability: float) -> Fit:
+    """Whether a run fits into memory, by the probability (0 to 1) that it does: `yes` or `no` from 90 % certainty on, between
+    them `tight`.
+    """
+    return "yes" if probability >= SURE else "tight" if probability > 1 - SURE else "no"
+
+
+def tight_words(probability: float) -> str:
+    """A few words for people on a run that may fit or not. probability: the probability, 0 to 1, that it fits."""
+    return f"tight: fits with {probability:.0%}"
 
 
 def fits(peak_bytes: float, described: DeviceSheet) -> bool:

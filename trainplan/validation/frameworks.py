@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 from trainplan.formulations.costs.overlapped.frameworks import (
+    BRIDGE,
     COMPILED,
     COMPOSER,
     DEEPSPEED,
@@ -15,12 +16,17 @@ from trainplan.formulations.costs.overlapped.frameworks import (
     LOCAL_BYTES,
     MEGATRON,
     MEGATRON_2022,
+    NANOTRON,
     NEMO,
     OVERLAPPED,
     TESTS_ENDS_NS,
+    TORCHTITAN,
+    TORCHTITAN_COMPILED,
+    XLA,
 )
 from trainplan.formulations.costs.overlapped.layout import Framework
 from trainplan.profiling.models.optimizers import OPTIMIZERS
+from trainplan.validation.memory_words import LOSS_COMPILED_SINCE, with_memory
 from trainplan.validation.rows import Run
 from trainplan.validation.words import FUNCTIONAL_TEST, flag, optimizer_of, stated_stage
 
@@ -29,6 +35,8 @@ UNFUSED = (
     r"(?:unfused|naive attention|eager[ _-]att\w*|attention[ _-]unfused"
     r"|(?:attn|attention)(?:[ _-](?:implementation|backend|impl))?[\s=:]+[\"\']?(?:eager|unfused|local))"
 )
+FLOAT8_SHARDS = r"(?:enable[_ -])?(?:fsdp[_ -])?(?:float8|fp8)[_ -]all[_ -]?gathers?"
+OTHER_ATTENTION = r"(?:cudnn[_ -]?(?:att\w*|sdpa)?|fa[34]|flash[_ -]?att\w*[_ -]?v?[34]|te[_ -]att\w*)"  # as fast as cuDNN's
 EIGHT_BIT = r"(?:8[ _-]?bit|int8|fp8)"
 # Frameworks whose models are transformers' modules.
 MODULES = re.compile(r"accelerate|transformers|hugging ?face|\btrl\b|axolotl|llama[ _-]?factory|peft|deepspeed")
@@ -48,8 +56,9 @@ def framework_of(run: Run) -> Framework:
     name, note, precision = (run.framework or "").lower(), (run.note or "").lower(), (run.precision or "").lower()
     chosen = _named_framework(run, name, note)
     if MODULES.search(name) and chosen.pads == 1:
-        compiles = chosen.name == COMPILED.name
-        chosen = replace(chosen, composed=not compiles and not flag(f"{name} {note}", KERNELS))
+        compiles, liger = chosen.name == COMPILED.name, bool(flag(f"{name} {note}", KERNELS))
+        passes = COMPILED.memory_passes if liger else chosen.memory_passes
+        chosen = replace(chosen, composed=not compiles and not liger, memory_passes=passes)
     fused, year = stated_attention(note), year_of(run)
     if (year and year < FUSED_SINCE and not fused) or fused is False:
         chosen = replace(chosen, fused_attention=False)
@@ -63,13 +72,14 @@ def framework_of(run: Run) -> Framework:
     chosen = _with_states(chosen, f"{note} {precision}")
     if "cross-entropy" in note and "fusion" in note:  # a copy in fp32, exponentials and their gradient in one compiled kernel
         chosen = replace(chosen, logit_bytes=14, loss_passes=1.5)
+    chosen = _with_bits(chosen, f"{note} {precision}")
     if FUNCTIONAL_TEST in note:
         chosen = _of_functional_test(chosen, run, note)
     if "launch-bound" in note:
         chosen = replace(chosen, issue_ns=ISSUE_NS)
     if re.search(r"\bmp pure\b", note):  # Composer's mixed precision with gradients reduced in the parameters' dtype
         chosen = replace(chosen, gradient_bytes=2)
-    return chosen
+    return with_memory(chosen, run, year)
 
 
 def _named_framework(run: Run, name: str, note: str) -> Framework:
@@ -82,7 +92,9 @@ def _named_framework(run: Run, name: str, note: str) -> Framework:
     """
     year, compiled = year_of(run), flag(note, r"compiled?")
     stage = stated_stage(run)
-    if ("nemo" in name and "automodel" not in name) or re.search(r"megatron[ _-]?bridge", name):
+    if re.search(r"megatron[ _-]?bridge", name):
+        return BRIDGE
+    if "nemo" in name and "automodel" not in name:
         return NEMO
     if "megatron-core" in name or "mcore" in name:
         return MEGATRON
@@ -90,14 +102,19 @@ def _named_framework(run: Run, name: str, note: str) -> Framework:
         return MEGATRON_2022 if year and year <= 2022 else MEGATRON
     if "internevo" in name or "internlm" in name:
         return INTERNEVO
+    if "nanotron" in name:
+        return NANOTRON
     if "neox" in name:
-        return replace(MEGATRON, overlaps_messages=False)
+        return replace(MEGATRON, overlaps_messages=False, copies_alongside=False)
     if "deepspeed" in name:
         return DEEPSPEED
     if "torchtitan" in name:
-        return COMPILED if compiled and "eager" not in note else FSDP
+        if not compiled or "eager" in note:
+            return TORCHTITAN
+        early = year is not None and year < LOSS_COMPILED_SINCE
+        return replace(TORCHTITAN_COMPILED, loss_passes=FSDP.loss_passes) if early else TORCHTITAN_COMPILED
     if re.search(r"jax|xla|maxtext|axlearn|paxml", name):
-        return COMPILED
+        return XLA
     if "composer" in name:
         return COMPOSER
     if TORCH.search(name) or (stage > 1 and not name) or ((run.tp or 1) * (run.pp or 1) == 1 and stage != 1):
@@ -116,8 +133,24 @@ def _with_overlap(framework: Framework, run: Run, note: str) -> Framework:
         framework = replace(framework, overlaps_gradients=reduces)
     if (gathers := flag(note, "overlap[_ -]param[_ -]gather")) is not None:
         framework = replace(framework, overlaps_parameters=gathers)
+    if framework.tensor_overlap and re.search(r"fp4|float4", (run.precision or "").lower()):
+        framework = replace(framework, tensor_overlap=0.0)  # off in all of Megatron-Bridge's recipes of NVFP4
     if (tensor := flag(note, r"(?:tp[_ -]comm[_ -]overlap|async[_ -]?tp|asynchronous[_ -]tp)")) is not None:
         framework = replace(framework, tensor_overlap=NEMO.tensor_overlap if tensor else 0.0)
+    return framework
+
+
+def _with_bits(framework: Framework, text: str) -> Framework:
+    """Copy the settings of a framework, with the kinds of communication in few bits that a text names. torchtitan gathers the
+    tokens of tensor-parallel ranks in 8 bits where they are scaled per tensor (`enable_float8_tensorwise_tp` in
+    `models/llama3/parallelize.py`), not per row. text: a measured run's note and precision in lower case.
+    """
+    if flag(text, FLOAT8_SHARDS):
+        framework = replace(framework, shards_in_bits=True)
+    if framework.gathers_in_bits and framework.pads == 1 and re.search(r"row[_ -]?wise", text):
+        framework = replace(framework, gathers_in_bits=False)
+    if framework.attention == "flash-2" and flag(text, OTHER_ATTENTION):
+        framework = replace(framework, attention="cudnn")
     return framework
 
 
@@ -129,7 +162,8 @@ def _of_functional_test(framework: Framework, run: Run, note: str) -> Framework:
     except in one older container. run: a measured run, maybe such a test. note: its note in lower case.
     """
     resumes = ("ckpt-resume" in note or "resume" in run.model) and "dracooci" not in note
-    unfused = ("attention-softmax-in-fp32" in note and not resumes) or "transformer-impl local" in note
+    latent = "multi-latent-attention" in note  # whose queries are wider than its values: no deterministic fused kernel has them
+    unfused = ("attention-softmax-in-fp32" in note and not resumes) or "transformer-impl local" in note or latent
     fixed_bytes = framework.fixed_bytes + LOCAL_BYTES * ("transformer-impl local" in note)
     return replace(framework, drops=True, fused_attention=not unfused, fixed_bytes=fixed_bytes, ends_ns=TESTS_ENDS_NS)
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainplan.execution.launch_files.trainer_buffers import Buffers
+from trainplan.formulations.costs.overlapped.analytic_pipeline import costed_stages
 from trainplan.formulations.costs.overlapped.layout import Framework, RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.formulations.costs.overlapped.sublayer_time import splittable
 from trainplan.formulations.plan.strategy import Exchange
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import DeviceKind
-from trainplan.profiling.clusters.efficiencies import EfficiencyTable, Precision
+from trainplan.profiling.clusters.efficiencies import Efficiency, EfficiencyTable, Precision
 from trainplan.profiling.clusters.kinds import device_kind
 from trainplan.profiling.clusters.recipes import Recipe
 from trainplan.profiling.clusters.sheets import DeviceSheet, likely_kind, sheet
@@ -25,7 +26,8 @@ from trainplan.profiling.models.sublayers import why_no_head_share
 from trainplan.validation.alongside import held_by, stated_buffers, with_attention
 from trainplan.validation.fitting import fitted, in_words
 from trainplan.validation.frameworks import framework_of, stated_attention
-from trainplan.validation.offloading import hosted
+from trainplan.validation.memory_words import optimizer_instances
+from trainplan.validation.offloading import hosted, hosted_layers
 from trainplan.validation.recomputation import recompute_of_words
 from trainplan.validation.row_models import row_model
 from trainplan.validation.rows import Run
@@ -48,6 +50,9 @@ from trainplan.validation.words import (
     unknown,
 )
 
+# Since when torchtitan's pipelines have micro-batches of one sample by default, before as many as stages; before that, as many
+# as pipeline ranks (`build_pipeline_schedule`; pull requests 1073 and 781). Since when its stages count embedding and head.
+SIZED_SINCE, BY_STAGES_SINCE, WEIGHED_SINCE = "2025-04-07", "2025-01-07", "2025-04-15"
 LORA = re.compile(r"lora|peft", re.IGNORECASE)
 # Patterns of runs that are not predicted, in notes: those that train neither the whole model nor adapters, by AdamW or Muon.
 OTHERS = {
@@ -78,6 +83,7 @@ class LaidRun:
         assumed: for each field that the run does not specify, by name, a text with the value that is assumed.
         links: the links of the cluster that it runs on; None for the usual links of the data sheet.
         rates: peak rates of matrix multiplications by dtype of the cluster's devices; None for those of the data sheet.
+        efficiencies: the shares of peaks that kernels reach on the cluster's devices, if they were corrected by own runs.
     """
 
     run: Run
@@ -89,11 +95,13 @@ class LaidRun:
     assumed: Mapping[str, str]
     links: Links | None = None
     rates: Mapping[Precision, float] | None = None
+    efficiencies: tuple[Efficiency, ...] | None = None
 
     def kind(self, table: EfficiencyTable) -> DeviceKind:
-        """The kind of device that it runs on, with the rates of the run's cluster. table: the shares of peaks that kernels
-        reach."""
+        """The kind of device that it runs on, with the rates and the corrected efficiencies of the run's cluster. table: the
+        shares of peaks that kernels reach."""
         kind = device_kind(self.name, table)
+        kind = kind if self.efficiencies is None else kind.changed(efficiencies=list(self.efficiencies))
         return kind if self.rates is None else kind.changed(flops_per_s=dict(self.rates))
 
     @property
@@ -122,8 +130,7 @@ def laid_run(run: Run) -> LaidRun:
         assumed["framework"] = framework.name
     name = _kind(run.gpu, assumed)
     described = sheet(name)
-    if stated_attention((run.note or "").lower()) is None:
-        framework = with_attention(framework, described, None, assumed)
+    framework = with_attention(framework, described, stated_attention((run.note or "").lower()), assumed)
     base, _ = _precisions(run, described, assumed)
     model = row_model(run, run.tp or 1, framework, base, assumed)
     if run.seq is None and model.vocabulary:
@@ -191,13 +198,20 @@ def laid_out(
     micro = given_or("mbs", run.mbs, 1)
     batch = given_or("gbs", run.gbs, micro * dp)
     torchtitan = "torchtitan" in (run.framework or "").lower()
-    micro, batch = _micro_batches(micro, batch, dp, pp, torchtitan, assumed)
+    early = torchtitan and pp > 1 and (run.date or "9") < SIZED_SINCE
+    parts = pp * chunks if (run.date or "") >= BY_STAGES_SINCE else pp
+    if early and run.mbs in (None, batch / dp) and batch % (dp * parts) == 0:
+        micro = batch // (dp * parts)
+        assumed["mbs"] = f"{micro}, of {parts} micro-batches, as many as stages, torchtitan's default until April 2025"
+    micro, batch = _micro_batches(micro, batch, dp, pp, torchtitan and not early, assumed)
     described = sheet(name)
     base, precision = _precisions(run, described, assumed)
     if not all(splittable(part, tp).runs_on(tp) for part in model.sublayers.values()):
         problem = f"is {tp}, into which not all parts of this {model.family} can be split"
         raise InputError(run.id, "tp", problem, f"give a degree that divides heads, ffn and vocabulary of {run.model}")
     zero, shard = sharing(run, dp, framework, assumed)
+    if zero == 1 and dp % (instances := optimizer_instances(run)) == 0:
+        shard //= instances
     recipe = _recipe(run, described, base, precision, assumed)
     optimizer = _optimizer(run, zero, tp, assumed)
     recompute, shared = recompute_of_words(run, assumed), shares_tokens(run, tp, framework, assumed)
@@ -205,10 +219,11 @@ def laid_out(
     layout = RunLayout(
         dp, tp, pp, cp, chunks, zero, shard, shared, recompute, base, precision, micro, batch, framework,
         reserved=model.layers % count > 0 and (model.layers + 2) % count == 0,
-        on_host=hosted(run, framework.pads > 1, assumed),
+        on_host=hosted(run, framework.pads > 1, assumed), offloaded_layers=hosted_layers(run),
         frozen=_adapters(run), schedule=schedule_of(run, assumed) if pp > 1 else "1f1b",
         exchange=exchanged, optimizer=optimizer, recipe=recipe,
-        stage_layers=_stages_of_torchtitan(model, count) if torchtitan and pp > 1 else _stated_stages(run, model, pp, chunks),
+        stage_layers=_default_stages(run, model, count, framework) if pp > 1 and (torchtitan or framework.costs_stages)
+        else _stated_stages(run, model, pp, chunks),
     )  # fmt: skip
     if model.layers + 2 * layout.reserved < count:
         problem = f"is {chunks}, which with pp {pp} makes {count} stages of {model.layers} layers"
@@ -297,6 +312,27 @@ def _micro_batches(micro: int, batch: int, dp: int, pp: int, torchtitan: bool, a
     if whole_batch != batch:
         assumed["gbs"] = f"{whole_batch}: whole micro-batches of {micro} on {dp} data-parallel ranks"
     return micro, whole_batch
+
+
+def _default_stages(run: Run, model: Model, count: int, framework: Framework) -> tuple[int, ...] | None:
+    """The number of layers in each of `count` pipeline stages as nanotron, which counts the operations of layers and head, or
+    torchtitan cut them; None where they cannot. Until April 2025, torchtitan gave layers that were left over to the stages
+    between the first and the last (`generate_split_points`).
+
+    run: a measured run, whose date decides. framework: the cost model's settings for one of the two.
+    """
+    if not framework.costs_stages and (run.date or "9") < WEIGHED_SINCE:
+        least, longer = divmod(model.layers, count)
+        middle = [least + (stage < longer) for stage in range(count - 2)]
+        return (least, *middle, model.layers - least - sum(middle)) if least and count > 1 else None
+    if not framework.costs_stages:
+        return _stages_of_torchtitan(model, count)
+    costs = [0] * (model.layers + 1)
+    for unit in model.units:
+        if unit.kind != "embedding":
+            matrices = (operator for operator in unit.sublayer.operators(1, 1) if operator.m and not operator.core)
+            costs[min(unit.layer - 1, model.layers)] += sum(matrix.n * matrix.k * matrix.count for matrix in matrices)
+    return costed_stages(costs[:-1], costs[-1], count)
 
 
 def _stages_of_torchtitan(model: Model, count: int) -> tuple[int, ...] | None:

@@ -78,7 +78,7 @@ def compared_values(laid: LaidRun, step_s: float, peak_bytes: float) -> Compared
         peak_bytes: the predicted peak in bytes of the device whose peak the run measured.
     """
     run, remarks, steps = laid.run, list[str](), list[Measured]()
-    measured = _measured(laid)
+    measured = measured_steps(laid)
     if missing := _missing(laid):
         compared = bool(measured or run.mem_gib)
         return ComparedValues(remarks=(missing + ": what was measured is compared with nothing" * compared,))
@@ -161,7 +161,7 @@ def _share(value: float) -> float:
     return value / 100 if value > PERCENT else value
 
 
-def _measured(laid: LaidRun) -> tuple[Measured, ...]:
+def measured_steps(laid: LaidRun) -> tuple[Measured, ...]:
     """The measured steps of a run: one for each of its fields that states or implies a step (time, tokens/s, samples/s,
     TFLOP/s, MFU, HFU), the most direct field first. Empty if the run has no such field. laid: a measured run, with assumed
     values for everything that it does not specify.

@@ -26,6 +26,19 @@ INFINITY = r"zero[_ -]?infinity"  # Rajbhandari et al. (2021): all three
 ANY = (rf"(?:\bcpu[_ -]*)?{OFFLOAD}", r"\bnvme\b")
 
 
+HOSTED_LAYERS = re.compile(
+    rf"\bact(?:ivation)?s?[_ -]+(?:cpu[_ -]+)?{OFFLOAD} of (\d+) layers|cpu[_ -]offloading[_ -]num[_ -]layers[ =:]+(\d+)"
+)
+
+
+def hosted_layers(run: Run) -> int | None:
+    """The number of a stage's transformer layers whose activations a measured run keeps in the host's memory, if its note
+    states it as in `activation offload of 40 layers` or `cpu-offloading-num-layers 40`; None if it does not.
+    """
+    match = HOSTED_LAYERS.search((run.note or "").lower())
+    return None if match is None else int(match[1] or match[2])
+
+
 def hosted(run: Run, megatron: bool, assumed: Assumed) -> frozenset[Hosted]:
     """The kinds of data (activations, parameters, optimizer states) that a measured run keeps in the host's memory, according
     to its words on offloading; if parameters are on the host, the optimizer's states are, too.
@@ -58,7 +71,8 @@ def hosted(run: Run, megatron: bool, assumed: Assumed) -> frozenset[Hosted]:
     if "parameters" in named:
         named.add("optimizer")
     if named:
-        assumed["offload"] = f"{', '.join(sorted(named))} on the host, by copies that nothing hides"
+        hidden = "by copies alongside kernels" if megatron and named == {"activations"} else "by copies that nothing hides"
+        assumed["offload"] = f"{', '.join(sorted(named))} on the host, {hidden}"
     return frozenset(named)
 
 

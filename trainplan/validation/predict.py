@@ -15,13 +15,13 @@ from trainplan.formulations.plan.strategy import HEADS_WORD
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import EfficiencyTable, shipped_efficiencies
-from trainplan.profiling.clusters.kinds import device_kind
 from trainplan.profiling.clusters.nodes import host_of
 from trainplan.tabular import Tabular
 from trainplan.validation.alongside import LAST
-from trainplan.validation.fitting import close, limit_bytes
+from trainplan.validation.fitting import Fit, fit_of, fit_probability, limit_bytes, peak_error, tight_words
 from trainplan.validation.layouts import LaidRun, laid_run
 from trainplan.validation.measured import NOTHING_COMPARED, ComparedValues, Measured, compared_values, verdict
+from trainplan.validation.memory_words import measured_rank
 from trainplan.validation.rows import Run
 from trainplan.validation.words import SHARD
 
@@ -29,7 +29,6 @@ GIB = 2**30
 MOST_IDS = 4  # that a note lists
 ISSUE_ERROR = 0.15  # added to the relative error of a step that the host's launches decide
 ASSUMED_ERROR = 0.1  # relative error for each field in DECISIVE that a run leaves open; their squares add up
-CLOSE = {True: "close: may not fit", False: "no, but close"}  # by whether it fits
 ALWAYS_OTHER = ("vocab",)  # fields whose value frameworks always change: they pad it
 DECISIVE = ("framework", "recompute", "zero", SHARD, "mbs")  # fields that decide most of a step
 OPEN = ("framework", "precision", "recompute", "zero", SHARD, "gbs", "mbs", "seq")  # fields that are reported if left open
@@ -47,8 +46,8 @@ class Prediction:
         step_low_s: lower end of an interval that is meant to hold 80 % of measured steps, in seconds.
         step_high_s: upper end of this interval.
         peak_gib: the predicted peak memory of the fullest device in GiB, or of the last rank if the run measured that.
-        fits: whether the run fits into the memory of every device.
-        close: whether the peak is so close to the memory limit that the prediction's error decides whether it fits.
+        fits: whether the predicted peak is within the memory of every device.
+        fit_probability: the probability, 0 to 1, that the run fits, by the error of predicted peaks.
         memory: the fullest device's memory by category.
         cannot: why there is no prediction; empty if there is one.
         laid: the run, completed by assumptions to a configuration.
@@ -63,13 +62,25 @@ class Prediction:
     step_high_s: float | None = None
     peak_gib: float | None = None
     fits: bool | None = None
-    close: bool = False
+    fit_probability: float | None = None
     memory: RunMemory | None = None
     cannot: str = ""
     laid: LaidRun | None = None
     step: StreamsStep | None = None
     borrowed: Sequence[str] = ()
     held: ComparedValues = NOTHING_COMPARED
+
+    @property
+    def fit(self) -> Fit | None:
+        """Whether the run fits into memory: yes, tight (the error of the prediction decides), or no; None if there is no
+        prediction.
+        """
+        return None if self.fit_probability is None else fit_of(self.fit_probability)
+
+    @property
+    def close(self) -> bool:
+        """Whether the peak is so close to the memory limit that the prediction's error decides whether the run fits."""
+        return self.fit == "tight"
 
     @property
     def measured(self) -> tuple[Measured, ...]:
@@ -115,7 +126,7 @@ class Prediction:
         """
         if self.laid is None or self.peak_gib is None:
             return []
-        contradicted = verdict(self.laid, self.peak_gib * GIB, self.fits is not False)
+        contradicted = "" if self.close else verdict(self.laid, self.peak_gib * GIB, self.fit != "no")
         taken = (
             f"{name} {_written(getattr(self.run, name))} is taken as {value.removeprefix('as ')}"
             for name, value in self.laid.assumed.items()
@@ -125,15 +136,26 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """The prediction as JSON-ready values, as `trainplan validate --json` prints it: id; step_s with its interval
-        step_low_s to step_high_s; peak_gib; fits, close, as_taken (see the properties of these names); cannot; measured_s and
-        measured_by, the field that it is from; error and memory_error, predicted over measured minus 1; remarks, a list of
-        texts; assumed, texts by field. A value that is unknown is None.
+        step_low_s to step_high_s; peak_gib; fits, fit, fit_probability, close, as_taken (see the properties of these names);
+        cannot; measured_s and measured_by, the field that it is from; error and memory_error, predicted over measured minus 1;
+        remarks, a list of texts; assumed, texts by field. A value that is unknown is None.
         """
-        names = ("step_s", "step_low_s", "step_high_s", "peak_gib", "fits", "close", "as_taken", "cannot")
+        names = (
+            "step_s",
+            "step_low_s",
+            "step_high_s",
+            "peak_gib",
+            "fits",
+            "fit",
+            "fit_probability",
+            "close",
+            "as_taken",
+            "cannot",
+        )
         by = {"measured_s": self.measured_s, "measured_by": self.measured[0].by if self.measured else None}
         return {
             "id": self.run.id,
-            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in (*names, "cannot")},
             **by,
             "error": self.error,
             "memory_error": self.memory_error,
@@ -164,7 +186,8 @@ class Predictions(Tabular, list[Prediction]):
     def rows(self) -> list[dict[str, Any]]:
         """A dict for each run: run (its id), source, model, devices, layout and precision as texts; measured_ns; predicted_ns
         with its interval low_ns to high_ns; error, predicted over measured minus 1; peak_bytes, measured_peak_bytes and
-        memory_error; fits and close; cannot, why there is no prediction, or an empty text."""
+        memory_error; fits, fit (yes, tight, no), fit_probability and close; cannot, why there is no prediction, or an empty
+        text."""
         return [_row(prediction) for prediction in self]
 
     def cells(self) -> list[list[str]]:
@@ -197,10 +220,11 @@ class Predictions(Tabular, list[Prediction]):
 
 
 def _verdict(prediction: Prediction, fits: str) -> str:
-    """The text of the table's cell on whether a run fits into memory, such as "close: may not fit". prediction: the prediction
-    of one measured run. fits: "yes" or "no", the text for an answer that is not close to the memory limit.
+    """The text of the table's cell on whether a run fits into memory, such as "tight: fits with 62%". prediction: the
+    prediction of one measured run. fits: the text for an answer that is certain, or for none.
     """
-    words = CLOSE[bool(prediction.fits)] if prediction.close else fits
+    sure = prediction.fit or fits
+    words = tight_words(prediction.fit_probability) if prediction.close and prediction.fit_probability is not None else sure
     return words + ", if as taken" * (prediction.as_taken and prediction.fits is not None)
 
 
@@ -252,6 +276,8 @@ def _row(prediction: Prediction) -> dict[str, Any]:
         "measured_peak_bytes": _scaled(prediction.held.peak_gib, GIB),
         "memory_error": prediction.memory_error,
         "fits": prediction.fits,
+        "fit": prediction.fit,
+        "fit_probability": prediction.fit_probability,
         "close": prediction.close,
         "cannot": prediction.cannot,
     }
@@ -309,7 +335,7 @@ def predict_laid(laid: LaidRun, table: EfficiencyTable) -> Prediction:
     memory = run_memory(laid.model, laid.layout)
     fullest, limit = max(memory, key=lambda rank: rank.peak_bytes), limit_bytes(laid.sheet)
     most = fullest.peak_bytes
-    peak = memory[-1].peak_bytes if "last rank" in (run.note or "") else most
+    peak = measured_rank(run, memory).peak_bytes
     return Prediction(
         run,
         step_s=seconds,
@@ -317,7 +343,7 @@ def predict_laid(laid: LaidRun, table: EfficiencyTable) -> Prediction:
         step_high_s=seconds * high,
         peak_gib=peak / GIB,
         fits=most <= limit,
-        close=close(most, limit),
+        fit_probability=fit_probability(most, limit, peak_error(laid.layout.framework)),
         memory=fullest,
         laid=laid,
         step=step,
@@ -343,11 +369,12 @@ def interval(laid: LaidRun, table: EfficiencyTable) -> tuple[float, float, tuple
     """Compute the interval that is meant to hold a run's measured step. Returns its lower and upper end as factors of the
     predicted step (such as 0.9 and 1.2), and texts about efficiencies that were taken from another kind of device.
 
-    The width follows from the error of the matrix multiplications' efficiency and from the fields that the run does not
-    specify. laid: the run, with assumed values for everything that it does not specify. table: efficiencies (shares of their
-    peak rates that kernels and links reach).
+    The width follows from what the run has in common with the measured runs that the efficiencies were fitted to (with a table
+    that does not state them, from the error of the matrix multiplications' efficiency), and from the fields that the run does
+    not specify. laid: the run, with assumed values for everything that it does not specify. table: efficiencies (shares of
+    their peak rates that kernels and links reach).
     """
-    kind = device_kind(laid.name, table)
+    kind = laid.kind(table)
     product = kind.reached("matrix-product", laid.layout.rate)
     assert product is not None
     borrowed = tuple(
@@ -355,6 +382,16 @@ def interval(laid: LaidRun, table: EfficiencyTable) -> tuple[float, float, tuple
         for efficiency in kind.efficiencies
         if efficiency.precision in (laid.layout.rate, laid.layout.base, None) and efficiency.device != laid.sheet.name
     )
-    left_open = sum(name in laid.assumed for name in DECISIVE)
-    error = hypot(product.error, ASSUMED_ERROR * sqrt(left_open)) + ISSUE_ERROR * bool(laid.layout.framework.issue_ns)
+    left_open = ASSUMED_ERROR * sqrt(sum(name in laid.assumed for name in DECISIVE))
+    error = table.step_error(laid.name, laid.run.gpus, laid.layout.rate, framework_name(laid), left_open)
+    if error is None or laid.efficiencies is not None:  # corrected ones have the error of the own runs
+        error = hypot(product.error, left_open)
+    error += ISSUE_ERROR * bool(laid.layout.framework.issue_ns)
     return 1 / (1 + error), 1 + error, borrowed
+
+
+def framework_name(laid: LaidRun) -> str:
+    """The cost model's name of a run's framework, such as "PyTorch FSDP", without its variants. laid: the run, with assumed
+    values for everything that it does not specify.
+    """
+    return laid.layout.framework.name.partition(",")[0]

@@ -39,6 +39,7 @@ class Run(Record):
         recompute, precision, task: recomputation, precision and kind of training (such as LoRA), in words.
         step_s, tokens_s, samples_s: measured on all devices together.
         tokens_s_gpu, tflops_gpu, mem_gib: measured per device.
+        mem_rank: the pipeline rank whose peak mem_gib is: `last`, `first`, or `fullest`, which is assumed.
         mfu, hfu: shares, or percent if above 1.5.
         oom: whether the run was out of memory.
         note: free text: words and flags of the source.
@@ -79,6 +80,7 @@ class Run(Record):
     hfu: Measure | None = None
     step_s: Measure | None = None
     mem_gib: Measure | None = None
+    mem_rank: Text | None = None
     oom: bool | None = None
     note: Text | None = None
     task: Text | None = None
@@ -101,6 +103,7 @@ MEASURED = "is measured: predictions are compared with it"
 UNMOVED = {
     **dict.fromkeys(("id", "source", "file"), NAMES),
     **dict.fromkeys((*MEASURES, "oom"), MEASURED),
+    "mem_rank": "decides which pipeline rank's peak is predicted: the same without pipelines",
     "params": "decides only what sizes leave open: none where they are all said",
 }
 
@@ -265,7 +268,7 @@ UNKNOWN = ("?", "unknown", "tbd", "nan", "unsaid", "not said", "not reported", "
 OPEN_WORDS = ("precision", "fsdp", "recompute", "framework")
 UNSAID = ("", "-", "--", "n/a", "na", "none", "null", "nan", "?")
 TEXTS = frozenset(
-    ("id", "source", "model", "gpu", "fsdp", "recompute", "precision", "note", "task", "date", "framework", "file")
+    ("id", "source", "model", "gpu", "fsdp", "recompute", "precision", "note", "task", "date", "framework", "file", "mem_rank")
 )
 SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "topk", "seq")
 WHOLE = frozenset((*SIZES, "gpus", "gbs", "mbs", "tp", "pp", "vpp", "cp", "ep", "dp", "zero"))

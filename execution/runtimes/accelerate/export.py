@@ -12,7 +12,7 @@ import yaml
 from trainplan.execution.launch_files.fields import nested, values_of
 from trainplan.execution.runtimes.accelerate.capabilities import CAPABILITIES
 from trainplan.execution.runtimes.accelerate.fields import KEYS, ExportedValues
-from trainplan.execution.runtimes.export_common import Export, as_exported, fitting_bytes
+from trainplan.execution.runtimes.export_common import Export, as_exported, predict_exported
 from trainplan.execution.runtimes.export_sharded import left_out, one_stage, run_file, script
 from trainplan.execution.runtimes.launch_scripts import accelerate_launch, here, page, slurm
 from trainplan.formulations.plan.plan import Plan
@@ -39,7 +39,7 @@ def export(plan: Plan, where: str) -> Export:
     elif shard > 1 and precision.gradients == "float32":
         lines.append(f"gradients are reduced in {model.dtype} where ranks share states, and kept in float32; less time")
     exported = as_exported(plan, strategy, precision=precision)
-    peak_bytes = fitting_bytes(plan, exported, where, RUNTIME)
+    prediction = predict_exported(plan, exported, where, RUNTIME)
     recomputes = any(unit.strategy.ckpt for unit in exported.units)
     if strategy.zero_stage == 1:
         fix = "plan with --for accelerate: FSDP2 shards gradients, too"
@@ -51,6 +51,6 @@ def export(plan: Plan, where: str) -> Export:
         "train.py": script("trainplan.execution.runtimes.accelerate.script"),
         "launch.sh": accelerate_launch(plan.world, "accelerate.yaml", f'{here("train.py")} "$@"'),
         "slurm.sh": slurm(plan.world),
-        "README.md": page(plan, RUNTIME, VERSION, peak_bytes, lines, DECIDES),
+        "README.md": page(plan, RUNTIME, VERSION, prediction, lines, DECIDES),
     }
-    return Export("accelerate", {"config": settings, "peak_bytes": peak_bytes}, files, tuple(lines), exported)
+    return Export("accelerate", {"config": settings, "peak_bytes": prediction.peak_bytes}, files, tuple(lines), exported)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from trainplan.execution.launch_files.fields import nested, values_of
 from trainplan.execution.runtimes.deepspeed.capabilities import CAPABILITIES
 from trainplan.execution.runtimes.deepspeed.fields import KEYS, STEPPED, ExportedValues
-from trainplan.execution.runtimes.export_common import Export, as_exported, fitting_bytes, micro_batch_samples
+from trainplan.execution.runtimes.export_common import Export, as_exported, micro_batch_samples, predict_exported
 from trainplan.execution.runtimes.export_sharded import left_out, one_stage, run_file, script
 from trainplan.execution.runtimes.launch_scripts import here, page, slurm, torchrun
 from trainplan.formulations.plan.plan import Plan
@@ -25,7 +25,7 @@ RUNTIME, VERSION = "DeepSpeed", "DeepSpeed 0.19 (2026)"
 DECIDES = (
     "gradients are reduced in buckets during the backward pass (overlap_comm): hidden in plans with overlap",
     "stage 3 gathers parameters ahead, as many as stage3_prefetch_bucket_size has, and keeps small ones whole",
-    "buckets for reductions and gathering take memory that the plan does not count (reduce_bucket_size, allgather_bucket_size)",
+    "buckets for reductions and gathering take memory, which predictions of DeepSpeed count (reduce_bucket_size and others)",
     "the optimizer's numbers are in ds_config.json: yours to change",
 )
 
@@ -54,7 +54,7 @@ def export(plan: Plan, where: str) -> Export:
             lines.append(f"{strategy}: the optimizer's states are sharded (stage 1); less memory, and as much is exchanged")
             strategy = replace(Strategy.of(("sdp", strategy.degree("dp"))), zero=1)
     exported = as_exported(plan, strategy)
-    peak_bytes = fitting_bytes(plan, exported, where, RUNTIME)
+    prediction = predict_exported(plan, exported, where, RUNTIME)
     exported_values = ExportedValues(
         plan=plan,
         stage=stage,
@@ -68,9 +68,9 @@ def export(plan: Plan, where: str) -> Export:
         "train.py": script("trainplan.execution.runtimes.deepspeed.script"),
         "launch.sh": torchrun(plan.world, f'{here("train.py")} "$@"'),
         "slurm.sh": slurm(plan.world),
-        "README.md": page(plan, RUNTIME, VERSION, peak_bytes, lines, DECIDES),
+        "README.md": page(plan, RUNTIME, VERSION, prediction, lines, DECIDES),
     }
-    return Export("deepspeed", {"config": config, "peak_bytes": peak_bytes}, files, tuple(lines), exported)
+    return Export("deepspeed", {"config": config, "peak_bytes": prediction.peak_bytes}, files, tuple(lines), exported)
 
 
 def _offloads(plan: Plan, where: str) -> bool:

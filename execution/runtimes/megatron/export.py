@@ -45,18 +45,19 @@ from itertools import pairwise
 
 from trainplan.execution.runtimes.export_common import (
     Export,
+    ExportPrediction,
     as_exported,
     check_pipeline,
     common_recipe,
     common_strategy,
     first_recomputed,
-    fitting_bytes,
     half_cut,
     layers_of,
     left_out_of_all,
     left_out_order,
     letters,
     micro_batch_samples,
+    predict_exported,
     recomputation,
     recomputed_modules,
     refuse_half_cut,
@@ -153,7 +154,7 @@ class MegatronArguments:
     script. model: arguments of the model. parallel: degrees of parallelism, batch, recomputation and stages. precision:
     dtypes and recipes. optimizer: empty for AdamW. same: the arguments of `parallel` with the stages given by numbers of
     layers, for versions without layouts; None if that is impossible. left_out: lines for the README on features of the plan
-    that are left out. plan: the plan as it is run. peak_bytes: peak memory of the fullest device."""
+    that are left out. plan: the plan as it is run. prediction: its step and memory."""
 
     script: str
     model: list[str]
@@ -163,7 +164,7 @@ class MegatronArguments:
     same: list[str] | None
     left_out: list[str]
     plan: Plan
-    peak_bytes: int
+    prediction: ExportPrediction
 
     @property
     def gathered(self) -> tuple[str, ...]:
@@ -214,7 +215,7 @@ def arguments_of(plan: Plan, where: str, runtime: str = RUNTIME, capabilities: R
         same=None if same is None else [*head, *words_of(STAGES, same)],
         left_out=left_out,
         plan=exported,
-        peak_bytes=fitting_bytes(plan, exported, where, runtime),
+        prediction=predict_exported(plan, exported, where, runtime),
     )
 
 
@@ -230,7 +231,7 @@ def export(plan: Plan, where: str) -> Export:
         "optimizer": arguments.optimizer,
         "world": plan.world,
         "without_layout": arguments.same,
-        "peak_bytes": arguments.peak_bytes,
+        "peak_bytes": arguments.prediction.peak_bytes,
     }
     lines = [f"# All arguments of {arguments.script} on {plan.world} ranks, for {version}: launch.sh reads this file."]
     lines += _array("MODEL_ARGS", arguments.model) + _array("PIPELINE_ARGS", arguments.parallel)
@@ -250,7 +251,7 @@ def export(plan: Plan, where: str) -> Export:
         "launch.sh": torchrun(plan.world, f'"$MEGATRON/{arguments.script}" {every} "$@"', before),
         "slurm.sh": slurm(plan.world),
         "README.md": page(
-            plan, RUNTIME, version, arguments.peak_bytes, arguments.left_out, (*decides(plan, DECIDES), *arguments.gathered)
+            plan, RUNTIME, version, arguments.prediction, arguments.left_out, (*decides(plan, DECIDES), *arguments.gathered)
         ),
     }
     return Export("megatron", settings, files, tuple(arguments.left_out), arguments.plan)

@@ -21,10 +21,10 @@ from trainplan.execution.runtimes.export_common import (
     Export,
     check_pipeline,
     common_strategy,
-    fitting_bytes,
     left_out_of_all,
     micro_batch_samples,
     modules_kept,
+    predict_exported,
 )
 from trainplan.execution.runtimes.launch_scripts import PER_NODE, here, page, slurm, torchrun
 from trainplan.execution.runtimes.torch.capabilities import CAPABILITIES
@@ -67,7 +67,7 @@ def export(plan: Plan, where: str) -> Export:
     exported = _as_exported(plan)
     extra_bytes = held_alongside(exported)
     left_out += [f"{what}: {format_bytes(number)} on a rank" for what, number in extra_bytes.items() if number]
-    peak_bytes = fitting_bytes(plan, exported, where, RUNTIME, sum(extra_bytes.values()))
+    prediction = predict_exported(plan, exported, where, RUNTIME, sum(extra_bytes.values()))
     script = _script(exported, strategy)
     config = {name: value for name, value in model.config.items() if name != "attn_implementation"}
     decides = [line for line in DECIDES if "FSDP2" not in line or "fully_shard" in script]
@@ -76,9 +76,9 @@ def export(plan: Plan, where: str) -> Export:
         "config.json": json.dumps(config, indent=1) + "\n",
         "launch.sh": torchrun(plan.world, f'{here("train.py")} "$@"'),
         "slurm.sh": slurm(plan.world),
-        "README.md": page(plan, RUNTIME, VERSION, peak_bytes, left_out, decides),
+        "README.md": page(plan, RUNTIME, VERSION, prediction, left_out, decides),
     }
-    settings = {"strategy": str(strategy), "schedule": plan.schedule, "config": config, "peak_bytes": peak_bytes}
+    settings = {"strategy": str(strategy), "schedule": plan.schedule, "config": config, "peak_bytes": prediction.peak_bytes}
     return Export("torch", settings, texts, tuple(left_out), exported)
 
 

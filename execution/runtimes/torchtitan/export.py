@@ -35,13 +35,13 @@ from trainplan.execution.runtimes.export_common import (
     check_pipeline,
     common_recipe,
     common_strategy,
-    fitting_bytes,
     layers_of,
     left_out_of_all,
     left_out_order,
     micro_batch_samples,
     modules_kept,
     pass_names,
+    predict_exported,
     recomputation,
     refuse_half_cut,
 )
@@ -137,7 +137,7 @@ def export(plan: Plan, where: str, training: Training = UNSAID) -> Export:
         precision = precision.changed(gradients="float32")
     shared = replace(strategy, sequence_parallel=tp > 1)
     exported = as_exported(plan, shared, precision=precision)
-    peak_bytes = fitting_bytes(plan, exported, where, RUNTIME)
+    prediction = predict_exported(plan, exported, where, RUNTIME)
     # torch's 1F1B wants as many micro-batches as stages; an order of passes that is written out does not.
     by_csv = plan.schedule == "1f1b" and parts < stages and stages > 1
     flavour = FLAVOURS.get(model.name)
@@ -178,9 +178,9 @@ def export(plan: Plan, where: str, training: Training = UNSAID) -> Export:
         **({CSV: "".join(",".join(row) + "\n" for row in pass_names(plan))} if by_csv else {}),
         "launch.sh": _launch(plan.world, by_csv, script),
         "slurm.sh": slurm(plan.world),
-        "README.md": page(plan, RUNTIME, VERSION, peak_bytes, left_out, (*_to_fill_in(training), *DECIDES)),
+        "README.md": page(plan, RUNTIME, VERSION, prediction, left_out, (*_to_fill_in(training), *DECIDES)),
     }
-    settings = {"toml": toml, "python": python, "peak_bytes": peak_bytes}
+    settings = {"toml": toml, "python": python, "peak_bytes": prediction.peak_bytes}
     return Export("torchtitan", settings, files, tuple(left_out), exported)
 
 

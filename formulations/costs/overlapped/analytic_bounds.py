@@ -27,8 +27,10 @@ from typing import Any
 
 import numpy as np
 from trainplan.formulations.costs.overlapped.analytic_memory import _of_rank
+from trainplan.formulations.costs.overlapped.analytic_shards import accumulated_ns
 from trainplan.formulations.costs.overlapped.analytic_step import (
     Chunk,
+    _blocks,
     _chunk_ns,
     _data_ns,
     jitter_of,
@@ -99,18 +101,30 @@ class LayoutBounds:
 
     # Times of spans
 
+    def stage_ns(self, first: int, end: int) -> tuple[int, int]:
+        """The forward and the backward pass in ns of a micro-batch through the sub-layers from number `first` to before number
+        `end`. Where only the first layers of a stage are recomputed, without that."""
+        forward, backward = (self.rows.before[end] - self.rows.before[first]) @ self._kinds_ns
+        return round(forward), round(backward)
+
     @cached_property
     def _passes(self) -> tuple[Floats, Floats]:
-        """The forward and the backward passes in ns of a micro-batch through all sub-layers before each of `ends`. Where only
-        the first layers of a stage are recomputed, nothing is."""
+        """The forward and the backward passes in ns of a micro-batch through all sub-layers before each of `ends`."""
+        sums = self.rows.before[list(self.ends)] @ self._kinds_ns
+        return sums[:, 0], sums[:, 1]
+
+    @cached_property
+    def _kinds_ns(self) -> Floats:
+        """[k]: the forward and the backward pass in ns of a micro-batch through a sub-layer of kind k. Where only the first
+        layers of a stage are recomputed, nothing is."""
         layout = self.layout
         if layout.recompute.first is not None:
             layout = replace(layout, recompute=replace(layout.recompute, first=None, layers=0.0))
         layout = replace(layout, framework=replace(layout.framework, issue_ns=0))
         times = {name: unit_times(part, layout, self.kind, self.links) for name, part in self.model.sublayers.items()}
-        passes = np.array([_chunk_ns(self.model, Chunk((unit,)), layout, times) for unit in self.rows.first])
-        sums = self.rows.before[list(self.ends)] @ passes
-        return sums[:, 0], sums[:, 1]
+        passes: Floats = np.array([_chunk_ns(self.model, Chunk((unit,)), layout, times) for unit in self.rows.first])
+        passes[:, 1] += [accumulated_ns(parameters, layout, self.kind) for parameters in self._parameters]
+        return passes
 
     @cached_property
     def message_ns(self) -> float:
@@ -189,13 +203,32 @@ class LayoutBounds:
         """[j]: the time in ns, at least, that the first device takes to reduce its gradients and gather its parameters, beyond
         its passes, where its stage ends at the end j."""
         layout, (forward, backward) = self.layout, self._passes
-        element, found = DTYPE_BYTES[layout.base], np.zeros(len(self.ends))
-        sizes = [parameters_of(self.model, Chunk((unit,)), layout) for unit in self.rows.first]
-        parameters = self.rows.before[list(self.ends)] @ np.array(sizes)
+        found = np.zeros(len(self.ends))
+        if layout.framework.stays_whole and layout.zero >= 2 and layout.sharing > 1:
+            return self._whole_ns
+        parameters = self.rows.before[list(self.ends)] @ np.array(self._parameters)
         for j in range(1, len(self.ends)):
             passes = [(float(forward[j]), float(backward[j]))]
-            found[j] = sum(_data_ns(round(parameters[j]), 0, passes, layout, self.links, element))
+            found[j] = sum(_data_ns(round(parameters[j]), 0, passes, layout, self.links))
         return found
+
+    @cached_property
+    def _whole_ns(self) -> Floats:
+        """[j]: as `_first_end_ns`, where shards of parameters stay whole once they are gathered: the first device reduces all
+        of its gradients after its passes, and every stage waits at least for the first of its blocks."""
+        layout = self.layout
+        times = {name: unit_times(part, layout, self.kind, self.links) for name, part in self.model.sublayers.items()}
+        blocks = _blocks(self.model, self.model.units, layout, self.kind, self.links, times)
+        least = blocks[0].gather_ns + (layout.pp - 1) * min(block.gather_ns for block in blocks)
+        reduced = np.cumsum([0.0, *(block.reduce_ns + block.copies_ns for block in blocks)])
+        layers = sorted({unit.layer for unit in self.model.units})
+        whole = [layers.index(self.model.units[end].layer) if end < len(self.model.units) else len(layers) for end in self.ends]
+        return least + np.array([reduced[count] for count in whole])
+
+    @cached_property
+    def _parameters(self) -> list[int]:
+        """The number of parameters of a sub-layer of each kind on one tensor-parallel rank."""
+        return [parameters_of(self.model, Chunk((unit,)), self.layout) for unit in self.rows.first]
 
     def stages(self, fitting: Sequence[Sequence[int]] | None = None) -> StageBounds:
         """The bounds by stage. fitting: for each stage and each end at which it may begin, the last end that it may reach so

@@ -58,6 +58,13 @@ def sharded_ns(
     return max(lanes)
 
 
+def first_forward_ns(blocks: Sequence[Block], prefetched: int = 1) -> float:
+    """The time in ns of a forward pass that gathers the parameters of its blocks on the way, from its beginning to its end.
+    blocks: the times of each block, in the order of the pass. prefetched: the number of blocks that may be gathered in
+    advance."""
+    return _pass(blocks, 0.0, 0.0, True, prefetched)[0]
+
+
 def _micro_batch(
     blocks: Sequence[Block],
     lanes: Lanes,

@@ -1,12 +1,6 @@
 """Memory of a run on each device, from its layout: model states as frameworks hold them, activations of the micro-batches in
-flight, the logits with their loss, and what trainers hold in addition: buckets in the passes, copies in the optimizer's step.
-
-Of each unit the graph keeps what fused kernels of today's frameworks keep: a norm's input and result, the inputs of products,
-one number for each query and head of a fused attention core, and what the activation and the gate need. trainplan's programs
-keep the same within a few percent (tests/formulations/test_streams_memory.py). Products in few bits keep their operands in
-these, and their weights in both orientations. Where context-parallel ranks exchange heads, an attention keeps queries, keys
-with their copies, values and results of its heads, and in addition the results of its tokens; of a core that is computed again,
-its inputs before they are exchanged.
+flight (`unit_memory`), the logits with their loss, and what trainers hold in addition: buckets in the passes, copies in the
+optimizer's step.
 """
 
 from __future__ import annotations
@@ -22,26 +16,23 @@ from trainplan.formulations.costs.overlapped.analytic_step import (
     stepped_parameters,
 )
 from trainplan.formulations.costs.overlapped.layout import RUN_SCHEDULES, RunLayout
-from trainplan.formulations.costs.overlapped.sublayer_time import splittable
+from trainplan.formulations.costs.overlapped.unit_memory import (
+    COPY_BYTES,
+    exchanged_bytes,
+    kept_bytes,
+    network_again_bytes,
+    score_gradient_bytes,
+)
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.clusters.recipes import Recipe
 from trainplan.profiling.models.model import Model, Unit
 from trainplan.profiling.models.optimizers import moments_saved
-from trainplan.profiling.models.sublayers import (
-    LAYER_KINDS,
-    Attention,
-    FeedForward,
-    HeadShare,
-    Sublayer,
-    attention_of,
-)
-from trainplan.profiling.models.sublayers.parallel import ParallelBlock
+from trainplan.profiling.models.sublayers import LAYER_KINDS
 
 # Share of what a layer keeps, where every second product's result, the attention's and the layer's input are kept: of a layer
 # of Llama-3 8B 59 of 131 KB for each token.
 OPERATIONS_KEPT = 0.45
 MOMENT_BYTES = 4
-COPY_BYTES = 4  # of a copy in fp32
 
 
 @dataclass(frozen=True)
@@ -59,6 +50,8 @@ class RunMemory:
         copies_bytes: in the optimizer's step, temporaries of the step in addition to the states.
         unreduced_bytes: in the passes, whole gradients in addition to shards of them, if they are reduced after the last
             micro-batch.
+        messages_bytes: in the passes, what a pipeline holds of all micro-batches of a step between its stages.
+        fragmented: what the allocator reserves beyond what is allocated, as a share of that.
     """
 
     states_bytes: float
@@ -68,11 +61,13 @@ class RunMemory:
     standing_bytes: float = 0.0
     copies_bytes: float = 0.0
     unreduced_bytes: float = 0.0
+    messages_bytes: float = 0.0
+    fragmented: float = 0.0
 
     @property
     def passes_bytes(self) -> float:
         """Bytes held on one device at the peak of the forward and backward passes."""
-        held = self.states_bytes + self.activation_bytes + self.buffers_bytes + self.unreduced_bytes
+        held = self.states_bytes + self.activation_bytes + self.buffers_bytes + self.unreduced_bytes + self.messages_bytes
         return held + self.workspace_bytes
 
     @property
@@ -82,8 +77,8 @@ class RunMemory:
 
     @property
     def peak_bytes(self) -> float:
-        """The most bytes held on one device at any moment of the step."""
-        return max(self.passes_bytes, self.stepping_bytes)
+        """The most bytes held on one device at any moment of the step, with what the allocator reserves in addition."""
+        return max(self.passes_bytes, self.stepping_bytes) * (1 + self.fragmented)
 
     @property
     def moment(self) -> str:
@@ -93,11 +88,16 @@ class RunMemory:
     @property
     def parts(self) -> dict[str, float]:
         """The parts that add up to the peak of memory, in bytes, by their names for people, such as `activations`."""
+        reserved = {"fragmentation": self.peak_bytes * self.fragmented / (1 + self.fragmented)} if self.fragmented else {}
         if self.passes_bytes < self.stepping_bytes:
-            return {"model states": self.standing_bytes, "copies of gradients and buckets": self.copies_bytes}
+            stepping = {"model states": self.standing_bytes, "copies of gradients and buckets": self.copies_bytes}
+            return stepping | reserved
         states = {"model states": self.states_bytes, "activations": self.activation_bytes}
         states |= {"whole gradients": self.unreduced_bytes}
-        return states | {"loss or one layer": self.workspace_bytes, "gradient buckets": self.buffers_bytes}
+        if self.messages_bytes:
+            states["messages of the pipeline"] = self.messages_bytes
+        passes = {"loss or one layer": self.workspace_bytes, "gradient buckets": self.buffers_bytes}
+        return states | passes | reserved
 
 
 def run_memory(model: Model, layout: RunLayout) -> list[RunMemory]:
@@ -130,6 +130,9 @@ def states_bytes(
     if layout.frozen:
         gathered = _gathered(parameters, largest, layout) * (layout.zero == 3)
         return (parameters / (sharing if layout.zero == 3 else 1) + gathered) * element
+    if layout.zero == 3 and sharing > 1 and layout.pp > 1 and framework.memory.whole_in_pipelines and largest:
+        own = element * (framework.shards_halves or not framework.master_bytes)
+        return parameters * (element + gradient) + parameters * (stepped + own) / sharing
     if layout.zero == 3 and sharing > 1:
         gathered = _gathered(parameters, largest, layout) * element + largest * gradient
         own = element * (framework.shards_halves or not framework.master_bytes)  # else the optimizer's copy is the only one
@@ -187,155 +190,6 @@ def copied_bytes(weights: Sequence[float], recipe: Recipe | None, element_bytes:
     return held * recipe.copied_bytes(element_bytes, in_place=zero > 0)
 
 
-def kept_bytes(unit: Unit, layout: RunLayout) -> float:
-    """Bytes that a sub-layer keeps on one rank for one micro-batch from its forward to its backward pass: its input and what
-    its kernels save, less what is recomputed module by module. unit: the sub-layer in the model. layout: how the run is
-    laid out on its devices: degrees, batch, precision and framework.
-    """
-    part, element = splittable(unit.sublayer, layout.tp), DTYPE_BYTES[layout.base]
-    tokens = layout.micro * part.tokens / layout.cp
-    own = tokens / layout.tp if layout.sequence_parallel else tokens
-    hidden = own * part.hidden * element
-    normed = (
-        own
-        * part.hidden
-        * (operand_bytes(layout) + _composed_norm_bytes(part, layout))
-        * (not layout.recompute.norms)
-        * part.pre_norm
-    )
-    entered = hidden + normed + own * part.hidden * _cast_bytes(part, layout)  # a norm's input, and its result
-    norm_after = part.sandwich * (hidden + own * part.hidden * _composed_norm_bytes(part, layout))
-    if isinstance(part, ParallelBlock):
-        entered += normed * (not part.shared_norm)
-        inner = _attention_bytes(part.attention, tokens, layout) + _network_bytes(part.feed_forward, tokens, layout)
-        return entered + inner
-    if isinstance(part, Attention):
-        return entered + norm_after + _attention_bytes(part, tokens, layout) + _masks_bytes(part, own)
-    if isinstance(part, FeedForward):
-        return entered + norm_after + _network_bytes(part, tokens, layout) + _masks_bytes(part, own)
-    if part.kind == "embedding":
-        return hidden + _masks_bytes(part, own)
-    return 2 * hidden + own * part.hidden * (_composed_norm_bytes(part, layout) + _cast_bytes(part, layout))
-
-
-def _cast_bytes(part: Sublayer, layout: RunLayout) -> int:
-    """Bytes per element of the hidden states that autocast adds before matrix multiplications: the wider input, and a copy in
-    the model's dtype for each multiplication except one (queries, keys and values count as one, and so do both
-    up-projections); 0 without autocast. part: the sub-layer. layout: how the run is laid out on its devices: degrees,
-    batch, precision and framework.
-    """
-    if not layout.held.autocast:
-        return 0
-    element = DTYPE_BYTES[layout.base]
-    products = 3 if isinstance(part, Attention) else 2 if isinstance(part, FeedForward) and part.gated else 1
-    return COPY_BYTES - element + element * (products - 1)
-
-
-def _composed_norm_bytes(part: Sublayer, layout: RunLayout) -> int:
-    """Bytes per element of the hidden states that an RMS norm made of several kernels keeps: a copy in fp32 in place of the
-    input, and the result before the norm's weights; 0 for other norms and for fused ones. part: the sub-layer whose norm it
-    is. layout: how the run is laid out on its devices: degrees, batch, precision and framework.
-    """
-    return COPY_BYTES * (layout.framework.composed and part.norm == "rms")
-
-
-def operand_bytes(layout: RunLayout) -> float:
-    """Bytes per element of the input that a matrix multiplication keeps, from which the gradient of its weights is computed:
-    those of the multiplication's precision, and 0 if the weights are frozen. layout: how the run is laid out on its
-    devices: degrees, batch, precision and framework.
-    """
-    if layout.frozen:
-        return 0.0
-    return DTYPE_BYTES[layout.base] if layout.recipe is None else layout.recipe.operand_bytes
-
-
-def _masks_bytes(part: object, own: float) -> float:
-    """Bytes of a sub-layer's dropout mask for one micro-batch; 0 without dropout. part: the sub-layer. own: the number of
-    tokens that the rank holds between matrix multiplications.
-    """
-    return own * part.hidden * (part.dropout > 0)  # type: ignore[attr-defined]
-
-
-def _attention_bytes(part: Attention, tokens: float, layout: RunLayout) -> float:
-    """Bytes that an attention keeps on one rank for some tokens: queries, keys, values and the result; queries and keys before
-    their norm, if there is one; for unfused kernels the attention probabilities, and with dropout also their mask and the
-    dropped probabilities. tokens: the number of tokens. part: the attention. layout: how the run is laid out on its
-    devices: degrees, batch, precision and framework.
-    """
-    element, tp = DTYPE_BYTES[layout.base], layout.tp
-    query, key = part.heads // tp * part.width, max(1, part.kv_heads // tp) * part.width
-    normed = (element + COPY_BYTES * layout.framework.composed) * part.normed_heads
-    eager = layout.framework.composed and part.keeps_scores  # which has keys and values of all heads
-    size = tokens * ((2 * query + 2 * (query if eager else key)) * element + (query + key) * normed)
-    size += tokens * part.heads // tp * 4 * (not eager)
-    if layout.exchanges_heads and not layout.recompute.attention:
-        copied = HeadShare(part, tp, layout.cp).copied_key_heads * part.width
-        size += tokens * (query + 2 * copied) * element
-    if part.keeps_scores and not layout.recompute.attention:
-        dropped = part.attention_dropout > 0
-        widened = COPY_BYTES * (eager and element < COPY_BYTES)  # the softmax's result
-        size += tokens * part.keys * (part.heads // tp) * (element + widened + dropped * (1 + (0 if widened else element)))
-    return size
-
-
-def score_gradient_bytes(unit: Unit, layout: RunLayout) -> float:
-    """Bytes that an unfused attention holds only during its backward pass, in addition to what is kept, for the gradients of
-    its scores: those of the softmax's results in both dtypes, or, with dropout, in the wider one alone. 0 if the attention
-    is fused or keeps no scores. unit: the sub-layer in the model. layout: how the run is laid out on its devices: degrees,
-    batch, precision and framework.
-    """
-    attention = attention_of(splittable(unit.sublayer, layout.tp))
-    if attention is None or not attention.keeps_scores or not layout.framework.composed:
-        return 0.0
-    tokens, element = layout.micro * attention.tokens / layout.cp, DTYPE_BYTES[layout.base]
-    element_bytes = COPY_BYTES + element * (attention.attention_dropout == 0)
-    return tokens * attention.keys * (attention.heads // layout.tp) * element_bytes
-
-
-def exchanged_bytes(unit: Unit, layout: RunLayout) -> int:
-    """Bytes that an all-to-all of attention heads among context-parallel ranks holds only during the exchange, in addition to
-    what is sent: one micro-batch ordered by rank, and the micro-batch as it arrives. 0 for other sub-layers and layouts.
-    unit: the sub-layer in the model. layout: how the run is laid out on its devices: degrees, batch, precision and
-    framework.
-    """
-    attention = attention_of(splittable(unit.sublayer, layout.tp))
-    if not layout.exchanges_heads or attention is None:
-        return 0
-    return 2 * HeadShare(attention, layout.tp, layout.cp).entering_bytes(layout.micro, DTYPE_BYTES[layout.base])
-
-
-def _network_bytes(part: FeedForward, tokens: float, layout: RunLayout) -> float:
-    """Bytes that a feed-forward network keeps on one rank for some tokens: the inputs of the activation function, of the gate
-    and of the second matrix multiplication; a ReLU keeps only its result. 0 for a network that is recomputed as a whole.
-    tokens: the number of tokens. part: the feed-forward network. layout: how the run is laid out on its devices: degrees,
-    batch, precision and framework.
-    """
-    return 0.0 if layout.recompute.network else _inner_bytes(part, tokens, layout)
-
-
-def _inner_bytes(part: FeedForward, tokens: float, layout: RunLayout) -> float:
-    """Bytes that a feed-forward network keeps on one rank between its matrix multiplications, for some tokens. tokens: the
-    number of tokens. part: the feed-forward network. layout: how the run is laid out on its devices: degrees, batch,
-    precision and framework.
-    """
-    products = 2 if part.gated else 0 if part.activation == "relu" and not layout.recompute.activation else 1
-    products += part.gated and layout.framework.composed and not layout.recompute.activation  # the activation's result
-    copies = products * DTYPE_BYTES[layout.base] + operand_bytes(layout) * (not layout.recompute.activation)
-    return tokens * (part.inner // layout.tp) * copies
-
-
-def _network_again_bytes(unit: Unit, layout: RunLayout) -> float:
-    """Bytes on one rank, for one micro-batch, that a feed-forward network which is recomputed as a whole holds only during its
-    own backward pass; 0 for other sub-layers and layouts. unit: the sub-layer in the model. layout: how the run is laid out
-    on its devices: degrees, batch, precision and framework.
-    """
-    part = splittable(unit.sublayer, layout.tp)
-    network = part.feed_forward if isinstance(part, ParallelBlock) else part
-    if not layout.recompute.network or not isinstance(network, FeedForward):
-        return 0.0
-    return _inner_bytes(network, layout.micro * part.tokens / layout.cp, layout)
-
-
 def _layer_bytes(chunk: Chunk, layout: RunLayout) -> tuple[float, float]:
     """Two numbers of bytes on one rank for one micro-batch: those that a chunk (pipeline stage) keeps from its forward to its
     backward pass; and the largest number that a layer, or a group of layers recomputed together, holds in addition while it
@@ -361,7 +215,7 @@ def _layer_bytes(chunk: Chunk, layout: RunLayout) -> tuple[float, float]:
             kept *= OPERATIONS_KEPT
         total += (1 - share) * kept + share * entry * (index % group == 0)
         groups[index // group] = groups.get(index // group, 0.0) + kept * (share > 0)
-        again = max(again, groups[index // group], *(_network_again_bytes(unit, layout) for unit in units))
+        again = max(again, groups[index // group], *(network_again_bytes(unit, layout) for unit in units))
     return total, again
 
 
@@ -369,7 +223,7 @@ def kept_on_host_bytes(chunk: Chunk, layout: RunLayout) -> float:
     """Bytes of one rank's activations of a micro-batch that a chunk (pipeline stage) keeps on the host between its forward and
     its backward pass. layout: how the run is laid out on its devices: degrees, batch, precision and framework.
     """
-    return _layer_bytes(chunk, layout)[0]
+    return _layer_bytes(chunk, layout)[0] * layout.hosted_layers(chunk.layers) / max(1, chunk.layers)
 
 
 def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) -> RunMemory:
@@ -380,8 +234,10 @@ def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) ->
     flights = _in_flight(layout, rank)
     kept = [_layer_bytes(chunk, layout) for chunk in chunks]
     activations = sum(flight * size for flight, (size, _) in zip(flights, kept, strict=True))
-    if "activations" in layout.on_host:  # all but those of two layers, one that is computed and one that is copied
-        activations = max(2 * size / max(1, chunk.layers) for chunk, (size, _) in zip(chunks, kept, strict=True))
+    if "activations" in layout.on_host:  # at least those of two layers stay, one that is computed and one that is copied
+        two = max(2 * size / max(1, chunk.layers) for chunk, (size, _) in zip(chunks, kept, strict=True))
+        away = sum(flight * kept_on_host_bytes(chunk, layout) for chunk, flight in zip(chunks, flights, strict=True))
+        activations = max(two, activations - away)
     again = max(most for _, most in kept)
     layers: dict[int, list[Unit]] = {}
     for chunk in chunks:
@@ -391,6 +247,8 @@ def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) ->
     largest = max(blocks.values())
     inner = [blocks[layer] for layer, units in layers.items() if units[0].kind in LAYER_KINDS]
     units = [unit for chunk in chunks for unit in chunk.units]
+    if layout.framework.memory.keeps_gathered and layout.sequence_parallel and layout.tp > 1:
+        again += 2 * _gathered_tokens_bytes(model, layout)  # gradients of a gathered input from two products
     workspace = again + max(max(exchanged_bytes(unit, layout), score_gradient_bytes(unit, layout)) for unit in units)
     head = chunks[-1].units[-1]
     if head.kind == "head":
@@ -400,10 +258,26 @@ def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) ->
     saved = moments_saved(layout.optimizer, stepped, by_muon)
     copies = copied_bytes(inner, layout.recipe, DTYPE_BYTES[layout.base], layout.zero)
     fixed = layout.framework.fixed_bytes
+    messages = messages_bytes(model, layout, rank) if layout.framework.memory.holds_messages else 0.0
+    if layout.framework.memory.defers_head and head.kind == "head":
+        messages += deferred_bytes(model, layout)
+    unreduced = _unreduced_bytes(parameters, layout)
+    half = _half_gradients_bytes(parameters, layout)
+    last = sum(size for size, _ in kept) if "activations" not in layout.on_host else 0.0
+    if half > last + workspace:  # at the end of a backward pass, when its own activations are gone
+        activations, workspace, unreduced = max(0.0, activations - last), 0.0, unreduced + half
     states = states_bytes(parameters, layout, largest, stepped, saved) + copies + fixed
     standing = states_bytes(parameters, layout, 0.0, stepped, saved) + fixed
+    reserved = layout.framework.memory.fragmented
     buffers, copied = _buffers_bytes(parameters, layout), _step_bytes(stepped, layout)
-    return RunMemory(states, activations, workspace, buffers, standing, copied, _unreduced_bytes(parameters, layout))
+    return RunMemory(states, activations, workspace, buffers, standing, copied, unreduced, messages, reserved)
+
+
+def _gathered_tokens_bytes(model: Model, layout: RunLayout) -> float:
+    """Bytes of the hidden states of a micro-batch that are gathered over tensor-parallel ranks. layout: how the run is laid
+    out on its devices: degrees, batch, precision and framework.
+    """
+    return layout.micro * model.tokens / layout.cp * model.units[-1].sublayer.hidden * DTYPE_BYTES[layout.base]
 
 
 def loss_bytes(model: Model, head: Unit, layout: RunLayout) -> float:
@@ -420,6 +294,35 @@ def loss_bytes(model: Model, head: Unit, layout: RunLayout) -> float:
         return at_once * vocabulary * (layout.framework.logit_bytes + capped)
     hidden = head.sublayer.hidden
     return (at_once * vocabulary + tokens * hidden + vocabulary * hidden * (not layout.frozen)) * element
+
+
+def messages_bytes(model: Model, layout: RunLayout, rank: int) -> float:
+    """Bytes on one rank of a pipeline that allocates its messages for all micro-batches of a step (torch's `PipelineStage`):
+    what it receives, forward and backward, and the gradients of what it received, of micro-batches that are done; on the last
+    rank the logits that it returns. rank: the index of the pipeline rank. layout: how the run is laid out on its devices:
+    degrees, batch, precision and framework.
+    """
+    if layout.pp == 1:
+        return 0.0
+    micro, element = layout.micro_batches, DTYPE_BYTES[layout.base]
+    tokens = layout.micro * model.tokens / layout.cp
+    hidden = tokens * model.units[-1].sublayer.hidden * element / (layout.tp if layout.sequence_parallel else 1)
+    flying = min(micro, sum(_in_flight(layout, rank)))
+    count = float((rank < layout.pp - 1 or layout.chunks > 1) * micro)  # gradients of what it sent
+    if rank > 0 or layout.chunks > 1:  # what came, without that which counts as activations, and its gradients
+        count += 2 * (micro - flying)
+    logits = tokens * (model.vocabulary or 1) / layout.tp * element * micro * (rank == layout.pp - 1)
+    return count * layout.chunks * hidden + logits
+
+
+def deferred_bytes(model: Model, layout: RunLayout) -> float:
+    """Bytes on the last rank of a pipeline for the inputs of the head's product and the gradients of its logits, in the model's
+    dtype, of all micro-batches before the last one, from which the gradients of its weights are computed at the end; 0 without
+    a pipeline. layout: how the run is laid out on its devices: degrees, batch, precision and framework.
+    """
+    tokens, hidden = layout.micro * model.tokens / layout.cp, model.units[-1].sublayer.hidden
+    numbers = tokens * ((model.vocabulary or 1) / layout.tp + hidden / (layout.tp if layout.sequence_parallel else 1))
+    return (layout.micro_batches - 1) * numbers * DTYPE_BYTES[layout.base] * (layout.pp > 1 and not layout.frozen)
 
 
 def _buffers_bytes(parameters: float, layout: RunLayout) -> float:
@@ -445,6 +348,14 @@ def _unreduced_bytes(parameters: float, layout: RunLayout) -> float:
     on_device = not layout.on_host & {"optimizer", "parameters"}
     shards = parameters / layout.sharing * layout.framework.gradient_bytes * on_device
     return max(0.0, parameters * DTYPE_BYTES[layout.base] - shards)
+
+
+def _half_gradients_bytes(parameters: float, layout: RunLayout) -> float:
+    """Bytes on one rank of the gradients that one backward pass has made in the model's dtype before they are added to their
+    sums; 0 for frameworks that add each as it comes. parameters: the number of the rank's parameters. layout: how the run is
+    laid out on its devices: degrees, batch, precision and framework.
+    """
+    return parameters * DTYPE_BYTES[layout.base] * (layout.framework.memory.half_gradients and not layout.frozen)
 
 
 def _step_bytes(stepped: float, layout: RunLayout) -> float:

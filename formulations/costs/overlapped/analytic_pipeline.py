@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from trainplan.formulations.schedule.graph import Duration
@@ -52,3 +53,22 @@ def pipeline_ns(
     except TooManyRounds:
         problem = f"are {micro_batches}, of stages whose passes do not repeat"
         raise InputError("run", "micro-batches", problem, f"give at most {MOST_FOLLOWED * shape.round_size}") from None
+
+
+def costed_stages(layer_costs: Sequence[int], head_cost: int, stages: int) -> tuple[int, ...] | None:
+    """The number of layers of each pipeline stage as nanotron cuts a model (`build_model` of `models/base.py`, v0.4 and 0.5): a
+    stage ends with the first block whose cost, added to all before it, is above the stage's equal part of the whole.
+
+    layer_costs: for each layer, the numbers of its products' matrices (`get_block_compute_costs`). head_cost: those of the
+    head, which is the last block; embedding and norms have none. stages: the number of stages. The result is None where the
+    head is not on the last stage, with which nanotron does not train.
+    """
+    ends = [0]
+    for cost in (*layer_costs, head_cost):
+        ends.append(ends[-1] + cost)
+    cuts = [bisect_right(ends, ends[-1] * (stage + 1) / stages) for stage in range(stages - 1)]
+    if not cuts:
+        return (len(layer_costs),)
+    if cuts[-1] > len(layer_costs) or any(b <= a for a, b in zip([0, *cuts], cuts, strict=False)):
+        return None
+    return tuple(b - a for a, b in zip([0, *cuts], [*cuts, len(layer_costs)], strict=True))

@@ -17,6 +17,13 @@ from math import log2
 
 from trainplan.formulations.costs.overlapped.analytic_fsdp import Block, sharded_ns
 from trainplan.formulations.costs.overlapped.analytic_pipeline import pipeline_ns
+from trainplan.formulations.costs.overlapped.analytic_shards import (
+    accumulated_ns,
+    copied_ns,
+    sliced_ns,
+    tensors_of,
+    whole_stages_ns,
+)
 from trainplan.formulations.costs.overlapped.layout import RUN_SCHEDULES, Framework, RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.formulations.costs.overlapped.sublayer_time import UnitTimes, unit_times
@@ -91,7 +98,8 @@ class StreamsStep:
         gather_ns: the part of the gathering of updated parameters that no forward pass hides.
         ends_ns: what the framework does once per step outside of passes.
         jitter: the factor by which a step on several nodes takes longer than the sum of its parts.
-        copies_ns: copies to the host and back.
+        copies_ns: copies to the host and back that nothing hides.
+        forward_ns: the part of computing_ns that is of forward passes.
     """
 
     passes_ns: float
@@ -102,6 +110,7 @@ class StreamsStep:
     ends_ns: float
     jitter: float
     copies_ns: float = 0.0
+    forward_ns: float = 0.0
 
     @property
     def step_ns(self) -> float:
@@ -120,6 +129,10 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     element = DTYPE_BYTES[layout.base]
     jitter = jitter_of(layout, links)
     passes = [_chunk_ns(model, chunk, layout, times) for chunk in chunks]
+    passes = [
+        (forward, backward + accumulated_ns(parameters_of(model, chunk, layout), layout, kind))
+        for chunk, (forward, backward) in zip(chunks, passes, strict=True)
+    ]
     devices = [sum(parameters_of(model, chunk, layout) for chunk in chunks[rank :: layout.pp]) for rank in range(layout.pp)]
     by_muon = {name: muon_part(part, layout, kind) for name, part in model.sublayers.items()}
     optimizer = 0.0
@@ -129,14 +142,13 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
         mine = optimizer_ns(stepped, layout, kind, moments_saved(layout.optimizer, stepped, count), orthogonal)
         optimizer = max(optimizer, mine)
     micro, ends = layout.micro_batches, float(layout.framework.ends_ns)
-    computing = max(
-        sum(passes[stage][0] + passes[stage][1] for stage in range(rank, len(chunks), layout.pp)) * micro
-        for rank in range(layout.pp)
-    )
+    busiest = max(range(layout.pp), key=lambda rank: sum(map(sum, passes[rank :: layout.pp])))
+    computing = sum(map(sum, passes[busiest :: layout.pp])) * micro
+    forward_ns = sum(pass_[0] for pass_ in passes[busiest :: layout.pp]) * micro
     if layout.zero >= 2 and layout.sharing > 1 and layout.pp == 1:
-        blocks = _blocks(model, layout, links, times, element)
+        blocks = _blocks(model, model.units, layout, kind, links, times)
         end = sharded_ns(blocks, micro, layout.zero == 3, reduces_last=layout.reduces_last)
-        return StreamsStep(end, computing, 0.0, optimizer, 0.0, ends, jitter)
+        return StreamsStep(end, computing, 0.0, optimizer, 0.0, ends, jitter, forward_ns=forward_ns)
     hidden = layout.micro * model.tokens * model.units[-1].sublayer.hidden * element / layout.cp / layout.tp
     transfer = links.message_ns(hidden, layout.dp * layout.tp * layout.cp) if layout.pp > 1 else 0.0
     whole = -(-micro // layout.pp) * layout.pp if layout.chunks > 1 else micro
@@ -145,19 +157,26 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     ended = pipeline_ns(forward, backward, round(transfer), whole, layout.chunks, parallel)
     passes_ns = max(ended) - (whole - micro) * computing / micro
     passes_ns = computing + RUN_SCHEDULES[layout.schedule].bubble * (passes_ns - computing)
-    reduce, gather = zip(
-        *(_data_ns(devices[rank], rank, passes, layout, links, element) for rank in range(layout.pp)), strict=True
+    reduce, gather = zip(*(_data_ns(devices[rank], rank, passes, layout, links) for rank in range(layout.pp)), strict=True)
+    gathered = max(gather) + max(
+        sliced_ns(tensors_of(_units(chunks[rank :: layout.pp])), devices[rank], layout, kind) for rank in range(layout.pp)
     )
+    if layout.framework.stays_whole and layout.zero >= 2 and layout.sharing > 1:
+        stages = [_blocks(model, chunk.units, layout, kind, links, times) for chunk in chunks]
+        gathered, reduce = whole_stages_ns(stages, layout.pp)
     exposed = max(end + reduce_ns for end, reduce_ns in zip(ended, reduce, strict=True)) - max(ended)
-    return StreamsStep(passes_ns, computing, exposed, optimizer, max(gather), ends, jitter)
+    return StreamsStep(passes_ns, computing, exposed, optimizer, gathered, ends, jitter, forward_ns=forward_ns)
 
 
 def buckets_of(parameters: float, layout: RunLayout) -> float:
-    """The number of buckets, as a fraction, in which a device's parameters are reduced and gathered. Buckets have the size of
-    Megatron-Core's: a million parameters for each data-parallel rank, so that latency is a small part, and at least BUCKET.
+    """The number of buckets, as a fraction, in which a device's parameters are reduced and gathered. Buckets have the size that
+    the framework states, or else that of Megatron-Core's: a million parameters for each data-parallel rank, so that latency is
+    a small part, and at least BUCKET.
     parameters: the number of the device's parameters. layout: how the run is laid out on its devices: degrees, batch,
     precision and framework.
     """
+    if layout.framework.bucket_bytes:
+        return parameters * DTYPE_BYTES[layout.base] / layout.framework.bucket_bytes
     return parameters / max(BUCKET, BUCKET_OF_A_RANK * layout.dp * layout.cp)
 
 
@@ -284,20 +303,21 @@ def _chunk_ns(
 
 
 def _data_ns(
-    parameters: int, rank: int, passes: list[tuple[float, float]], layout: RunLayout, links: Links, element: int
+    parameters: int, rank: int, passes: list[tuple[float, float]], layout: RunLayout, links: Links
 ) -> tuple[float, float]:
-    """Two times in ns of a pipeline rank's data-parallel communication that passes do not hide: the part of the reduction of
-    gradients beyond the backward passes, and the part of the gathering of parameters beyond the forward passes.
+    """Two times in ns that a pipeline rank's data-parallel communication adds to its passes: the part of the reduction of
+    gradients beyond the backward passes, and the part of the gathering of parameters beyond the forward passes, each with the
+    time by which what they hide slows kernels beside it.
 
     parameters: the number of parameters of pipeline rank `rank`. passes: the forward and the backward pass in ns of every
     stage. layout: how the run is laid out on its devices: degrees, batch, precision and framework. links: bandwidths and
-    latencies of a device's links. element: bytes per parameter.
+    latencies of a device's links.
     """
     if layout.frozen:
         return 0.0, 0.0
     stride, ranks = layout.tp, layout.dp * layout.cp
     sharing = layout.sharing
-    size, numbers = parameters * layout.framework.gradient_bytes, parameters * element
+    size, numbers = parameters * layout.framework.gradient_bytes, parameters * gathered_bytes(layout)
     reduce = gather = 0.0
     times = max(1.0, buckets_of(parameters, layout))
     if layout.zero:
@@ -311,28 +331,56 @@ def _data_ns(
     buckets = max(len(mine), LEAST_BUCKETS)
     if layout.framework.overlaps_gradients:
         hidden = sum(backward for _, backward in mine[1:]) * layout.pp if len(mine) > 1 else mine[0][1]
-        reduce = max(reduce / buckets, reduce - hidden)
-    return reduce, exposed_gather_ns(gather, [forward for forward, _ in mine], layout)
+        shown = max(reduce / buckets, reduce - hidden)
+        reduce = shown + layout.framework.contention * (reduce - shown)
+    shown = exposed_gather_ns(gather, [forward for forward, _ in mine], layout)
+    return reduce, shown + layout.framework.contention * (gather - shown)
 
 
-def _blocks(model: Model, layout: RunLayout, links: Links, times: dict[str, UnitTimes], element: int) -> list[Block]:
-    """The model's blocks (each transformer layer, the embedding, the head), whose parameters are gathered and whose gradients
-    are reduced together, with their times. times: the times of each sub-layer, by name. element: bytes of a parameter.
-    layout: how the run is laid out on its devices: degrees, batch, precision and framework. links: bandwidths and latencies
-    of a device's links.
+def gathered_bytes(layout: RunLayout, layered: bool = True) -> float:
+    """Bytes of a parameter where data-parallel ranks gather parameters: those of the model's dtype, or of the products' recipe
+    if the framework gathers in few bits. Megatron-Core's `--fp8-param-gather` gathers in 8 bits where a scale factor is of a
+    whole tensor; with factors of blocks it gathers in the model's dtype, and casts then (`reuse_grad_buf_for_mxfp8_param_ag`).
+    So does FSDP2 with float8 (`enable_fsdp_float8_all_gather` needs the recipe of whole tensors).
+
+    layered: whether the parameter is of a transformer layer; others are never in few bits. layout: how the run is laid out on
+    its devices: degrees, batch, precision and framework.
+    """
+    recipe = layout.recipe
+    if layered and recipe is not None and not recipe.block and layout.framework.shards_in_bits:
+        return recipe.operand_bytes
+    return DTYPE_BYTES[layout.base]
+
+
+def _blocks(
+    model: Model, of: Sequence[Unit], layout: RunLayout, kind: DeviceKind, links: Links, times: dict[str, UnitTimes]
+) -> list[Block]:
+    """The blocks (each transformer layer, the embedding, the head) of some of a model's units, whose parameters are gathered
+    and whose gradients are reduced together, with their times. Collectives in parallel with a pass add a part of their time to
+    its kernels, which share multiprocessors and memory with them.
+
+    of: the units, in model order: all, or those of a pipeline stage. times: the times of each sub-layer, by name. layout: how
+    the run is laid out on its devices: degrees, batch, precision and framework. kind: the kind of device. links: bandwidths
+    and latencies of a device's links.
     """
     blocks: list[Block] = []
     by_layer: dict[int, list[Unit]] = {}
-    for unit in model.units:
+    for unit in of:
         by_layer.setdefault(unit.layer, []).append(unit)
-    first = Chunk(tuple(model.units)).first_layer
+    first = Chunk(tuple(of)).first_layer
     for units in by_layer.values():
         chunk = Chunk(tuple(units))
         forward, backward = _chunk_ns(model, chunk, layout, times, first)
         parameters = parameters_of(model, chunk, layout)
-        gather = links.collective_ns(1, parameters * element, layout.sharing, layout.tp)
+        copies_forward, copies_backward = copied_ns(parameters, layout, kind)
+        size = parameters * gathered_bytes(layout, bool(chunk.layers))
+        gather = links.collective_ns(1, size, layout.sharing, layout.tp)
         size = 0 if layout.frozen else parameters * layout.framework.gradient_bytes
         reduce = links.collective_ns(1, size, layout.sharing, layout.tp)
         copies = links.collective_ns(2, size / layout.sharing, layout.copies, layout.tp * layout.sharing)
+        forward, backward = forward + copies_forward, backward + copies_backward
+        alongside = gather * (layout.zero == 3)
+        forward += layout.framework.contention * min(forward, alongside)
+        backward += layout.framework.contention * min(backward, alongside + reduce)
         blocks.append(Block(forward, backward, gather, reduce, copies))
     return blocks

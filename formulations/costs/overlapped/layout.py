@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
+from trainplan.formulations.costs.overlapped.framework_memory import MEGATRON_MEMORY, FrameworkMemory
 from trainplan.formulations.plan.strategy import Exchange
+from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.clusters.recipes import Recipe
 from trainplan.profiling.models.optimizers import OPTIMIZERS, OptimizerName
 
 RunSchedule = Literal["1f1b", "gpipe", "zb-h1", "zero-bubble"]  # the order of a pipeline's passes
 Hosted = Literal["optimizer", "parameters", "activations"]  # what may be on the host
+AttentionKernels = Literal["cudnn", "flash-2"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,30 @@ class Framework:
         memory_passes: how often unfused kernels touch memory, relative to fused ones.
         loss_passes: how often the loss's kernels do, relative to fused ones.
         fused_attention: whether attention scores are never written to memory.
+        attention: the kernels of fused attention: cuDNN's, or those of FlashAttention-2, which are for Ampere and run on newer
+            devices at their own rate.
+        attention_rate: what these kernels reach on the run's device, over what its fused attention does (the efficiency of
+            its kind); `validation.alongside.with_attention` sets it.
+        merges_rings: whether, in context parallelism, the results of a ring's steps are merged by kernels of their own, and
+            gradients of keys and values go around in fp32 (torch's context parallelism).
+        copies_gathered: whether gathered parameters are copied out of the buffer of their collective, and gradients into
+            theirs, by kernels on the stream of the passes (FSDP2).
+        stays_whole: whether, in pipelines, parameters that are sharded (stages 2 and 3 of ZeRO) are gathered in the first
+            micro-batch, on the way, and gradients reduced after a device's last backward pass, in parallel with nothing.
+        keeps_gathered: whether tensor-parallel ranks keep the tokens that they gather before a product, for its gradient;
+            otherwise they gather them again (sequence parallelism).
+        gathers_in_bits: whether sequence-parallel ranks gather tokens, and gradients of products, in the few bits of the
+            products' recipe.
+        gathers_blocks: whether they do so with numbers that are scaled in blocks, too.
+        shards_in_bits: whether data-parallel ranks gather parameters in these few bits, if their scale factors are of whole
+            tensors.
+        accumulated_bytes: bytes that are read and written for each parameter in each micro-batch to add its gradient to the
+            sum in kernels of their own; 0 if the product of the gradient adds.
+        bucket_bytes: bytes of parameters whose gradients are reduced together; 0 for Megatron-Core's number of parameters.
+        costs_stages: whether pipeline stages are cut by the products' operations, those of the head included.
+        slice_ns: the host's time, after the optimizer's step, for each slice of a tensor that it gathers: one for each tensor
+            and rank that shares states; 0 if states are in flat buffers.
+        gathered_bytes: bytes that are read and written for each parameter to lay these slices out and back.
         drops: whether the dropout of the model's configuration is on.
         pads: the number of which the vocabulary entries on each tensor-parallel rank are a multiple, by padding.
         gradient_bytes: bytes of a summed gradient element.
@@ -112,6 +139,13 @@ class Framework:
         ends_ns: time per step outside of passes: data, logs, the norm of gradients on the host.
         issue_ns: time that the host needs to issue a transformer layer's forward pass; half as long again for its backward
             pass. A pass whose kernels are shorter takes that long.
+        copies_alongside: whether activations are copied to the host and back on a stream of their own, in parallel with
+            kernels.
+        joins_products: whether queries, keys and values come from one matrix product, and both up-projections of a gated
+            network from one.
+        fuses_passes: whether an RMS norm is one kernel, and a gated activation one with its gate.
+        memory: what it keeps in memory in its own way.
+        contention: the part of their time that data-parallel collectives add to the kernels that run at the same time.
     """
 
     name: str
@@ -123,6 +157,20 @@ class Framework:
     memory_passes: float = 1.0
     loss_passes: float = 2.5
     fused_attention: bool = True
+    attention: AttentionKernels = "cudnn"
+    attention_rate: float = 1.0
+    merges_rings: bool = False
+    copies_gathered: bool = False
+    stays_whole: bool = False
+    keeps_gathered: bool = False
+    gathers_in_bits: bool = False
+    gathers_blocks: bool = True
+    shards_in_bits: bool = False
+    accumulated_bytes: int = 0
+    bucket_bytes: int = 0
+    costs_stages: bool = False
+    slice_ns: int = 0
+    gathered_bytes: int = 0
     pads: int = 1
     broadcast_ns: int = 0
     gradient_bytes: int = 4
@@ -136,6 +184,11 @@ class Framework:
     fixed_bytes: int = 80 * 2**20
     ends_ns: int = 5_000_000
     issue_ns: int = 0
+    copies_alongside: bool = False
+    joins_products: bool = False
+    fuses_passes: bool = False
+    memory: FrameworkMemory = MEGATRON_MEMORY
+    contention: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -207,6 +260,8 @@ class RunLayout:
         optimizer: the optimizer of the parameters.
         recipe: the low-precision recipe of the transformer layers' matrix products; None if they are in `precision`.
         on_host: what devices copy to their host and back.
+        offloaded_layers: the number of a stage's transformer layers whose activations are on the host, if activations are;
+            None for all of them.
         held: the memory that the trainer holds in addition.
         schedule: the pipeline schedule; `zb-h1` and `zero-bubble` (Qi et al., 2023) have a third of 1F1B's bubble, and
             almost none.
@@ -233,8 +288,19 @@ class RunLayout:
     optimizer: OptimizerName = "adamw"
     recipe: Recipe | None = None
     on_host: frozenset[Hosted] = frozenset()
+    offloaded_layers: int | None = None
     held: Held = NOTHING_HELD
     schedule: RunSchedule = "1f1b"
+
+    def hosted_layers(self, layers: int) -> int:
+        """The number of a stage's transformer layers whose activations are on the host: the stated number, or else all of them;
+        one less where copies run alongside, since Transformer Engine refuses to offload all. layers: the number of the stage's
+        transformer layers.
+        """
+        if "activations" not in self.on_host:
+            return 0
+        most = max(0, layers - self.framework.copies_alongside)
+        return most if self.offloaded_layers is None else min(most, self.offloaded_layers)
 
     @property
     def rate(self) -> Precision:
@@ -252,6 +318,14 @@ class RunLayout:
     def micro_batches(self) -> int:
         """The number of micro-batches of each data-parallel rank in a step, at least 1."""
         return max(1, ceil(self.batch / (self.dp * self.micro)))
+
+    @property
+    def gathered_share(self) -> float:
+        """The bytes of a number that sequence-parallel ranks gather for a layer's product, over those of the base dtype."""
+        recipe, framework = self.recipe, self.framework
+        if recipe is None or not framework.gathers_in_bits or (recipe.block and not framework.gathers_blocks):
+            return 1.0
+        return recipe.operand_bytes / DTYPE_BYTES[self.base]
 
     @property
     def exchanges_heads(self) -> bool:

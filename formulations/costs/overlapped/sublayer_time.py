@@ -3,7 +3,11 @@ and context-parallel collectives that no kernel hides.
 
 Products of transformer layers are in the run's precision, all else (attention cores, head, embedding) in its base dtype. By a
 recipe of 8 or 4 bits every operand is first cast: read as often as the recipe requires, and written in few bits, and again
-transposed for the backward pass (`profiling.clusters.recipes`).
+transposed for the backward pass where the device or the recipe needs it (`profiling.clusters.recipes`). Transformer Engine,
+which Megatron-Core calls, has one product for queries, keys and values and one for both up-projections of a gated network, so
+that their input is cast once (`LayerNormLinear`), one kernel for a norm, and gathers over sequence-parallel ranks what it has
+cast (`gather_along_first_dim` in `pytorch/distributed.py`, 2.20); Megatron-Core has one kernel for a gated activation
+(`fusions/fused_bias_swiglu.py`).
 
 Context-parallel ranks have an equal share of each sample's tokens. They send keys and values around a ring (Liu et al., 2023)
 in parallel with the attention's cores; or they exchange heads (Jacobs et al., 2023): before the core queries, keys and values
@@ -14,10 +18,12 @@ by itself, heads are exchanged again, too.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from trainplan.formulations.costs.overlapped.layout import RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
+from trainplan.formulations.costs.overlapped.torch_rings import merged_ring_ns
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.clusters.efficiencies import Precision
@@ -39,6 +45,9 @@ from trainplan.profiling.models.sublayers.parallel import ParallelBlock
 # An adapter next to a product, in either pass: its input is read, its result written and added, in kernels of their own. Its
 # products have so few columns that they take what memory does. Assumed.
 ADAPTER_READS, ADAPTER_WRITES = 1, 2
+# Devices with this recipe multiply 8-bit matrices in either order of their numbers, so that a tensor with one scale factor
+# needs no transposed copy (`nvte_is_non_tn_fp8_gemm_supported`, Transformer Engine 2.20).
+READING_BOTH_ORDERS = "nvfp4"
 CONTENTION = (
     0.25  # part of a collective's time that it adds to kernels in parallel with it, assumed; 0.13 to 0.3 by Galvatron-BMW
 )
@@ -102,9 +111,12 @@ def unit_times(part: Sublayer, layout: RunLayout, kind: DeviceKind, links: Links
         recompute += gathered
     around, exchanged = _ring_ns(part, layout, links), _exchanged_ns(part, layout, kind, links)
     recompute += exchanged * (layout.recompute.attention and not layout.recompute.operations)
+    ring, ring_backward = max(0.0, around - core), max(0.0, 2 * around - 2.5 * core)
+    if layout.framework.merges_rings and around:
+        ring, ring_backward = merged_ring_ns(part, layout, kind, around, core)
     return UnitTimes(
-        forward + exchanged + max(0.0, around - core),
-        backward + exchanged + max(0.0, 2 * around - 2.5 * core),
+        forward + exchanged + ring,
+        backward + exchanged + ring_backward,
         recompute,
         gathered,
         back + hideable,
@@ -136,7 +148,46 @@ def _kernels(part: Sublayer, layout: RunLayout) -> list[Operator]:
     """
     tp, micro = layout.tp, layout.micro
     operators = shared_operators(TokenShare(part, tp), micro) if _shares_tokens(part, layout) else part.operators(micro, tp)
+    if layout.framework.fuses_passes:
+        operators = _with_fused_passes(part, operators)
+    if layout.framework.joins_products:
+        operators = _joined(operators)
     return [_on_share(operator, layout) for operator in operators]
+
+
+def _joined(operators: Iterable[Operator]) -> list[Operator]:
+    """The kernels of a forward pass, with one product in place of several that follow each other and have the same input: of
+    queries, keys and values, and of both up-projections of a gated network. operators: the kernels.
+    """
+    joined: list[Operator] = []
+    for operator in operators:
+        before = joined[-1] if joined else operator
+        alike = joined and operator.m and operator.core is None
+        if alike and replace(before, n=operator.n) == operator:
+            joined[-1] = replace(before, n=before.n + operator.n)
+        else:
+            joined.append(operator)
+    return joined
+
+
+def _before(part: Sublayer, layout: RunLayout) -> int:
+    """The number of kernels of a sub-layer's forward pass that come before its products: its norm's. part: the sub-layer.
+    layout: how the run is laid out on its devices: degrees, batch, precision and framework.
+    """
+    count = int(getattr(part, "operators_before", 0))
+    return min(1, count) if layout.framework.fuses_passes else count
+
+
+def _with_fused_passes(part: Sublayer, operators: list[Operator]) -> list[Operator]:
+    """The kernels of a sub-layer's forward pass, with one kernel for an RMS norm (mean square and scaling), and one for a gated
+    activation (activation function and gate). part: the sub-layer. operators: its kernels, in order.
+    """
+    before = int(getattr(part, "operators_before", 0))
+    fused = operators[max(0, before - 1) :]
+    if isinstance(part, FeedForward) and part.gated:
+        first = next(index for index, operator in enumerate(fused) if operator.m)
+        del fused[next(index for index in range(first, len(fused)) if not fused[index].m)]  # the pass without the gate
+    return fused
 
 
 def _on_share(operator: Operator, layout: RunLayout) -> Operator:
@@ -159,6 +210,7 @@ def _kernel_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered:
     base = layout.base
     if not operator.m:
         passes = layout.framework.memory_passes if layered else layout.framework.loss_passes
+        passes = 1.0 if layout.held.in_place and not layered else passes  # of a loss that one kernel computes
         return operator_ns(replace(operator, touched_bytes=int(operator.touched_bytes * passes)), kind, base, 2, backward)
     if layout.frozen and layered and not operator.core:
         numbers = operator.m * operator.count * (ADAPTER_READS * operator.k + ADAPTER_WRITES * operator.n)
@@ -178,10 +230,12 @@ def _product_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered
         operator = replace(operator, backward=operator.backward / 2)  # no gradients of weights
     if operator.core or not layered or recipe is None:
         precision: Precision = layout.precision if (layered and not operator.core) or layout.precision == "tfloat32" else base
-        return operator_ns(operator, kind, precision, DTYPE_BYTES[base], backward)
+        rate = layout.framework.attention_rate if operator.core else 1.0
+        return operator_ns(operator, kind, precision, DTYPE_BYTES[base], backward) / rate
     written = operator.m * (operator.n if backward else operator.k) * operator.count
-    streaming = Operator(touched_bytes=round(written * recipe.cast_bytes(DTYPE_BYTES[base])))
-    product = operator_ns(operator, kind, recipe.precision, recipe.operand_bytes, backward)
+    transposes = recipe.block > 0 or READING_BOTH_ORDERS not in kind.recipes
+    streaming = Operator(touched_bytes=round(written * recipe.cast_bytes(DTYPE_BYTES[base], transposes)))
+    product = operator_ns(operator, kind, recipe.precision, recipe.operand_bytes, backward) / recipe.product_rate
     return product + operator_ns(streaming, kind, base, DTYPE_BYTES[base])
 
 
@@ -203,7 +257,7 @@ def _recompute_ns(part: Sublayer, layout: RunLayout, kind: DeviceKind, work: lis
     """
     recompute = layout.recompute
     if part.kind not in LAYER_KINDS:
-        head_work = work[getattr(part, "operators_before", 0) :] if recompute.loss and part.kind == "head" else []
+        head_work = work[_before(part, layout) :] if recompute.loss and part.kind == "head" else []
         return sum(_kernel_ns(operator, layout, kind, False, False) for operator in head_work)
     streaming = sum(_kernel_ns(operator, layout, kind, True, False) for operator in work if not operator.m)
     again = 0.0
@@ -226,11 +280,12 @@ def _recomputed_modules(part: Sublayer, layout: RunLayout, work: list[Operator])
     if recompute.norms:
         before = part.attention if isinstance(part, ParallelBlock) else part
         twice = isinstance(part, ParallelBlock) and not part.shared_norm
-        again += work[: getattr(before, "operators_before", 0)] * (1 + twice)
+        again += work[: _before(before, layout)] * (1 + twice)
     if isinstance(network, FeedForward) and (recompute.network or recompute.activation):
-        inner = network.activation_operators(layout.micro, layout.tp)
+        inner = network.activation_operators(layout.micro, layout.tp)[layout.framework.fuses_passes and network.gated :]
         if recompute.network:
-            inner = inner + [operator for operator in network.operators(layout.micro, layout.tp) if operator.m]
+            products = [operator for operator in network.operators(layout.micro, layout.tp) if operator.m]
+            inner = inner + (_joined(products) if layout.framework.joins_products else products)
         again += [_on_share(operator, layout) for operator in inner]
     return again
 
@@ -250,12 +305,14 @@ def _tensor_ns(part: Sublayer, layout: RunLayout, links: Links, shared: bool) ->
         part.output_bytes(layout.micro, 1) / layout.cp if part.kind != "head" else part.input_bytes(layout.micro) / layout.cp
     )
     one = links.collective_ns(1, hidden, layout.tp, 1)
+    gathered = links.collective_ns(1, hidden * layout.gathered_share, layout.tp, 1)  # of layers alone
     both = links.collective_ns(2, hidden, layout.tp, 1)
     if part.kind == "embedding":
         return (one, (one, 0.0)) if shared else (both, (0.0, 0.0))
     if part.kind == "head":
         return (one, (0.0, 2 * one)) if shared else (0.0, (0.0, both))
-    return (2 * one, (one, 2 * one)) if shared else (both, (0.0, both))
+    again = 0.0 if layout.framework.keeps_gathered else gathered
+    return (gathered + one, (gathered, again + one)) if shared else (both, (0.0, both))
 
 
 def _ring_ns(part: Sublayer, layout: RunLayout, links: Links) -> float:
@@ -266,7 +323,8 @@ def _ring_ns(part: Sublayer, layout: RunLayout, links: Links) -> float:
     attention = attention_of(part)
     if layout.cp == 1 or layout.exchanges_heads or attention is None:
         return 0.0
-    width = 2 * attention.kv_heads // min(layout.tp, attention.kv_heads) * attention.width
+    heads = attention.heads if layout.framework.merges_rings else attention.kv_heads  # torch repeats keys for their queries
+    width = 2 * heads // min(layout.tp, heads) * attention.width
     size = layout.micro * attention.tokens * width * DTYPE_BYTES[layout.base]
     return links.collective_ns(1, size, layout.cp, layout.tp)
 

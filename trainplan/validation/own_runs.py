@@ -1,0 +1,274 @@
+"""Efficiencies corrected by a user's own runs, for one cluster.
+
+Two or three short runs say little, so that few numbers follow from them: one factor on the efficiencies of matrix products and
+fused attention on the cluster's devices, and one on each level of links whose share of the step differs among the runs. The
+prior of each is 1; its spread is that of the shipped efficiencies' errors. The error of a run has a part that all layouts on
+the cluster have in common, which the factors take, and a part of its own, whose spread is that of measured against predicted
+ratios of layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from math import log, sqrt
+from pathlib import Path
+from typing import Any, ClassVar, get_args
+
+import numpy as np
+
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError
+from trainplan.profiling.base.files import FilePath, parse
+from trainplan.profiling.base.quantities import plural
+from trainplan.profiling.clusters.cluster import Cluster, load_cluster
+from trainplan.profiling.clusters.efficiencies import EfficiencyTable, Kernel, KernelFit, Level, LinkFit, Precision
+from trainplan.profiling.clusters.kinds import device_kind
+from trainplan.profiling.clusters.own_runs import OwnRun
+from trainplan.profiling.clusters.sheets import sheet
+from trainplan.profiling.clusters.step_errors import as_relative
+from trainplan.tabular import Tabular
+from trainplan.validation.layouts import LaidRun
+from trainplan.validation.novelty import ASSUMED
+from trainplan.validation.predict import step_of
+
+PRODUCTS = "products"
+CORRECTED: tuple[Kernel, ...] = ("matrix-product", "attention")  # classes of kernels that the factor of products is on
+EIGHTY = 1.2816  # half-width, in standard deviations, of an interval that holds 80 % of a normal distribution
+LINK_SPREAD = 0.2  # standard deviation of the logarithm of a level's factor
+LEAST_SPREAD = 0.01  # standard deviation of the logarithm of a step that is measured again
+DIFFERS = 0.03  # difference of a level's shares of the steps from which the runs say something of it
+SLOWER = 0.98  # factor with which shares of steps are found
+ROUNDS = 30  # of the search for the factors
+MOST = 3.0  # that a factor may be, or its inverse
+
+
+@dataclass(frozen=True)
+class Calibration(Tabular):
+    """Efficiencies that are corrected by own runs, with the errors of predictions before and after; its rows are the runs.
+
+    Attributes:
+        table: the corrected efficiencies, with the runs, as `plan --calibrated` takes them.
+        factors: what efficiencies were multiplied by: `products`, and levels of links.
+        before: predicted over measured step, minus 1, of each run by uncorrected efficiencies.
+        after: the same with the corrected ones.
+        error: relative half-width of the interval around steps on this cluster that is meant to hold 80 % of measured ones.
+    """
+
+    table: EfficiencyTable
+    factors: Mapping[str, float]
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+    error: float
+
+    headings: ClassVar = {"run": "run", "measured_ns": "measured", "before": "error before", "after": "error after"}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A dict for each run: run (its id), device, devices, measured_ns, and the errors before and after the correction."""
+        return [
+            {
+                "run": run.id,
+                "device": run.device,
+                "devices": run.devices,
+                "measured_ns": round(run.measured_s * 1e9),
+                "before": before,
+                "after": after,
+            }
+            for run, before, after in zip(self.table.own_runs, self.before, self.after, strict=True)
+        ]
+
+    def notes(self) -> list[str]:
+        """Lines for people: the mean errors, and what was corrected by how much."""
+        means = (f"{float(np.mean(np.abs(errors))):.1%}" for errors in (self.before, self.after))
+        before, after = means
+        count = plural(len(self.before), "run")
+        factors = ", ".join(f"{name} x {factor:.3f}" for name, factor in self.factors.items())
+        return [
+            f"error of {count}: {before} before, {after} after (absolute mean)",
+            f"efficiencies corrected: {factors}; steps here are likely within {self.error:.0%}",
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The correction as JSON-ready values: runs (see `rows`), factors by name, and error."""
+        return {"runs": self.rows(), "factors": dict(self.factors), "error": self.error}
+
+
+def own_run(laid: LaidRun, measured_s: float, table: EfficiencyTable) -> OwnRun:
+    """Describe a measured run by the shares of its predicted step. laid: the run, with assumed values for everything that it
+    does not specify. measured_s: its measured step in seconds. table: uncorrected efficiencies.
+    """
+    step_ns = step_of(laid, table).step_ns
+    names = [PRODUCTS]
+    if laid.run.gpus > 1 and laid.sheet.joined is not None:
+        names.append(laid.sheet.joined.level)
+    if laid.run.gpus > (laid.sheet.joined.domain if laid.sheet.joined else 8):
+        names.append("network")
+    shares = {}
+    for name in names:
+        slower = step_of(laid, scaled(table, laid.name, {name: SLOWER})).step_ns
+        shares[name] = round((slower / step_ns - 1) / (1 / SLOWER - 1), 4)
+    return OwnRun(
+        id=laid.run.id,
+        device=laid.name,
+        devices=laid.run.gpus,
+        measured_s=measured_s,
+        predicted_s=step_ns / 1e9,
+        shares=shares,
+    )
+
+
+def scaled(
+    table: EfficiencyTable, device: str, factors: Mapping[str, float], rows: Sequence[str] = ("-",), error: float | None = None
+) -> EfficiencyTable:
+    """Multiply efficiencies by factors; none becomes larger than 1.
+
+    table: the efficiencies. device: name of the data sheet of the devices whose products are multiplied. factors: by name,
+    `products` or a level of links. rows: ids of the runs that the factors follow from. error: the relative error of the new
+    efficiencies; None for the old one.
+    """
+    kernels, links, kind = list(table.kernels), list(table.links), device_kind(device, table)
+    about: dict[str, Any] = {"origin": "fitted", "date": date.today().isoformat(), "rows": list(rows)}
+    if PRODUCTS in factors:
+        for kernel in CORRECTED:
+            for precision in sheet(device).flops_per_s:
+                reached = kind.reached(kernel, precision)
+                if reached is None:
+                    continue
+                kernels = [fit for fit in kernels if not _same(fit, device, precision, kernel)]
+                value = min(1.0, reached.value * factors[PRODUCTS])
+                names: Any = {"kernel": kernel, "precision": precision, "device": device}
+                sizes: Any = {"half_size": reached.half_size, "half_width": reached.half_width}
+                kernels.append(
+                    KernelFit(**names, **sizes, **about, value=value, error=reached.error if error is None else error)
+                )
+    for level in get_args(Level):
+        if level in factors:
+            old = table.link(level)
+            links = [link for link in links if link.level != level or link.origin == "assumed"]
+            value = min(1.0, old.value * factors[level])
+            links.append(LinkFit(level=level, value=value, error=old.error if error is None else error, **about))
+    return table.changed(kernels=kernels, links=links)
+
+
+def _same(fit: KernelFit, device: str, precision: Precision, kernel: Kernel) -> bool:
+    """Whether an entry of a table is the fitted one of a class of kernels on a device in a precision."""
+    return (fit.device, fit.precision, fit.kernel, fit.origin) == (device, precision, kernel, "fitted")
+
+
+def calibration(table: EfficiencyTable, runs: Sequence[OwnRun], name: str) -> Calibration:
+    """Correct efficiencies by own runs.
+
+    table: uncorrected efficiencies. runs: at least one run, all on one kind of device; of several with one id the last counts.
+    name: what the corrected numbers are called, for people. Raises InputError if there is no run, or if runs are on several
+    kinds of device.
+    """
+    runs = list({run.id: run for run in runs}.values())
+    if not runs:
+        raise InputError(name, "step_s", "is of no run", "give runs with a measured step")
+    devices = list(dict.fromkeys(run.device for run in runs))
+    if len(devices) > 1:
+        raise InputError(
+            name, "gpu", f"is {' and '.join(devices)}", f"give one file for each cluster, such as {devices[0]}.yaml"
+        )
+    widths = table.step_errors or ASSUMED
+    noise = max(LEAST_SPREAD, widths.difference / EIGHTY / sqrt(2))
+    names = [PRODUCTS, *(level for level in dict.fromkeys(key for run in runs for key in run.shares) if _differs(level, runs))]
+    spreads = np.array([widths.usual / EIGHTY if key == PRODUCTS else LINK_SPREAD for key in names])
+    most = np.array([log(_most(name, table, devices[0])) for name in names])
+    logs, covariance = _fitted(runs, names, spreads, noise, most)
+    factors = {key: round(float(np.exp(value)), 4) for key, value in zip(names, logs, strict=True)}
+    after = tuple(run.with_factors_s(factors) / run.measured_s - 1 for run in runs)
+    own = sqrt(max(noise**2, float(np.mean(np.square(np.log1p(after))))))
+    slopes = _slopes(runs, names, logs)
+    common = float(np.mean(np.einsum("ri,ij,rj->r", slopes, covariance, slopes)))
+    error = round(as_relative(min(widths.usual, EIGHTY * sqrt(common + own**2))), 4)
+    corrected = scaled(table, devices[0], factors, [run.id for run in runs], error)
+    before = tuple(run.predicted_s / run.measured_s - 1 for run in runs)
+    return Calibration(corrected.changed(corrected_for=name, own_runs=runs), factors, before, after, error)
+
+
+def _most(name: str, table: EfficiencyTable, device: str) -> float:
+    """The largest factor with which no efficiency exceeds 1, and at most MOST. name: `products`, or a level of links."""
+    if name != PRODUCTS:
+        value = next(table.link(level).value for level in get_args(Level) if level == name)
+    else:
+        kind = device_kind(device, table)
+        found = [kind.reached("matrix-product", precision) for precision in sheet(device).flops_per_s]
+        value = max((efficiency.value for efficiency in found if efficiency is not None), default=1.0)
+    return min(MOST, 1 / value)
+
+
+def _differs(level: str, runs: Sequence[OwnRun]) -> bool:
+    """Whether the shares of the runs' steps that depend on a level of links differ by more than DIFFERS."""
+    shares = [run.shares.get(level, 0.0) for run in runs]
+    return level != PRODUCTS and max(shares) - min(shares) > DIFFERS
+
+
+def _fitted(
+    runs: Sequence[OwnRun], names: Sequence[str], spreads: np.ndarray, noise: float, most: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Find the most likely factors (Gauss-Newton). Returns their natural logarithms, (factors,), and the covariance of these,
+    (factors, factors).
+
+    runs: the measured runs. names: the factors. spreads: (factors,), standard deviations of the logarithms before
+    measurements. noise: that of the logarithm of a single run's step. most: (factors,), logarithms of the largest factors.
+    """
+    logs, prior = np.zeros(len(names)), np.diag(1 / spreads**2)
+    for _ in range(ROUNDS):
+        factors = dict(zip(names, np.exp(logs), strict=True))
+        errors = np.array([log(run.with_factors_s(factors) / run.measured_s) for run in runs])
+        slopes = _slopes(runs, names, logs)
+        normal = slopes.T @ slopes / noise**2 + prior
+        step = np.linalg.solve(normal, slopes.T @ errors / noise**2 + prior @ logs)
+        moved = np.clip(logs - step, -log(MOST), most)
+        done, logs = np.abs(moved - logs).max() < 1e-6, moved
+        if done:
+            break
+    return logs, np.linalg.inv(normal)
+
+
+def _slopes(runs: Sequence[OwnRun], names: Sequence[str], logs: np.ndarray) -> np.ndarray:
+    """The derivatives of the logarithms of predicted steps by those of factors, (runs, factors). names: the factors; logs: the
+    logarithms of their values.
+    """
+    factors = dict(zip(names, np.exp(logs), strict=True))
+    steps = np.array([run.with_factors_s(factors) for run in runs])
+    shares = np.array([[run.predicted_s * run.shares.get(name, 0.0) / factors[name] for name in names] for run in runs])
+    return -shares / steps[:, None]
+
+
+def calibrated_table(path: FilePath) -> EfficiencyTable:
+    """Read a table of efficiencies that was corrected by own runs. path: its file. Raises InputError if it is none."""
+    table = parse(Path(path), EfficiencyTable)
+    if not table.own_runs:
+        fix = "give a file that `trainplan validate runs.json --calibrated mine.yaml` wrote"
+        raise InputError(str(path), "own_runs", "is missing", fix)
+    return table
+
+
+def earlier_runs(path: FilePath) -> list[OwnRun]:
+    """The own runs of a file of corrected efficiencies, to which others are added; none if there is no such file yet. Raises
+    InputError if the file is something else.
+    """
+    return calibrated_table(path).own_runs if Path(path).exists() else []
+
+
+def calibrated_cluster(cluster: FilePath | Cluster, calibrated: FilePath) -> Cluster:
+    """The cluster that a user names by nodes of a kind, such as h100:8x4, with efficiencies that own runs correct.
+
+    calibrated: the file of corrected efficiencies. A Cluster that has corrected ones is returned unchanged. Raises InputError
+    for a bad name or file, if the file is of another kind of device, or for a cluster that is not named by its nodes.
+    """
+    if isinstance(cluster, Cluster):
+        if cluster.corrected:
+            return cluster
+        problem = f"is given with {cluster.name}, an object that has its numbers"
+        raise InputError(COMMAND_LINE, "--calibrated", problem, "give the cluster's name, such as h100:8x4")
+    table = calibrated_table(calibrated)
+    loaded = load_cluster(cluster, table)
+    own = sheet(table.own_runs[0].device)
+    if [kind.name for kind in loaded.used_kinds] != [own.name]:
+        problem = f"is of {own.name}, and the cluster has {loaded.used_kinds[0].name}"
+        fix = f"give the file of this cluster's runs, or a cluster such as {table.own_runs[0].device}:8"
+        raise InputError(COMMAND_LINE, "--calibrated", problem, fix)
+    return loaded
