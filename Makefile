@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+unexport PYTHONDONTWRITEBYTECODE  # each process that tests start would compile the package anew
 
 .PHONY: demo test test-long lint docs outputs benchmark calibrate study random-plans lowered training predictions against-torch fuzz mutations faults clean against-papers what-to-run
 

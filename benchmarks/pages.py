@@ -22,9 +22,15 @@ Row = dict[str, Any]
 Make = Callable[[], Row]
 
 
-def fill(path: Path, cells: Iterable[tuple[str, Make]], page: Callable[[dict[str, Row], str], str], again: bool) -> None:
+def fill(
+    path: Path,
+    cells: Iterable[tuple[str, Make]],
+    page: Callable[[dict[str, Row], str], str],
+    again: bool,
+    said: Callable[[Row], str] | None = None,
+) -> None:
     """Make the rows of the cells, by name, that a JSON file does not have yet, or all of them, and the page next to the file
-    after each. page: of all rows and the date."""
+    after each. page: of all rows and the date. said: what is printed of a row that has a plan."""
     kept = json.loads(path.read_text()) if path.exists() else {"cells": {}}
     for name, make in cells:
         if name in kept["cells"] and not again:
@@ -33,7 +39,12 @@ def fill(path: Path, cells: Iterable[tuple[str, Make]], page: Callable[[dict[str
         kept["date"] = datetime.now(UTC).date().isoformat()
         path.write_text(json.dumps(kept, indent=1) + "\n")
         path.with_suffix(".md").write_text(page(kept["cells"], kept["date"]))
-        print(name, row.get("why") or f"{layout_text(row)}: {format_time(row['step_ns'])}, {row['mfu']:.1%}", flush=True)
+        print(name, row.get("why") or (said or _said)(row), flush=True)
+
+
+def _said(row: Row) -> str:
+    """What is printed of a row that `row_of` made: its layout, step and MFU."""
+    return f"{layout_text(row)}: {format_time(row['step_ns'])}, {row['mfu']:.1%}"
 
 
 def state_bytes(model: Model, devices: int) -> int:

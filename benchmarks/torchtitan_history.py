@@ -160,7 +160,7 @@ def ours(configuration: RunConfiguration) -> dict[str, Any]:
         "local": micro * count,
         "samples": configuration.samples or -1,
         "sequence": configuration.sequence,
-        "compiled": configuration.flags == "compile",
+        "compiled": "compile" in configuration.flags.split(),
         "eight_bits": configuration.recipe == "fp8-current",
         "again": words[again.of],
         "reduced": configuration.precision.gradients.replace("model", "bfloat16"),

@@ -7,6 +7,8 @@ context parallelism, recomputation of layers and modules, low precision, and sta
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,19 @@ from trainplan.formulations.runtimes import RUNTIMES, StepAndPeaks, devices_of, 
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time
 from trainplan.profiling.clusters.cluster import load_cluster
+from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
 
 import trainplan as tp
 from tests.helpers.calls import call
-from tests.helpers.sizes import first_and_others
+from tests.helpers.rows_as_plans import plan_of_row, usual_cluster
+from tests.helpers.sizes import first_and_others, some_and_all
 from tests.test_one_prediction import BOTH, CASES, Case, accelerate, deepspeed, megatron, of, reported_by_validate, titan
 from trainplan.planning.certify import with_evidence
+from trainplan.validation.layouts import laid_run
+from trainplan.validation.predict import predict_laid
+from trainplan.validation.rows import Run
 
+MEASURED = Path(os.environ.get("TRAINPLAN_DATA") or Path(__file__).parent.parent.parent / "shared/data") / "measured"
 UNEVEN = "--decoder-first-pipeline-num-layers 3 --decoder-last-pipeline-num-layers 3"
 SMALL = [
     megatron("a100", 8, "llama3.2-1b", "none", BOTH, pp=2, gbs=32),
@@ -119,6 +127,32 @@ def test_a_plan_for_a_runtime_has_its_numbers_in_every_command(runtime: str, tmp
     for words in (("simulate", saved), ("explain", saved, "--time-limit", "1"), ("compare", saved)):
         printed = call(*words).stdout
         assert format_time(stated[0]) in printed and whose in printed, words
+
+
+@pytest.mark.parametrize("every", some_and_all(5, 1))
+def test_a_row_and_a_plan_of_one_measured_run_have_one_prediction(every: int) -> None:
+    """Of published runs, as they ran: by `validate`'s reading of the row, and by the plan of that layout for its runtime."""
+    paths = [MEASURED / f"{name}.json" for name in ("runs", "mlperf", "dense_more", "memory")]
+    if missing := [path.name for path in paths if not path.is_file()]:
+        pytest.skip(f"needs the measured runs {missing[0]}: set TRAINPLAN_DATA")
+    known = [row for path in paths for row in json.loads(path.read_text()) if row.get("gpus") and not row.get("experts")]
+    compared = 0
+    for row in known[::every]:
+        fields = {name: value for name, value in row.items() if name in Run.model_fields}
+        try:
+            laid = laid_run(Run.model_validate(fields | {"note": row.get("facts")}))
+            if laid.layout.on_host or laid.layout.frozen or laid.network_bytes_per_s:  # of devices in plans, not in words
+                continue
+            plan = plan_of_row(laid)
+        except InputError:  # degrees that do not divide the devices
+            continue
+        row_says, plan_says = predict_laid(laid, shipped_efficiencies()), predict(plan, usual_cluster(laid))
+        assert isinstance(plan_says, StepAndPeaks), row["id"]
+        assert row_says.step is not None and row_says.memory is not None
+        assert plan_says.step_ns == round(row_says.step.step_ns), row["id"]
+        assert plan_says.most_bytes == round(row_says.memory.peak_bytes), row["id"]
+        compared += 1
+    assert compared >= 100 / every, compared
 
 
 def test_numbers_of_a_plan_for_no_runtime_say_whose_overlap_they_have(tmp_path: Path) -> None:

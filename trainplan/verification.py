@@ -349,7 +349,7 @@ def contradictions(plan: Plan, request: Request) -> list[str]:
 
 
 # Options of the joint problem that the evidence of plans of earlier versions does not have.
-LATER = ("recompute_first", "precision", "gradients", "cp_exchange", "optimizer")
+LATER = ("recompute_first", "precision", "gradients", "cp_exchange", "optimizer", "layouts")
 
 
 def request_of_claim(plan: Plan, evidence: PlanEvidence, profile: Profile | None) -> Request:

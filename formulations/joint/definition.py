@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 from trainplan.formulations.costs.sequential.primitives import host_costs
@@ -29,6 +30,9 @@ from trainplan.formulations.joint.overlap_cost_tables import (
     request_of_one_rank,
     sharing_heads,
 )
+from trainplan.formulations.joint.overlap_units_request import check_unlike_layouts
+from trainplan.formulations.joint.overlap_units_tables import UnitLayoutCosts
+from trainplan.formulations.joint.overlap_units_weights import CORNERS, Weights
 from trainplan.formulations.joint.problem import NAME, Instance, Solution
 from trainplan.formulations.joint.proof import JointCertificate
 from trainplan.formulations.joint.recompute_first import with_first_layers
@@ -257,11 +261,21 @@ def host_part_bytes(cluster: Cluster | None) -> int | None:
     return min((node.host.memory_bytes // node.devices for node in nodes if node.host), default=None)
 
 
-def build(request: Request, space: Space) -> Instance:
+def unlike_layout_bounds(request: Request) -> list[Instance]:
+    """Instances of a request for unlike layouts, with equal options, whose objectives are single lower bounds of the simulated
+    step where that of the request's own instance is their weighted mean; so the largest of a solution is a lower bound, too.
+    """
+    request = PROBLEM.scope.clipped_request(request)
+    space = requested_space(request)
+    return [build(request, space, weights) for weights in CORNERS]
+
+
+def build(request: Request, space: Space, weights: Weights | None = None) -> Instance:
     """The instance of the joint problem for a request, whose costs count overlap or not as the search space says. The profile
     is obtained (given, measured or estimated) for all sizes that are needed. space: the allowed schedules, stages and
-    strategies. request: the user's model, cluster, batch and options. Raises InputError if options do not go together or
-    nothing is possible.
+    strategies. request: the user's model, cluster, batch and options. weights: for unlike layouts, the weights of the lower
+    bounds of the step in the objective; None to choose them. Raises InputError if options do not go together or nothing is
+    possible.
     """
     devices, samples = request.origin.devices, request.samples
     if space.host and not space.overlapped and request.precision.gradients != "model":
@@ -289,10 +303,14 @@ def build(request: Request, space: Space) -> Instance:
     profile = own.profile_for([size * space.cp for size in sorted(sizes)], groups, degrees=degrees)
     if space.overlapped:
         assert model is not None and request.cluster is not None  # else `streams` is refused
-        costs: JointCosts = StreamedCosts(profile, space, degrees, model, request.cluster, samples, recipe, request.precision)
+        if space.unit_layouts:
+            check_unlike_layouts(request)
+        given = (profile, space, degrees, model, request.cluster, samples, recipe, request.precision)
+        unlike = partial(UnitLayoutCosts, memory_bytes=request.limit_bytes, fixed=weights)
+        costs: JointCosts = unlike(*given) if space.unit_layouts else StreamedCosts(*given)
     else:
         costs = JointCosts(profile, space, degrees, request.precision)
-    name = f"{profile.name} on {request.cluster_name}"
+    name = f"{profile.name} on {request.cluster_name}" + ", unlike layouts" * (space.overlapped and space.unit_layouts)
     if space.cp > 1:
         name += f", cp{space.cp}{HEADS_WORD * (space.exchange == 'heads')}"
     if space.host and profile.described_model is not None:

@@ -41,6 +41,14 @@ COST_MODEL = Parameter(
     "auto",
     ("auto", "streams", "executed"),
 )
+LAYOUTS = Parameter(
+    "layouts",
+    str,
+    "with overlap (streams): one layout (degrees, ZeRO stage) for all sub-layers, as frameworks run; unit: each may have its "
+    "own, as trainplan's executor runs",
+    "one",
+    ("one", "unit"),
+)
 COSTS = {"streams": "with overlap", "executed": "without overlap"}  # in words
 CP = Parameter("cp", str, "context-parallel degrees to choose from, with overlap (streams), such as 1,2,4", "1")
 CP_EXCHANGE = Parameter(
@@ -81,7 +89,7 @@ MEMORY_TABLES = Parameter(
 )
 PARAMETERS = (
     PIPELINE, MICRO_BATCHES, SCHEDULE, SLICED, CHUNKS, BY_UNIT, ZERO, HYBRID, SEQUENCE_PARALLEL, MODULES, HOST,
-    COST_MODEL, CP, CP_EXCHANGE, PRECISION, GRADIENTS, OPTIMIZER, MEMORY_TABLES,
+    COST_MODEL, LAYOUTS, CP, CP_EXCHANGE, PRECISION, GRADIENTS, OPTIMIZER, MEMORY_TABLES,
 )  # fmt: skip
 
 
@@ -110,6 +118,7 @@ def space_of(options: Mapping[str, Any]) -> Space:
         host=_host_parts(options["host"]),
         optimizer=options[OPTIMIZER.name],
         least_memory=options[MEMORY_TABLES.name] == "least",
+        unit_layouts=options[LAYOUTS.name] == "unit",
     )
 
 
@@ -167,7 +176,7 @@ def cost_model_of(request: Request) -> str:
         if refusal:
             raise InputError(COMMAND_LINE, COST_MODEL.flag, "is streams", f"give executed: {refusal}")
         return chosen
-    for parameter in (CP, CP_EXCHANGE, PRECISION):
+    for parameter in (CP, CP_EXCHANGE, PRECISION, LAYOUTS):
         if request.options[parameter.name] != parameter.default:
             why = refusal or "leave --cost-model out"
             problem = f"is {request.options[parameter.name]}, which the cost model executed does not have"

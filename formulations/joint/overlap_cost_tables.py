@@ -16,7 +16,7 @@ that of the programs that stand for them (`execution.prediction.surrogate`), wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -32,7 +32,7 @@ from trainplan.formulations.costs.sequential.sublayer_memory import unit_bytes
 from trainplan.formulations.joint.boundaries import Boundaries, message_bytes
 from trainplan.formulations.joint.cost_tables import NAMES, JointCosts, Setting, strategy_of
 from trainplan.formulations.joint.host_offload import input_bytes, with_input_away
-from trainplan.formulations.joint.options import CP, CP_EXCHANGE, PRECISION
+from trainplan.formulations.joint.options import CP, CP_EXCHANGE, LAYOUTS, PRECISION
 from trainplan.formulations.joint.overlap_lower_bounds import LaneTimes, layout_of
 from trainplan.formulations.joint.overlap_memory import OverlapMemory
 from trainplan.formulations.joint.problem import Configuration, Schedule
@@ -55,10 +55,7 @@ from trainplan.profiling.models.sublayers import (
 from trainplan.profiling.profiles import Profile
 
 COST_MODEL = "streams"
-LEFT_OUT = (
-    "one strategy for all sub-layers",
-    "in pipelines ZeRO 0 and 1",
-)  # the cost model's own restrictions, in addition to options
+ONE_LAYOUT, IN_PIPELINES = "one strategy for all sub-layers", "in pipelines ZeRO 0 and 1"
 
 
 class SingleLayoutBoundaries(Boundaries):
@@ -105,6 +102,7 @@ class StreamedCosts(JointCosts):
     """
 
     cost_model = COST_MODEL
+    relaid = False  # whether memory has room for re-layouts of hidden states between units
 
     def __init__(
         self,
@@ -259,7 +257,7 @@ class StreamedCosts(JointCosts):
             samples * self.cp,
             once,
             self.precision,
-            relaid=False,
+            relaid=self.relaid,
             optimizer=self.space.optimizer,
             least=least,
             pieces=self.cp > 1,
@@ -292,6 +290,12 @@ class StreamedCosts(JointCosts):
         """
         tied = super()._tied(setting)
         return None if tied is None else replace(tied, reduce_ns=0)
+
+
+def left_out(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Texts that say which plans the cost model `streams` leaves out in addition to the options of a request. options: these,
+    by parameter name."""
+    return (IN_PIPELINES,) if options.get(LAYOUTS.name) == "unit" else (ONE_LAYOUT, IN_PIPELINES)
 
 
 def recipe_of(request: Request) -> Recipe | None:

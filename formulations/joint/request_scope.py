@@ -6,7 +6,7 @@ from typing import Any
 
 from trainplan.formulations.joint.cluster_symmetry import unlike_links, unsupported_reason
 from trainplan.formulations.joint.options import unusual_costs_reason, within_optimizer
-from trainplan.formulations.joint.overlap_cost_tables import COST_MODEL, LEFT_OUT
+from trainplan.formulations.joint.overlap_cost_tables import COST_MODEL, ONE_LAYOUT, left_out
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.formulations.joint.user_constraints import OF_CONFIGURATIONS, restrictions
 from trainplan.formulations.joint.within_runtime import within_runtime
@@ -39,8 +39,12 @@ class JointScope(RequestScope):
         """
         links = unlike_links(request)
         of_links = [] if links is None else [f"no stages or groups with unlike links ({links})"]
-        left_out = LEFT_OUT[:1] if "predicted step" in cost_model else LEFT_OUT if cost_model.startswith(COST_MODEL) else ()
-        return [*restrictions(request.options), *of_links, *left_out]
+        of_costs: tuple[str, ...] = ()
+        if "predicted step" in cost_model:
+            of_costs = (ONE_LAYOUT,)
+        elif cost_model.startswith(COST_MODEL):
+            of_costs = left_out(request.options)
+        return [*restrictions(request.options), *of_links, *of_costs]
 
     def unusual_costs_reason(self, request: Request) -> str | None:
         """The reason, in words, why a request is planned without overlap though its devices could be priced with overlap, so

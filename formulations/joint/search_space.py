@@ -59,6 +59,7 @@ class Space:
     context-parallel ranks send each other for attention. first_layers: the user's text for how many first layers of each stage
     are recomputed (`--recompute-first`), where nothing else is. shards_in_pipelines: whether ranks of one of several stages may
     share parameters and gradients (ZeRO stages 2 and 3) where costs count overlap; those of a runtime that does so are known.
+    unit_layouts: whether, with costs that count overlap, units of one plan may have unlike layouts.
     """
 
     depths: Sequence[int] | None = None
@@ -85,6 +86,7 @@ class Space:
     exchange: Exchange = "keys"
     first_layers: str | None = None
     shards_in_pipelines: bool = False
+    unit_layouts: bool = False
 
     def schedules_of(self, depth: int, micro_batches: int, units: int) -> Iterator[Schedule]:
         """The schedules that the space allows for a pipeline; of several schedules with equal orders of passes only one is

@@ -15,6 +15,7 @@ from trainplan.formulations.joint.options import (
     CHUNKS,
     CP,
     CP_EXCHANGE,
+    LAYOUTS,
     MEMORY_TABLES,
     PARAMETERS,
     SCHEDULE,
@@ -93,7 +94,7 @@ def restrictions(options: Mapping[str, Any]) -> list[str]:
     texts = []
     for parameter in (*PARAMETERS, *CONSTRAINTS):
         value, name = options.get(parameter.name, parameter.default), parameter.name
-        if parameter in (CHUNKS, MEMORY_TABLES) or (
+        if parameter in (CHUNKS, MEMORY_TABLES, LAYOUTS) or (
             value == WIDEST.get(name, parameter.default) and parameter not in (SLICED, CP_EXCHANGE)
         ):
             continue

@@ -80,6 +80,7 @@ class RunBy(Record):
         buffers: sizes of buffers that the framework holds in addition, by name (see `launch_files.trainer_buffers`).
         group: the number of consecutive layers that are recomputed together, so that only the first one's input is kept.
         cluster: the devices that it runs on, as in a cluster file, if the plan has no evidence that states them.
+        date: the date of the framework's version, such as "2022-05", where it is not a current one.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -89,6 +90,7 @@ class RunBy(Record):
     buffers: dict[str, Any] = Field(default_factory=dict)
     group: Annotated[int, Field(ge=1)] = 1
     cluster: dict[str, Any] | None = None
+    date: str | None = None
 
 
 @in_one_line

@@ -13,11 +13,12 @@ from pydantic import Field, model_validator
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, parse, read_data
-from trainplan.profiling.clusters.efficiencies import Efficiency, Kernel, Precision
+from trainplan.profiling.clusters.efficiencies import Efficiency, EfficiencyTable, Kernel, Precision
 from trainplan.profiling.clusters.network import Island, Link, Matrix, Network, Positive
 from trainplan.profiling.clusters.recipes import RecipeName, check_rates
 from trainplan.profiling.shipped import locate, shipped
 
+CORRECTED = "corrected by"  # begins the source of a cluster whose efficiencies a user's own runs correct
 Bytes = Annotated[int, Field(gt=0, le=2**50)]
 
 
@@ -161,8 +162,17 @@ class Cluster(Record):
         return sum(node.count * node.devices for node in self.nodes)
 
     @property
+    def corrected(self) -> bool:
+        """Whether the cluster's efficiencies are corrected by a user's own runs."""
+        return self.source.startswith(CORRECTED)
+
+    @property
     def whose_numbers(self) -> str:
-        """A remark for users if the cluster's numbers come from a paper; empty for other clusters."""
+        """A remark for users if the cluster's numbers come from a paper, or are corrected by own runs; empty for other
+        clusters.
+        """
+        if self.corrected:
+            return self.source.partition(";")[0]
         return f"with the numbers of the paper {self.paper}, not of data sheets" if self.paper else ""
 
     @cached_property
@@ -277,12 +287,15 @@ def _check_nested(islands: list[Island], devices: int, field: str, optional: boo
             raise InputError("", f"{field}[{i}].first", problem, f"give at most {devices - island.devices}")
 
 
-def load_cluster(source: str | os.PathLike[str]) -> Cluster:
+def load_cluster(source: str | os.PathLike[str], table: EfficiencyTable | None = None) -> Cluster:
     """Load a cluster from its name (a shipped one), from nodes of a kind such as `h100:8x16`, from a number of devices such as
     `64xH100`, or from a file.
 
     The file is YAML or JSON; it may consist of `same_as: h100:8x16` alone, which gives such nodes another name. Raises
     InputError for unknown names and invalid files.
+
+    table: the efficiencies (shares of peaks) that nodes of a kind are built with; None for the shipped ones. With a table,
+    a cluster that has numbers of its own is refused.
     """
     from trainplan.profiling.clusters.nodes import (  # that module imports this one
         cluster_of_nodes,
@@ -293,10 +306,13 @@ def load_cluster(source: str | os.PathLike[str]) -> Cluster:
     name = os.fspath(source)
     if not os.path.exists(name):
         if names_nodes(name):
-            return cluster_of_nodes(name)
+            return cluster_of_nodes(name, table)
         if name not in shipped("clusters") and (nodes := counted_devices(name)):
-            return cluster_of_nodes(nodes)
+            return cluster_of_nodes(nodes, table)
     value = read_data(path := locate("clusters", name, "--cluster", "a cluster file"))
     if isinstance(value, Mapping) and isinstance(nodes := value.get("same_as"), str) and len(value) == 1:
-        return cluster_of_nodes(nodes)
+        return cluster_of_nodes(nodes, table)
+    if table is not None:
+        problem = f"is given with {name}, which has numbers of its own"
+        raise InputError("command line", "--calibrated", problem, "give nodes of a kind, such as h100:8x4")
     return parse(value if isinstance(value, Mapping) else path, Cluster, name)

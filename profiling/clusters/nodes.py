@@ -11,7 +11,7 @@ from math import floor, log10
 
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of, shown
 from trainplan.profiling.base.quantities import divisors, parse_bytes, parse_rate, plural
-from trainplan.profiling.clusters.cluster import Cluster, Host, Nodes
+from trainplan.profiling.clusters.cluster import CORRECTED, Cluster, Host, Nodes
 from trainplan.profiling.clusters.efficiencies import EfficiencyTable, Level, shipped_efficiencies
 from trainplan.profiling.clusters.kinds import device_kind
 from trainplan.profiling.clusters.network import Island, Link
@@ -271,6 +271,8 @@ def _source(described: DeviceSheet, table: EfficiencyTable) -> str:
     described: the data sheet of its devices. table: the efficiencies that it was built with.
     """
     texts = [f"{', '.join(source.of)}: {source.source}" for source in described.sources]
+    if table.corrected_for:
+        texts.insert(0, f"{CORRECTED} {plural(len(table.own_runs), 'own run')} ({table.corrected_for})")
     fitted = sum(fit.origin == "fitted" for fit in [*table.kernels, *table.links])
     reached = f"what kernels and links reach of peaks: {fitted} efficiencies fitted, the others assumed"
     return "; ".join([*texts, f"{reached}; latencies and the reserve: assumed"])

@@ -6,11 +6,11 @@ sheets of devices list the recipes that they support.
 
 Every operand, whether an input, a weight or an output's gradient, is used along its rows in one product and along its columns
 in another, so that it is written in few bits twice. Per-tensor recipes do with one of the two on devices that read in both
-orders. Products with a scale factor for each block of 32 numbers reach less of the device's rate: its tensor cores also read
-and apply the factors. Small costs that are not known better take no time of their own: maxima reduced over ranks, the 16 x 16
+orders. Products with a scale factor for each block of numbers reach less of the device's rate: its tensor cores also read and
+apply the factors (on Blackwell those in blocks of 128 numbers are computed as MXFP8's; Hopper, whose tensor cores have none, is
+taken to lose as much). Small costs that are not known better take no time of their own: maxima reduced over ranks, the 16 x 16
 Hadamard transform of the operands of NVFP4's gradients of weights (32 FLOPs of tensor cores per number read from memory),
-stochastic rounding (an instruction), the additional time of block-wise products on Hopper, which has no scale factors of blocks
-in hardware, and the casts of weights, one time per step.
+stochastic rounding (an instruction), and the casts of weights, one time per step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RecipeName = Literal["fp8", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4"]
 ORIENTATIONS = 2  # along rows, and along columns
 # From two pairs of published runs of Llama 3 8B, on B200 and on GB200, that differ in the recipe alone; a third pair, of Llama
 # 3.1 405B on 128 B200, has 0.91.
-MXFP8_RATE = 0.93
+BLOCK_RATE = 0.93
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ RECIPES: dict[str, Recipe] = {
             weight_block=128 * 128,
             scale_bytes=4,
             keeps_weights=True,
+            product_rate=BLOCK_RATE,
         ),
         Recipe(
             "mxfp8",
@@ -103,7 +104,7 @@ RECIPES: dict[str, Recipe] = {
             block=32,
             weight_block=32,
             scale_bytes=1,
-            product_rate=MXFP8_RATE,
+            product_rate=BLOCK_RATE,
         ),
         Recipe(
             "nvfp4",

@@ -332,7 +332,7 @@ def test_plans_are_simulated_under_streams(word: str) -> None:
 @pytest.mark.parametrize(
     ("plan", "cluster", "refusal"),
     [
-        (uniform("sdp8", head="dp8"), "h100:8", (re.compile(r"units\[5\].*"),)),
+        (uniform("sdp4-cp2", head="dp8"), "h100:8", (re.compile(r"units\[5\].*"), "dp8", "context parallelism")),
         (uniform("tp2-dp4"), "h100:8", ("units[0].strategy", "tp2-dp4", "tp")),
         (uniform("sdp8"), "h100:4", ("cluster", 4, 8)),
         (uniform("sdp8"), "v100:8", ("Tesla V100-SXM2 16 GB.flops_per_s", "bfloat16", ("float32", "float64", "float16"))),

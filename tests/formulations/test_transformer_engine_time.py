@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from trainplan.formulations.costs.overlapped.analytic_step import gathered_bytes, streams_step
 from trainplan.formulations.costs.overlapped.layout import Framework, RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.formulations.costs.overlapped.sublayer_time import splittable, unit_times
@@ -102,3 +103,50 @@ def test_an_input_is_cast_once(precision: str, gpu: str, cast_bytes: float) -> N
     numbers.append(TOKENS * 2 * 3 * HIDDEN / 8)  # after the casts: norm, gate, residual
     memory = sum(max(kind.kernel_ns, each / (kind.memory_bytes_per_s * reached.value) * 1e9) for each in numbers)
     assert unit_times(parts["ffn"], layout, kind, slow_links()).forward_ns == pytest.approx(products + memory, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("framework", "precision", "gathered"),
+    [
+        ("Megatron-Core", "fp8", 2),  # its flag is off unless stated
+        ("NeMo", "bf16", 2),
+        ("NeMo", "fp8", 1),
+        ("Megatron-Bridge", "fp8", 1),
+        ("Megatron-Bridge", "mxfp8", 2),  # its factors of blocks are made after the gather
+    ],
+)
+def test_bytes_of_gathered_parameters(framework: str, precision: str, gathered: float) -> None:
+    """As `--fp8-param-gather` of Megatron-Core does, which recipes of NeMo 2 and Megatron-Bridge set."""
+    layout = laid(**ROW | {"gpu": "B200"}, framework=framework, precision=precision).layout
+    assert gathered_bytes(layout) == gathered
+
+
+def test_recipes_of_megatron_bridge() -> None:
+    """Its FP8 is by current scaling, its FP4 without overlap of tensor-parallel collectives, unless stated."""
+    row = ROW | {"gpu": "B200", "framework": "Megatron-Bridge"}
+    eight, four = (laid(**row, precision=precision).layout for precision in ("fp8", "nvfp4"))
+    assert eight.recipe is not None and eight.recipe.name == "fp8-current" and eight.framework.tensor_overlap > 0
+    assert four.framework.tensor_overlap == 0 and four.zero == 1
+    assert laid(**row, precision="nvfp4", note="tp-comm-overlap True").layout.framework.tensor_overlap > 0
+
+
+def test_collectives_alongside_kernels_slow_them() -> None:
+    """Where fully sharded states are gathered and reduced during longer passes, a quarter of their time is added to these."""
+    run = laid(**ROW | {"tp": 1, "fsdp": "full_shard", "gbs": 32, "zero": 3}, precision="bf16", framework="PyTorch FSDP")
+    kind, links = run.kind(shipped_efficiencies()), Links(8, 360e9, 50e9, within_ns=0)
+    alone = replace(run.layout, framework=replace(run.layout.framework, contention=0.0))
+    slowed_ns, alone_ns = (streams_step(run.model, layout, kind, links).passes_ns for layout in (run.layout, alone))
+    moved_ns = run.model.total_parameters * (2 * 2 + 4) * 7 / 8 / 360e9 * 1e9  # gathered twice in bfloat16, reduced in float32
+    assert (slowed_ns - alone_ns) / run.layout.micro_batches == pytest.approx(moved_ns / 4, rel=0.1)
+
+
+def test_hidden_reductions_and_gathers_slow_kernels() -> None:
+    """Of the reduction and the gather of a distributed optimizer that passes hide, a quarter is added to the step."""
+    run = laid(**ROW | {"tp": 1, "zero": 1, "gbs": 32}, precision="bf16", framework="NeMo")
+    kind, links = run.kind(shipped_efficiencies()), Links(8, 360e9, 50e9, within_ns=0)
+    alone = replace(run.layout, framework=replace(run.layout.framework, contention=0.0))
+    slowed, hidden = (streams_step(run.model, layout, kind, links) for layout in (run.layout, alone))
+    moved_ns = run.model.total_parameters * 2 * 7 / 8 / 360e9 * 1e9  # in bfloat16, once to reduce and once to gather
+    for before_ns, after_ns in ((hidden.reduce_ns, slowed.reduce_ns), (hidden.gather_ns, slowed.gather_ns)):
+        assert moved_ns < 8 * before_ns < 1.15 * moved_ns  # one of eight buckets is shown, each with its latency
+        assert after_ns - before_ns == pytest.approx(7 * before_ns / 4, rel=0.01)

@@ -12,9 +12,31 @@ from tempfile import TemporaryDirectory
 from tests.helpers import warm
 
 PROCESSES = get_context("forkserver")
-PROCESSES.set_forkserver_preload(
-    ["trainplan.api.plan_verbs", "trainplan.api.problem_verbs", "trainplan.command.planning", "trainplan.command.running"]
-)
+PRELOADED = [  # of what commands import when they run, what most of them do
+    "trainplan.api.configuration_verbs",
+    "trainplan.api.plan_verbs",
+    "trainplan.api.problem_verbs",
+    "trainplan.command.app",
+    "trainplan.command.catalogue",
+    "trainplan.command.importing",
+    "trainplan.command.plan_files",
+    "trainplan.command.planning",
+    "trainplan.command.problems",
+    "trainplan.command.running",
+    "trainplan.command.sweeping",
+    "trainplan.execution.runtimes.megatron.export",
+    "trainplan.formulations.layer_strategies.definition",
+    "trainplan.formulations.pipeline.definition",
+    "trainplan.imported_runs.to_plan",
+    "trainplan.profiling.models.families.bert",
+    "trainplan.profiling.models.families.gpt2",
+    "trainplan.profiling.models.families.llama",
+    "trainplan.screens.run",
+    "trainplan.solvers.joint.branch_and_bound",
+    "trainplan.solvers.joint.interleaved",
+    "trainplan.solvers.joint.methods",
+]
+PROCESSES.set_forkserver_preload(PRELOADED)
 
 
 def call(*arguments: str | Path, folder: Path | None = None) -> CompletedProcess[str]:

@@ -158,6 +158,7 @@ def serve(listener: socket.socket, module: str, imports: list[str]) -> NoReturn:
     wake.setblocking(False)
     signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is of the tests, whose end ends this process
     children = dict[int, socket.socket]()
     while True:
         ready = select.select([listener, ended, 0], [], [])[0]
@@ -183,6 +184,7 @@ def serve(listener: socket.socket, module: str, imports: list[str]) -> NoReturn:
             if not (process := os.fork()):
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                signal.signal(signal.SIGINT, signal.default_int_handler)
                 for other in (listener, ended, wake, connection, *children.values()):
                     other.close()
                 _become(module, pickle.loads(content), numbers)

@@ -292,7 +292,7 @@ def test_what_is_fixed_is_fixed_in_all_rows() -> None:
 def test_the_command_prints_the_table_below_the_screen_and_has_it_in_json(tmp_path: Path) -> None:
     words = ("plan", "qwen3-0.6b", "h100:4", "--batch", "8", "--seq", "4k", "--time-limit", "100000")
     shown = call(*words).stdout
-    assert shown.index("SPEED") < shown.index("RUNTIMES") < shown.index("Megatron")
+    assert shown.index("SPEED") < shown.index("RUNTIMES") < shown.index("Megatron  ")
     speed = next(line for line in shown.splitlines() if line.startswith("SPEED")).split(" a step")[0].split(maxsplit=1)[1]
     assert speed in next(line for line in shown.split("RUNTIMES")[1].splitlines() if " trainplan " in line)
     table = json.loads(call(*words, "--json").stdout)["runtimes"]

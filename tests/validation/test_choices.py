@@ -9,7 +9,7 @@ from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
 
 from tests.validation.test_calibrate import laid_runs, measured_by
 from trainplan.validation.calibrate import predicted_choices
-from trainplan.validation.choices import DIFFERENCE, Alternatives, choices_of, difference_of, jobs
+from trainplan.validation.choices import DIFFERENCE, Alternatives, choices_of, difference_of, jobs, with_predictions
 from trainplan.validation.efficiency_fit import Fit
 from trainplan.validation.layouts import laid_run
 from trainplan.validation.rows import Run
@@ -75,3 +75,10 @@ def test_layouts_of_one_job_are_found_and_predicted_without_their_source() -> No
     assert found.names == ("job0", "job1", "job2") and not found.open
     for index in range(3):
         assert found.predicted_s[index] == pytest.approx(found.measured_s[index] * 2.718281828 ** fit.residual(alone, index))
+
+
+def test_runs_that_differ_in_nothing_stated_are_one_alternative() -> None:
+    steps = {"a": 4.0, "b": 4.5, "c": 4.2}
+    group = [laid_run(Run(id=name, model="llama3-8b", gpu="a100", gpus=8, gbs=8, step_s=step)) for name, step in steps.items()]
+    found = with_predictions(group, {"a": 3.0, "b": 2.0, "c": 2.0})
+    assert found.names == ("a", "c") and found.measured_s == (4.0, 4.2) and found.regret == pytest.approx(0.05)

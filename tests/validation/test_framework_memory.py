@@ -80,6 +80,15 @@ def test_blocks_of_torchtitan_s_pipelines_stay_whole() -> None:
     assert run_memory(flat.model, flat.layout)[0].states_bytes < 3 * parameters * 4
 
 
+def test_parts_of_a_peak_add_up_with_what_the_allocator_reserves() -> None:
+    for fields in (TITAN, NANOTRON):
+        run = laid(**fields)
+        for memory in run_memory(run.model, run.layout):
+            assert sum(memory.parts.values()) == pytest.approx(memory.peak_bytes, rel=1e-12)
+            allocated = max(memory.passes_bytes, memory.stepping_bytes)
+            assert memory.peak_bytes == allocated * (1 + run.layout.framework.memory.fragmented)
+
+
 def test_a_pipeline_of_torch_has_a_message_for_each_micro_batch() -> None:
     """Rank 0 receives gradients alone; the last one holds logits; others also gradients of what they received."""
     run = laid(**TITAN)
@@ -132,6 +141,16 @@ def test_deferred_gradients_of_the_head_are_of_all_micro_batches() -> None:
     assert more == [0, 0, 0, expected]
 
 
+def test_copies_of_megatron_s_distributed_optimizer_share_its_states_less() -> None:
+    fields: dict[str, Any] = {"framework": "Megatron-Core", "gpus": 16, "gbs": 32, "zero": 1, "recompute": "none"}
+    one, two, four = (
+        laid(**fields, note=note) for note in ("", "multi-dist-optimizer-instances", "num-distributed-optimizer-instances 4")
+    )
+    assert (one.layout.shard, two.layout.shard, four.layout.shard) == (16, 8, 4)
+    (whole,), (halved,) = (run_memory(run.model, run.layout) for run in (one, two))
+    assert halved.states_bytes - whole.states_bytes == pytest.approx(12 / 16 * one.model.total_parameters, rel=1e-3)
+
+
 def test_the_peak_of_the_rank_that_was_asked_is_predicted() -> None:
     fields: dict[str, Any] = {"framework": "Megatron-Core", "gpus": 16, "pp": 4, "gbs": 32, "zero": 1, "recompute": "none"}
     run = laid(**fields)
@@ -170,7 +189,7 @@ def test_measured_peaks_are_predicted(measured: list[tuple[dict[str, Any], Predi
         if row.get("mem_gib") and row["id"] != "nanotron_best-1929":  # which was thrashing
             errors[row["framework"]].append(prediction.memory_error or 0.0)
     means = {name: fmean(map(abs, values)) for name, values in errors.items()}
-    assert len(errors["Megatron-Core"]) >= 30 and means["Megatron-Core"] < 0.03
+    assert len(errors["Megatron-Core"]) >= 30 and means["Megatron-Core"] < 0.025
     assert means["torchtitan"] < 0.08 and abs(fmean(errors["torchtitan"])) < 0.05
     assert means["nanotron v0.5"] < 0.12
 

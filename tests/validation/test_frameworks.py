@@ -168,20 +168,26 @@ def test_a_ring_of_torch_reads_and_writes_beyond_attention() -> None:
 
 def test_tensor_parallel_ranks_of_torch_gather_once_and_in_eight_bits() -> None:
     """Backward: an all-gather and a reduce-scatter, where Megatron-LM gathers the inputs again. By float8 per tensor, gathers
-    have half the bytes; by rows they have all."""
+    have half the bytes; by rows and by blocks they have all."""
     fields: dict[str, Any] = {"gpus": 64, "tp": 8, "gbs": 8, "mbs": 1, "model": "llama3-70b", "note": "torch.compile"}
     times = {}
     for name, more in {
         "bf16": {},
         "float8": {"precision": "fp8"},
+        "blocks": {"precision": "mxfp8", "gpu": "B200"},
         "rows": {"precision": "fp8", "note": "torch.compile; float8 rowwise"},
     }.items():
         given = run(**fields | more)
         links, network = Links.of(given.sheet, TABLE, 64), next(p for p in given.model.sublayers.values() if p.kind == "ffn")
         unit = unit_times(network, given.layout, given.kind(TABLE), links)
         times[name] = unit.collectives_ns, unit.backward_collectives_ns
-        one = links.collective_ns(1, 8192 * 8192 * 2, 8, 1), links.collective_ns(1, 8192 * 8192, 8, 1)
+        if name == "blocks":
+            whole = links.collective_ns(1, 8192 * 8192 * 2, 8, 1)
+            assert times.pop(name) == pytest.approx((2 * whole, 2 * whole))
+    one = links.collective_ns(1, 8192 * 8192 * 2, 8, 1), links.collective_ns(1, 8192 * 8192, 8, 1)
     assert times["bf16"] == times["rows"] == pytest.approx((2 * one[0], 2 * one[0]))
+    megatron = run(**fields | {"precision": "mxfp8", "framework": "Megatron-Core", "fsdp": "no", "zero": 1, "gpu": "B200"})
+    assert megatron.layout.gathered_share < 0.6, "Transformer Engine gathers whatever it has cast"
     assert times["float8"] == pytest.approx((one[0] + one[1], one[0] + one[1]))
 
 
@@ -219,3 +225,9 @@ def test_a_fused_loss_passes_over_logits_once_and_liger_fuses_layers() -> None:
     assert step_ns(plain) > step_ns(loss) > step_ns(liger)
     assert step_ns(loss) == step_ns(loss, loss_passes=1.0)
     assert step_ns(loss, memory_passes=1.0) == step_ns(liger)
+
+
+def test_torchtitan_compiles_its_loss_since_2025() -> None:
+    before, since = (run(note="torch.compile", date=date).layout.framework for date in ("2024-12-26", "2025-02-01"))
+    assert before.loss_passes == run().layout.framework.loss_passes > since.loss_passes
+    assert before.memory_passes == since.memory_passes == 1.0

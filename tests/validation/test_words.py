@@ -358,12 +358,12 @@ def test_a_recipe_that_no_word_says_is_named() -> None:
 
 
 def test_recipes_differ_by_what_casts_read_and_weights_keep() -> None:
-    """Current scaling reads operands twice; FP8 in blocks differs little from FP8 per tensor; FP4 is faster, and weights next
-    to their copies take more."""
+    """Current scaling reads operands twice; products in blocks are slower, and their operands are written twice; FP4 is faster,
+    and weights next to their copies take more."""
     about: dict[str, Any] = {"gpu": "B200", "gpus": 64, "model": "llama3-8b", "tp": 2, "fsdp": "no", "zero": 1}
     run = {name: predicted(**about, framework="Megatron-Core", precision=name) for name in RECIPES}
     step, peak = ({name: getattr(value, field) for name, value in run.items()} for field in ("step_s", "peak_gib"))
-    assert step["nvfp4"] < step["fp8"] < step["mxfp8"] < 1.01 * step["fp8"] < step["fp8-current"] < 1.1 * step["fp8"]
+    assert step["nvfp4"] < step["fp8"] < step["fp8-current"] < step["mxfp8"] < 1.1 * step["fp8"]
     assert step["fp8-blockwise"] == step["mxfp8"], "as it is emulated"
     assert peak["fp8"] == peak["fp8-current"] < peak["mxfp8"] < peak["fp8-blockwise"]
     weights = (8.03e9 - 2 * 128256 * 4096) / 2 / 2**30  # of a rank's layers
@@ -381,7 +381,13 @@ def test_negated_words() -> None:
 
 
 def test_frameworks() -> None:
-    names = {"Megatron-Bridge": "NeMo", "Nanotron": "nanotron", "Primus": "Megatron-Core", "MLPerf": "Megatron-Core"}
+    names = {
+        "Megatron-Bridge": "Megatron-Bridge",
+        "NeMo 2": "NeMo",
+        "Nanotron": "nanotron",
+        "Primus": "Megatron-Core",
+        "MLPerf": "Megatron-Core",
+    }
     for framework, name in names.items():
         assert laid(tp=8, pp=2, framework=framework).layout.framework.name == name
     assert laid(framework="Hugging Face Accelerate").layout.framework.name == "PyTorch FSDP"

@@ -66,7 +66,7 @@ _MODULES = {
         "solve",
     ),
     "library_verbs": ("library",),
-    "number_verbs": ("detect", "import_profile", "profile", "validate"),
+    "number_verbs": ("calibrate", "detect", "import_profile", "profile", "validate"),
     "plan_verbs": (
         "PlanRequest",
         "SearchOptions",

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from trainplan.imported_runs.assess import JudgedRun
 from trainplan.inputs import cluster_of, model_of
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.files import FilePath
+from trainplan.profiling.base.files import FilePath, write_whole
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.clusters.detect.machine import detect
+from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
+from trainplan.profiling.clusters.own_runs import OwnRun
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.imports import import_profile
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile
-from trainplan.validation.predict import Predictions, predict_runs
+from trainplan.validation.calibrate import table_text
+from trainplan.validation.own_runs import Calibration, calibration, earlier_runs, own_run
+from trainplan.validation.predict import Prediction, Predictions, predict_runs
 from trainplan.validation.rows import load_runs
 
-__all__ = ["detect", "import_profile", "profile", "validate"]
+__all__ = ["calibrate", "detect", "import_profile", "profile", "validate"]
 
 
 def profile(
@@ -75,6 +81,72 @@ def profile(
         settings = {"device": device, "budget_seconds": budget_seconds, "spread": spread, "seed": seed}
         return measure(the_model, the_cluster, shapes, journal=journal, progress=progress, **settings)  # type: ignore[arg-type]
     return estimate_shapes(the_model, the_cluster, shapes)
+
+
+def calibrate(
+    runs: FilePath | Sequence[Mapping[str, Any]] | JudgedRun | Sequence[JudgedRun],
+    *,
+    calibrated: FilePath | None = None,
+    write: bool = True,
+) -> Calibration:
+    """Efficiencies corrected by two or three short runs on one's own cluster, with the errors of predictions before and after.
+
+    Few numbers are corrected: one factor of all matrix multiplications, and one of each level of links whose share of the step
+    differs among the runs; the errors of the shipped efficiencies are their prior. `plan` takes the file as its `calibrated`.
+
+    Args:
+        runs: a JSON list of measured runs, or its file, as `validate` takes it; or what `import_run` returns for logs.
+        calibrated: the file to write. Runs that it has already stay in it, unless they have the name of a new one. None writes
+            nothing.
+        write: also write the file; otherwise its runs only count.
+
+    Returns:
+        The corrected efficiencies in `table`, factors and errors, with `frame()`.
+
+    Raises:
+        InputError: for runs without a measured step or of several kinds of device, and for a file that has something else.
+    """
+    if isinstance(runs, JudgedRun):
+        runs = [runs]
+    listed = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else ()
+    judged = [run for run in listed if isinstance(run, JudgedRun)]
+    if judged:
+        own = [own_run_of(run) for run in judged]
+    else:
+        predictions = predict_runs(load_runs(runs))  # type: ignore[arg-type]
+        own = own_runs_of(predictions)
+    name = "own runs" if calibrated is None else Path(calibrated).name
+    earlier = [] if calibrated is None else earlier_runs(calibrated)
+    found = calibration(shipped_efficiencies(), [*earlier, *own], name)
+    if calibrated is not None and write:
+        write_whole(Path(calibrated), table_text(found.table))
+    return found
+
+
+def own_run_of(judged: JudgedRun) -> OwnRun:
+    """The measured step of a run that was read from its log, as a correction of efficiencies takes it. judged: the run. Raises
+    InputError if its file states no step, or if its runtime is not predicted.
+    """
+    where = judged.configuration.where
+    if judged.logged is None:
+        raise InputError(where, "", "states no measured step", "give the log of a run, as the runtime prints it")
+    if isinstance(judged.framework, str):
+        raise InputError(where, "", f"is of a run that is not predicted: {judged.framework}", "give the log of another run")
+    laid = judged.framework.laid
+    assert laid is not None
+    return own_run(laid, judged.logged.step_s, shipped_efficiencies()).changed(id=Path(where).name)
+
+
+def own_runs_of(predictions: Sequence[Prediction]) -> list[OwnRun]:
+    """The measured steps of predicted runs, as a correction of efficiencies takes them; runs that cannot be predicted, or that
+    have no measured step, are left out.
+    """
+    table = shipped_efficiencies()
+    return [
+        own_run(prediction.laid, prediction.measured_s, table)
+        for prediction in predictions
+        if prediction.laid is not None and prediction.measured_s is not None
+    ]
 
 
 def validate(runs: FilePath | Sequence[Mapping[str, Any]]) -> Predictions:

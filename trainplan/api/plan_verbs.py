@@ -36,11 +36,12 @@ from trainplan.planning.result import PlanningResult
 from trainplan.planning.result_rows import row_rank
 from trainplan.planning.what_if import what_if
 from trainplan.profiling.base.arguments import check_arguments
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.solvers.core.clock import Clock
 from trainplan.solvers.core.method_registry import method as method_named
 from trainplan.tabular import Tabular
+from trainplan.validation.own_runs import calibrated_cluster
 
 __all__ = [
     "PlanRequest",
@@ -59,7 +60,7 @@ __all__ = [
 REQUEST, SEARCH = PlanRequest(), SearchOptions()  # defaults of parameters
 SUBJECT = ("model", "cluster", "batch", "memory", "reserve", "sequence", "dtype", "profile", "measure")
 # The parameters of `plan` for any problem, from which advice on misspelt names is drawn.
-COMMON = ("request", "search", "like", *SUBJECT, *(field.name for field in fields(SearchOptions)))
+COMMON = ("request", "search", "like", "calibrated", *SUBJECT, *(field.name for field in fields(SearchOptions)))
 
 
 @with_fields(PlanKeywords, CHOICES)
@@ -74,8 +75,9 @@ def plan(request: PlanRequest = REQUEST, *, search: SearchOptions = SEARCH, **me
     Of the request's choices, the joint problem takes constraints, whose costs are in `prices` (pipeline, micro_batches,
     schedule, zero, tp, dp, sdp, forbid, one_strategy, tp_in_node, cuts, recompute_first, for_), and choices that widen its
     search space or change what is computed (sliced, chunks, by_unit, hybrid, sequence_parallel, modules, host, gradients,
-    optimizer, cost_model, cp, cp_exchange, precision, memory_tables). The preset galvatron-bmw takes pipeline, micro_batches,
-    schedule, space, by_unit and takeaway3; `place`, `partition` and `switch` state the choices of amp, autopipe and h3t.
+    optimizer, cost_model, layouts, cp, cp_exchange, precision, memory_tables). The preset galvatron-bmw takes pipeline,
+    micro_batches, schedule, space, by_unit and takeaway3; `place`, `partition` and `switch` state the choices of amp, autopipe
+    and h3t.
 
     Args:
         request: what to plan for, as one object. Its fields are keywords, too; one given alongside it replaces its field.
@@ -118,7 +120,12 @@ def _subject(request: PlanRequest, measuring: Callable[[dict[str, Any]], None] |
 
     measuring: called with progress reports (dicts) while the model is measured; None for no reports.
     """
-    return {name: getattr(request, name) for name in SUBJECT} | {"measuring": measuring}
+    subject = {name: getattr(request, name) for name in SUBJECT} | {"measuring": measuring}
+    if request.calibrated is not None:
+        if request.cluster is None:
+            raise InputError(COMMAND_LINE, "--cluster", "is missing, with --calibrated", "give it, such as h100:8x4")
+        subject["cluster"] = calibrated_cluster(request.cluster, request.calibrated)
+    return subject
 
 
 def _choices(request: PlanRequest) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class PlanRequest:
         dtype: float32 (fp32), float64, bfloat16 (bf16) or float16 (fp16) (default: the profile's; the config's, if in half
             precision; bfloat16 or float16, as the cluster has, with float32 masters).
         profile: A profile made earlier (default: estimate).
+        calibrated: Efficiencies corrected by own runs, as `validate --calibrated` writes them.
         measure: Measure the model on this machine, on as many processes.
         like: a preset (joint, galvatron-bmw, amp, autopipe, h3t) or a problem.
         for_: the runtime that is to run it: megatron, megatron-bridge, torchtitan, deepspeed, accelerate, torch or trainplan.
@@ -74,6 +75,7 @@ class PlanRequest:
         recompute: recompute every layer (amp, autopipe).
         host: what units may keep on the host, of optimizer,parameters,hidden; all, or none.
         cost_model: auto, streams or executed.
+        layouts: with overlap: one for all sub-layers, or unit, for each its own.
         memory_tables: what tables count of what programs hold: most or least.
         by_unit: choose for every sub-layer, not for every layer.
         one_strategy: one strategy for all sub-layers.
@@ -96,6 +98,7 @@ class PlanRequest:
     sequence: int | None = None
     dtype: str | None = None
     profile: FilePath | Profile | None = None
+    calibrated: FilePath | None = None
     measure: bool = False
     like: str | None = None
     for_: str | None = None
@@ -120,6 +123,7 @@ class PlanRequest:
     recompute: bool | None = None
     host: str | None = None
     cost_model: str | None = None
+    layouts: str | None = None
     memory_tables: str | None = None
     by_unit: bool | None = None
     one_strategy: bool | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from trainplan.command import bars, options, render
 from trainplan.command.ending import tell
 from trainplan.command.options import Command, Outcome, command_with, flag, options_of, output, panel, word
 from trainplan.command.printing import pairs, table
+from trainplan.command.validating import CALIBRATED, show_calibration
 from trainplan.execution.launch_files.logs.steps import LoggedRun, RanOut
 from trainplan.execution.launch_files.run_configuration import TakenValue
 from trainplan.formulations.plan.plan import Plan
@@ -27,7 +28,9 @@ from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 from trainplan.screens.run import run_screen
 from trainplan.validation.alongside import HELD
+from trainplan.validation.calibrate import table_text
 from trainplan.validation.fitting import tight_words
+from trainplan.validation.own_runs import Calibration
 from trainplan.validation.predict import Prediction
 
 SMALLER = 0.9  # devices with less than this share of another's memory are not of its kind
@@ -102,10 +105,17 @@ def command(name: str, words: Sequence[str]) -> Command:
             Path | None,
             "Write the best plan known for the runtime here, if it is better than the run.",
         ),
+        CALIBRATED,
     ],
 )
 def import_run(
-    file: Path | None, settings: list[str] | None, ignored: list[str] | None, values: bool, details: bool, **given: Any
+    file: Path | None,
+    settings: list[str] | None,
+    ignored: list[str] | None,
+    values: bool,
+    details: bool,
+    calibrated_output: Path | None,
+    **given: Any,
 ) -> Outcome:
     """How good is what I run now? A configuration becomes a plan, with its predicted step and the memory of each rank; with
     it come the lower bound of the joint problem, the best plan with and without the runtime's limits, and what to change first.
@@ -118,7 +128,18 @@ def import_run(
     if (found := judged.found) is not None and judged.best is not None and found.source != "run":
         files["best_output"] = lambda: found.plan.model_dump_json(indent=2) + "\n"
     show = partial(_show if details else _screen, judged, values)
-    return Outcome(judged.to_dict(), show, files, options.FINE if judged.fits else options.INFEASIBLE)
+    content, code = judged.to_dict(), options.FINE if judged.fits else options.INFEASIBLE
+    if calibrated_output is None:
+        return Outcome(content, show, files, code)
+    corrected = api.calibrate(judged, calibrated=calibrated_output, write=False)
+    files["calibrated_output"] = partial(table_text, corrected.table)
+    return Outcome(content | {"calibrated": corrected.to_dict()}, partial(_shown_with, show, corrected), files, code)
+
+
+def _shown_with(show: Callable[[], None], found: Calibration) -> None:
+    """Print what `show` prints, then the correction of efficiencies by own runs."""
+    show()
+    show_calibration(found)
 
 
 def _variables(settings: Sequence[str]) -> dict[str, str]:

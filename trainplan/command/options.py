@@ -41,7 +41,7 @@ from trainplan.solvers.core.result import Result
 FINE, INFEASIBLE, STOPPED = 0, 1, 3  # exit codes
 ENDED = 4  # exit code of a run that was ended by SIGTERM, with its checkpoint written
 # Options that name the files of an Outcome.
-WRITTEN = ("output", "best_output", "uniform_output", "save_profile", "trace", "picture")
+WRITTEN = ("output", "calibrated_output", "best_output", "uniform_output", "save_profile", "trace", "picture")
 CHECKED = (*WRITTEN, "journal")  # options that name files which must be writable
 MOST_DIGITS = 1000  # of a method's option that is read as a number at most, since Python refuses several thousand
 
@@ -273,7 +273,7 @@ SPECIAL = {
     "sequence": Special(("--sequence", "--seq"), parser=parse_tokens, also=("such as 8192", "such as 8192 or 8k")),
     "dtype": Special(values=lambda: DTYPE_BYTES),
 }
-SUBJECT_NAMES = ("model", "cluster", "batch", "memory", "reserve", "sequence", "dtype", "profile", "measure")
+SUBJECT_NAMES = ("model", "cluster", "batch", "memory", "reserve", "sequence", "dtype", "profile", "calibrated", "measure")
 REQUEST = panel(SUBJECT, options_of(PlanRequest, *SUBJECT_NAMES))
 OR_PROFILE = " A --profile may stand in for it."
 MODEL_HELP, CLUSTER_HELP = (option.annotation.__metadata__[0].help.removesuffix(OR_PROFILE) for option in REQUEST[:2])

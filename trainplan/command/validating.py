@@ -13,8 +13,18 @@ from trainplan.command.ending import BAD_INPUT
 from trainplan.command.options import Command, Outcome, command_with, flag, word
 from trainplan.command.printing import line, pairs, table
 from trainplan.profiling.base.quantities import plural
+from trainplan.validation.calibrate import table_text
+from trainplan.validation.own_runs import Calibration
 from trainplan.validation.predict import Prediction, Predictions
 from trainplan.validation.report import Errors, by_group, groups
+
+CALIBRATED = flag(
+    "calibrated_output",
+    Path | None,
+    "Write efficiencies here that measured steps correct, of runs on one cluster, for `plan --calibrated`; runs that the file "
+    "has stay.",
+    names=("--calibrated",),
+)
 
 
 def command(name: str, words: Sequence[str]) -> Command:
@@ -27,17 +37,43 @@ def command(name: str, words: Sequence[str]) -> Command:
     [
         word("runs", Path, "A JSON list of runs: id, model, gpu, gpus, layout, and what was measured."),
         flag("assumptions", bool, "Print what each row leaves open, and what is taken for it.", False),
+        CALIBRATED,
         options.PICTURE,
     ]
 )
-def validate(runs: Path, assumptions: bool) -> Outcome:
+def validate(runs: Path, assumptions: bool, calibrated_output: Path | None) -> Outcome:
     """Predict runs at their layouts as given, with overlap, and hold the predictions against what was measured."""
     predictions = api.validate(runs)
     files: dict[str, Callable[[], Any]] = {"picture": partial(api.draw_errors, predictions)}
     if all(prediction.error is None for prediction in predictions):
         files = {}  # there is nothing to draw
     code = BAD_INPUT if all(prediction.cannot for prediction in predictions) else options.FINE
-    return Outcome([prediction.to_dict() for prediction in predictions], partial(_show, predictions, assumptions), files, code)
+    content: Any = [prediction.to_dict() for prediction in predictions]
+    show = partial(_show, predictions, assumptions)
+    if calibrated_output is None:
+        return Outcome(content, show, files, code)
+    found = api.calibrate(runs, calibrated=calibrated_output, write=False)
+    files["calibrated_output"] = partial(table_text, found.table)
+    return Outcome({"runs": content, "calibrated": found.to_dict()}, partial(_show_with, show, found), files, code)
+
+
+def _show_with(show: Callable[[], None], found: Calibration) -> None:
+    """Print what `show` prints, then the correction of efficiencies by own runs."""
+    show()
+    show_calibration(found)
+
+
+def show_calibration(found: Calibration) -> None:
+    """Print a correction of efficiencies by own runs: a table of the errors of predictions before and after it, and by how much
+    efficiencies were corrected.
+    """
+    cells = [
+        [run.id, f"{run.measured_s:.4g} s", _percent(before), _percent(after)]
+        for run, before, after in zip(found.table.own_runs, found.before, found.after, strict=True)
+    ]
+    table(("run", "measured", "error before", "error after"), cells, "corrected by these runs", ("run",))
+    for text in found.notes():
+        line(text)
 
 
 def _show(predictions: Predictions, assumptions: bool) -> None:

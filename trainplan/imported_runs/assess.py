@@ -33,8 +33,8 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 from trainplan.tabular import Tabular
 from trainplan.validation.fitting import Fit, fit_of, fit_probability, peak_error, software_error, tight_words
-from trainplan.validation.plans import as_run, predict_plan
-from trainplan.validation.predict import GIB, Prediction
+from trainplan.validation.plans import as_run, predict
+from trainplan.validation.predict import Prediction
 
 WALKED = 3  # number of best changes that are reported
 WALKS = "walks"  # the prediction for trainplan's own runtime: simulation of a plan's programs
@@ -333,10 +333,8 @@ def changes(configuration: RunConfiguration, plan: Plan, request: Request, step_
 def _predicted(plan: Plan, request: Request) -> tuple[float, float] | None:
     """The step in ns and the peak memory of a device in bytes, by the prediction of the plan's runtime; None if there is none.
     request: names the devices."""
-    found = "no cluster" if request.cluster is None else predict_plan(plan, request.cluster)
-    if isinstance(found, str) or found.step is None or found.peak_gib is None:
-        return None
-    return found.step.step_ns, found.peak_gib * GIB
+    found = "no cluster" if request.cluster is None else predict(plan, request.cluster)
+    return None if isinstance(found, str) else (found.step_ns, found.most_bytes)
 
 
 def _predicted_changes(

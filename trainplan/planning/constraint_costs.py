@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainplan.formulations.joint.options import with_tables
+from trainplan.formulations.joint.options import LAYOUTS, with_tables
+from trainplan.formulations.joint.overlap_units_request import UNIT
 from trainplan.formulations.joint.within_runtime import FOR
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.problem import Problem
@@ -135,7 +136,8 @@ def _answer(
     answers = [searched, known] if any(part is not instance for instance, part in parts) else [searched]
     better = searched if known.objective_ns is None or searched.objective_ns is not None else known
     if None not in (known.objective_ns, searched.objective_ns):
-        better = min(searched, known, key=lambda answer: answer.objective_ns or 0)
+        unlike = best.request.options.get(LAYOUTS.name) == UNIT  # its objectives are far from steps: no plan is known by them
+        better = known if unlike else min(searched, known, key=lambda answer: answer.objective_ns or 0)
     bounds = [answer.bound_ns for answer in answers if answer.result.status != "infeasible"]
     bound = None if None in bounds else min((ns for ns in (*bounds, better.objective_ns) if ns is not None), default=None)
     return replace(better, bound_ns=bound)

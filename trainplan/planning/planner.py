@@ -13,6 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from trainplan.execution.analysis.memory.peak import BACKENDS
+from trainplan.formulations.joint.options import LAYOUTS
+from trainplan.formulations.joint.overlap_units_request import asks_for_unlike_layouts, of_one_layout
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request
 from trainplan.planning.planning_run import PlanningRun, run_by_runtime
@@ -20,6 +22,7 @@ from trainplan.planning.presets import Preset
 from trainplan.planning.result import PlanningResult, PlanningTime, predicted_by_runtime
 from trainplan.planning.search import search_in_rounds
 from trainplan.planning.single_strategy import best_single_strategy, prefer_single_strategy
+from trainplan.planning.unlike_layouts import improve_by_unlike_layouts, of_one_layout_alone
 from trainplan.planning.walk_search import improve_by_walks
 from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.solvers.core.answer import Answer
@@ -73,10 +76,16 @@ def planned(
         raise InputError("command line", "--backend", f"is {shown(backend)}", one_of(backend, BACKENDS))
     preset.check(request)
     arguments = {"gap": gap, "seed": seed, "progress": progress, **options}
-    run = PlanningRun(request, preset, method, backend, arguments, time_limit, tuple(incumbents), alone=alone)
+    unlike = LAYOUTS.name in request.options and asks_for_unlike_layouts(request)
+    first = of_one_layout(request) if unlike else request
+    begun = tuple(plan for plan in incumbents if not unlike or of_one_layout_alone(plan))
+    run = PlanningRun(first, preset, method, backend, arguments, time_limit, begun, alone=alone)
     best = improve_by_walks(run, search_in_rounds(run))
     if compare_single_strategy:
         best = _with_single_strategy(run, best)
+    if unlike:
+        run = run.of_request(request, incumbents)
+        best = improve_by_unlike_layouts(run, best)
     until = run.elapsed()
     if best.judged is not None and not alone:
         run.begin("checking the plan's programs")

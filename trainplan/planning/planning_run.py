@@ -86,6 +86,12 @@ class PlanningRun:
         object.__setattr__(self, "started", self.clock())
         object.__setattr__(self, "beyond", None if refinement is None else BeyondTables(refinement))
 
+    def of_request(self, request: Request, incumbents: Sequence[Plan]) -> PlanningRun:
+        """A run of another request, with other incumbents, that goes on where this one is: with its clock and limits."""
+        other = replace(self, request=request, incumbents=tuple(incumbents))
+        object.__setattr__(other, "started", self.started)
+        return other
+
     # Time
 
     def begin(self, step: str) -> None:
@@ -331,7 +337,10 @@ def run_by_runtime(plan: Plan, request: Request) -> tuple[Plan, Prediction | str
     a prediction.
     """
     settings = run_by(request.options.get(FOR.name), plan)
-    return None if settings is None or request.cluster is None else as_run(plan.changed(runs_by=settings), request.cluster)
+    if settings is None or request.cluster is None:
+        return None
+    settings = settings.changed(cluster=request.cluster.model_dump())
+    return as_run(plan.changed(runs_by=settings), request.cluster)
 
 
 def limits_bytes(plan: Plan, request: Request) -> list[int]:

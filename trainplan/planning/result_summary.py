@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainplan.formulations.joint.options import cost_words
+from trainplan.formulations.joint.within_runtime import FOR
 from trainplan.formulations.plan.plan import Claim
 from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.formulations.problem import counts_overlap
@@ -88,14 +89,16 @@ def _uniform(outcome: PlanningResult) -> list[tuple[str, str]]:
 
 def _prices(outcome: PlanningResult, flags: bool) -> list[tuple[str, str]]:
     """A pair of label and text, for people, for the price of each constraint: how much shorter the step could be without it.
-    If the plan's own prediction is by a training framework's model, the texts say that the steps of prices are of simulated
-    programs.
+    Where the steps of a price are of simulated programs, and the plan's own prediction is that of a runtime, its text says so.
 
     outcome: the result of planning. flags: whether to write options as command flags.
     """
-    whose = ", simulated by their own programs" * bool(_as_walked(outcome))
-    names = [price.constraint if flags else as_arguments(price.constraint) for price in outcome.prices]
-    return [(f"price of {name}", price.text(outcome.answer) + whose) for name, price in zip(names, outcome.prices, strict=True)]
+    runtime, rows = f"{FOR.flag} {outcome.request.options.get(FOR.name)}", list[tuple[str, str]]()
+    for price in outcome.prices:
+        name = price.constraint if flags else as_arguments(price.constraint)
+        by_programs = bool(_as_walked(outcome)) or (predicted_by_runtime(outcome.instance) and price.constraint == runtime)
+        rows.append((f"price of {name}", price.text(outcome.answer) + ", simulated by their own programs" * by_programs))
+    return rows
 
 
 def _claim(outcome: PlanningResult, flags: bool) -> list[tuple[str, str]]:
@@ -144,7 +147,7 @@ def _walk_gap(outcome: PlanningResult, claim: Claim) -> str:
 
 def _as_walked(outcome: PlanningResult) -> str:
     """A text, for people, that says that the claim is about trainplan's own programs; empty unless the plan is predicted as
-    another runtime runs it, without being chosen by that prediction. outcome: the result of planning.
+    another runtime runs it, and was not searched by that prediction. outcome: the result of planning.
     """
     if predicted_by_runtime(outcome.instance):
         return ""
@@ -159,7 +162,6 @@ def _evidence(outcome: PlanningResult, claim: Claim) -> list[tuple[str, str]]:
     if (evidence := claim.evidence) is None or not claim.objective_ns:
         return []
     how = "by evidence that is checked" if evidence.proof is not None else "in closed form,"
-    how = "by bounds that are computed again," if predicted_by_runtime(outcome.instance) else how
     part = "".join(f", of {option} alone" for option in outcome.evidence_of)
     return [("certificate", f"{format_time(evidence.bound_ns)}, {how} without any solver{part}")]
 

@@ -208,7 +208,7 @@ def _proof(answer: PlanningResult) -> list[list[str]]:
 def compared_with(answer: PlanningResult) -> str:
     """A phrase for the set of plans that the answer's plan is proven against, such as "any plan for Megatron-LM with --tp 8".
 
-    If a runtime other than trainplan's own predicts the step, but the search was not by its prediction, the phrase adds that
+    If a runtime other than trainplan's own predicts the step, and the search was not by that prediction, the phrase adds that
     the proof is about the solver's step model.
     """
     runtime, words = answer.request.options.get(FOR.name), ["any plan"]
@@ -217,9 +217,15 @@ def compared_with(answer: PlanningResult) -> str:
     words += [] if runtime is None else [f"for {short_title(runtime)}"]
     constraints = [text for name, text in constraints_of(answer.problem, answer.request.options).items() if name != FOR.name]
     words += [f"with {' '.join(constraints)}"] * bool(constraints)
-    software = answer.plan is not None and answer.plan.predicted is not None and answer.plan.predicted.software
-    otherwise = bool(software) and not predicted_by_runtime(answer.instance)
-    return " ".join(words) + ", by the solver's step model" * otherwise
+    return " ".join(words) + ", by the solver's step model" * _of_own_programs(answer)
+
+
+def _of_own_programs(answer: PlanningResult) -> bool:
+    """Whether a plan was searched by the steps of trainplan's own programs although another runtime is predicted to run it.
+    answer: the request, with the plan found for it, if any.
+    """
+    predicted = None if answer.plan is None else answer.plan.predicted
+    return predicted is not None and bool(predicted.software) and not predicted_by_runtime(answer.instance)
 
 
 def _prices(answer: PlanningResult) -> list[list[str]]:
@@ -250,8 +256,7 @@ def _priced(price: Price, answer: PlanningResult) -> list[str]:
     if known < LEAST_GAIN:
         return [f"{without}: nothing faster is known" + f" ({limit} is possible)" * bool(limit)]
     within = f" ({limit})" * (bool(limit) and best != bound)
-    software = answer.plan is not None and answer.plan.predicted is not None and answer.plan.predicted.software
-    step = "" if software else f" {format_time(best)} a step:"  # by another prediction: only shares compare
+    step = "" if _of_own_programs(answer) else f" {format_time(best)} a step:"  # by another prediction: only shares compare
     return [f"{without}{step} {format_share(known)} faster{within}"]
 
 

@@ -72,7 +72,7 @@ def predicted_choices(fit: Fit, fitted: Fitted, groups: Sequence[Sequence[LaidRu
                 tables[source] = fit.kept_table(fitted, kept)
             steps[row.run.id] = step_of(row, tables[source]).step_ns / 1e9
         found.append(with_predictions(group, steps))
-    return found
+    return [alternatives for alternatives in found if len(alternatives.names) > 1]
 
 
 def fitted_table(fit: Fit, logs: np.ndarray, runs: Sequence[FittedRun]) -> EfficiencyTable:

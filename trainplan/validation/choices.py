@@ -95,12 +95,18 @@ def difference_of(groups: Sequence[Alternatives]) -> float:
 
 
 def with_predictions(group: Sequence[LaidRun], predicted_s: Mapping[str, float]) -> Alternatives:
-    """The measured layouts of one job with their predictions. group: runs with measured steps. predicted_s: predicted steps in
-    seconds, by the runs' ids.
+    """The measured layouts of one job with their predictions. Runs with the same prediction differ in nothing that they state:
+    they are one alternative, which the fastest of them stands for.
+
+    group: runs with measured steps. predicted_s: predicted steps in seconds, by the runs' ids.
     """
+    fastest: dict[float, LaidRun] = {}
+    for row in sorted(group, key=lambda row: row.run.step_s or 0.0):
+        fastest.setdefault(predicted_s[row.run.id], row)
+    chosen = [row for row in group if fastest[predicted_s[row.run.id]] is row]
     return Alternatives(
-        tuple(row.run.id for row in group),
-        tuple(row.run.step_s or 0.0 for row in group),
-        tuple(predicted_s[row.run.id] for row in group),
-        open=any(name in row.assumed for row in group for name in DECISIVE),
+        tuple(row.run.id for row in chosen),
+        tuple(row.run.step_s or 0.0 for row in chosen),
+        tuple(predicted_s[row.run.id] for row in chosen),
+        open=any(name in row.assumed for row in chosen for name in DECISIVE),
     )

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 from trainplan.formulations.costs.overlapped.frameworks import (
+    BRIDGE,
     COMPILED,
     COMPOSER,
     DEEPSPEED,
@@ -25,7 +26,7 @@ from trainplan.formulations.costs.overlapped.frameworks import (
 )
 from trainplan.formulations.costs.overlapped.layout import Framework
 from trainplan.profiling.models.optimizers import OPTIMIZERS
-from trainplan.validation.memory_words import with_memory
+from trainplan.validation.memory_words import LOSS_COMPILED_SINCE, with_memory
 from trainplan.validation.rows import Run
 from trainplan.validation.words import FUNCTIONAL_TEST, flag, optimizer_of, stated_stage
 
@@ -91,7 +92,9 @@ def _named_framework(run: Run, name: str, note: str) -> Framework:
     """
     year, compiled = year_of(run), flag(note, r"compiled?")
     stage = stated_stage(run)
-    if ("nemo" in name and "automodel" not in name) or re.search(r"megatron[ _-]?bridge", name):
+    if re.search(r"megatron[ _-]?bridge", name):
+        return BRIDGE
+    if "nemo" in name and "automodel" not in name:
         return NEMO
     if "megatron-core" in name or "mcore" in name:
         return MEGATRON
@@ -106,7 +109,10 @@ def _named_framework(run: Run, name: str, note: str) -> Framework:
     if "deepspeed" in name:
         return DEEPSPEED
     if "torchtitan" in name:
-        return TORCHTITAN_COMPILED if compiled and "eager" not in note else TORCHTITAN
+        if not compiled or "eager" in note:
+            return TORCHTITAN
+        early = year is not None and year < LOSS_COMPILED_SINCE
+        return replace(TORCHTITAN_COMPILED, loss_passes=FSDP.loss_passes) if early else TORCHTITAN_COMPILED
     if re.search(r"jax|xla|maxtext|axlearn|paxml", name):
         return XLA
     if "composer" in name:
@@ -127,6 +133,8 @@ def _with_overlap(framework: Framework, run: Run, note: str) -> Framework:
         framework = replace(framework, overlaps_gradients=reduces)
     if (gathers := flag(note, "overlap[_ -]param[_ -]gather")) is not None:
         framework = replace(framework, overlaps_parameters=gathers)
+    if framework.tensor_overlap and re.search(r"fp4|float4", (run.precision or "").lower()):
+        framework = replace(framework, tensor_overlap=0.0)  # off in all of Megatron-Bridge's recipes of NVFP4
     if (tensor := flag(note, r"(?:tp[_ -]comm[_ -]overlap|async[_ -]?tp|asynchronous[_ -]tp)")) is not None:
         framework = replace(framework, tensor_overlap=NEMO.tensor_overlap if tensor else 0.0)
     return framework
@@ -135,11 +143,11 @@ def _with_overlap(framework: Framework, run: Run, note: str) -> Framework:
 def _with_bits(framework: Framework, text: str) -> Framework:
     """Copy the settings of a framework, with the kinds of communication in few bits that a text names. torchtitan gathers the
     tokens of tensor-parallel ranks in 8 bits where they are scaled per tensor (`enable_float8_tensorwise_tp` in
-    `models/llama3/parallelize.py`), not per row or block. text: a measured run's note and precision in lower case.
+    `models/llama3/parallelize.py`), not per row. text: a measured run's note and precision in lower case.
     """
-    if flag(text, rf"{FLOAT8_SHARDS}"):
+    if flag(text, FLOAT8_SHARDS):
         framework = replace(framework, shards_in_bits=True)
-    if framework.gathers_in_bits and re.search(r"row[_ -]?wise|mx[_ -]?fp8|block[_ -]?wise", text):
+    if framework.gathers_in_bits and framework.pads == 1 and re.search(r"row[_ -]?wise", text):
         framework = replace(framework, gathers_in_bits=False)
     if framework.attention == "flash-2" and flag(text, OTHER_ATTENTION):
         framework = replace(framework, attention="cudnn")
@@ -154,7 +162,8 @@ def _of_functional_test(framework: Framework, run: Run, note: str) -> Framework:
     except in one older container. run: a measured run, maybe such a test. note: its note in lower case.
     """
     resumes = ("ckpt-resume" in note or "resume" in run.model) and "dracooci" not in note
-    unfused = ("attention-softmax-in-fp32" in note and not resumes) or "transformer-impl local" in note
+    latent = "multi-latent-attention" in note  # whose queries are wider than its values: no deterministic fused kernel has them
+    unfused = ("attention-softmax-in-fp32" in note and not resumes) or "transformer-impl local" in note or latent
     fixed_bytes = framework.fixed_bytes + LOCAL_BYTES * ("transformer-impl local" in note)
     return replace(framework, drops=True, fused_attention=not unfused, fixed_bytes=fixed_bytes, ends_ns=TESTS_ENDS_NS)
 

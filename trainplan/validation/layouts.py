@@ -16,7 +16,7 @@ from trainplan.formulations.costs.overlapped.sublayer_time import splittable
 from trainplan.formulations.plan.strategy import Exchange
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import DeviceKind
-from trainplan.profiling.clusters.efficiencies import EfficiencyTable, Precision
+from trainplan.profiling.clusters.efficiencies import Efficiency, EfficiencyTable, Precision
 from trainplan.profiling.clusters.kinds import device_kind
 from trainplan.profiling.clusters.recipes import Recipe
 from trainplan.profiling.clusters.sheets import DeviceSheet, likely_kind, sheet
@@ -26,6 +26,7 @@ from trainplan.profiling.models.sublayers import why_no_head_share
 from trainplan.validation.alongside import held_by, stated_buffers, with_attention
 from trainplan.validation.fitting import fitted, in_words
 from trainplan.validation.frameworks import framework_of, stated_attention
+from trainplan.validation.memory_words import optimizer_instances
 from trainplan.validation.offloading import hosted, hosted_layers
 from trainplan.validation.recomputation import recompute_of_words
 from trainplan.validation.row_models import row_model
@@ -82,6 +83,7 @@ class LaidRun:
         assumed: for each field that the run does not specify, by name, a text with the value that is assumed.
         links: the links of the cluster that it runs on; None for the usual links of the data sheet.
         rates: peak rates of matrix multiplications by dtype of the cluster's devices; None for those of the data sheet.
+        efficiencies: the shares of peaks that kernels reach on the cluster's devices, if they were corrected by own runs.
     """
 
     run: Run
@@ -93,11 +95,13 @@ class LaidRun:
     assumed: Mapping[str, str]
     links: Links | None = None
     rates: Mapping[Precision, float] | None = None
+    efficiencies: tuple[Efficiency, ...] | None = None
 
     def kind(self, table: EfficiencyTable) -> DeviceKind:
-        """The kind of device that it runs on, with the rates of the run's cluster. table: the shares of peaks that kernels
-        reach."""
+        """The kind of device that it runs on, with the rates and the corrected efficiencies of the run's cluster. table: the
+        shares of peaks that kernels reach."""
         kind = device_kind(self.name, table)
+        kind = kind if self.efficiencies is None else kind.changed(efficiencies=list(self.efficiencies))
         return kind if self.rates is None else kind.changed(flops_per_s=dict(self.rates))
 
     @property
@@ -206,6 +210,8 @@ def laid_out(
         problem = f"is {tp}, into which not all parts of this {model.family} can be split"
         raise InputError(run.id, "tp", problem, f"give a degree that divides heads, ffn and vocabulary of {run.model}")
     zero, shard = sharing(run, dp, framework, assumed)
+    if zero == 1 and dp % (instances := optimizer_instances(run)) == 0:
+        shard //= instances
     recipe = _recipe(run, described, base, precision, assumed)
     optimizer = _optimizer(run, zero, tp, assumed)
     recompute, shared = recompute_of_words(run, assumed), shares_tokens(run, tp, framework, assumed)

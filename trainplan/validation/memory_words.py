@@ -29,7 +29,7 @@ def with_memory(framework: Framework, run: Run, year: int | None) -> Framework:
     if "nanotron" in name:
         return replace(framework, memory=NANOTRON_MEMORY, logit_bytes=NANOTRON_LOGIT_BYTES, pads=1)
     if "torchtitan" in name:
-        uncompiled = year is not None and year < LOSS_COMPILED_SINCE
+        uncompiled = framework.logit_bytes >= UNCOMPILED_LOGIT_BYTES or (year is not None and year < LOSS_COMPILED_SINCE)
         loss = SHARED_LOGIT_BYTES if (run.tp or 1) > 1 else UNCOMPILED_LOGIT_BYTES
         logit_bytes = loss if uncompiled else framework.logit_bytes
         return replace(framework, memory=TORCHTITAN_MEMORY, logit_bytes=logit_bytes)
@@ -38,6 +38,17 @@ def with_memory(framework: Framework, run: Run, year: int | None) -> Framework:
         tests, defers = FUNCTIONAL_TEST in note, flag(note, r"defer[_-]embedding[_-]wgrad(?:[_-]compute)?") is True
         return replace(framework, memory=replace(framework.memory, drops_hidden=tests, defers_head=defers))
     return framework
+
+
+def optimizer_instances(run: Run) -> int:
+    """The number of copies of Megatron-Core's distributed optimizer, over which data-parallel ranks are divided
+    (`--num-distributed-optimizer-instances`): as a run's note states it, 2 where its note or its test's name states several,
+    and else 1. run: a measured run.
+    """
+    text = f"{run.model} {run.note or ''}".lower().replace("_", "-")
+    if match := re.search(r"num-distributed-optimizer-instances[ =:]+(\d+)", text):
+        return max(1, int(match[1]))
+    return 2 if "dist-optimizer-instances" in text else 1
 
 
 def measured_rank(run: Run, memory: Sequence[RunMemory]) -> RunMemory:

@@ -2,8 +2,8 @@
 
 Two or three short runs say little, so that few numbers follow from them: one factor on the efficiencies of matrix products and
 fused attention on the cluster's devices, and one on each level of links whose share of the step differs among the runs. The
-prior of each is 1; its spread is that of the shipped efficiencies' errors. The error of a run has a part that all layouts on the
-cluster have in common, which the factors take, and a part of its own, whose spread is that of measured against predicted
+prior of each is 1; its spread is that of the shipped efficiencies' errors. The error of a run has a part that all layouts on
+the cluster have in common, which the factors take, and a part of its own, whose spread is that of measured against predicted
 ratios of layouts.
 """
 
@@ -18,9 +18,10 @@ from typing import Any, ClassVar, get_args
 
 import numpy as np
 
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.files import FilePath, parse
 from trainplan.profiling.base.quantities import plural
+from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.clusters.efficiencies import EfficiencyTable, Kernel, KernelFit, Level, LinkFit, Precision
 from trainplan.profiling.clusters.kinds import device_kind
 from trainplan.profiling.clusters.own_runs import OwnRun
@@ -136,7 +137,7 @@ def scaled(
                 kernels = [fit for fit in kernels if not _same(fit, device, precision, kernel)]
                 value = min(1.0, reached.value * factors[PRODUCTS])
                 names: Any = {"kernel": kernel, "precision": precision, "device": device}
-                sizes = {"half_size": reached.half_size, "half_width": reached.half_width}
+                sizes: Any = {"half_size": reached.half_size, "half_width": reached.half_width}
                 kernels.append(
                     KernelFit(**names, **sizes, **about, value=value, error=reached.error if error is None else error)
                 )
@@ -173,7 +174,8 @@ def calibration(table: EfficiencyTable, runs: Sequence[OwnRun], name: str) -> Ca
     noise = max(LEAST_SPREAD, widths.difference / EIGHTY / sqrt(2))
     names = [PRODUCTS, *(level for level in dict.fromkeys(key for run in runs for key in run.shares) if _differs(level, runs))]
     spreads = np.array([widths.usual / EIGHTY if key == PRODUCTS else LINK_SPREAD for key in names])
-    logs, covariance = _fitted(runs, names, spreads, noise)
+    most = np.array([log(_most(name, table, devices[0])) for name in names])
+    logs, covariance = _fitted(runs, names, spreads, noise, most)
     factors = {key: round(float(np.exp(value)), 4) for key, value in zip(names, logs, strict=True)}
     after = tuple(run.with_factors_s(factors) / run.measured_s - 1 for run in runs)
     own = sqrt(max(noise**2, float(np.mean(np.square(np.log1p(after))))))
@@ -185,18 +187,31 @@ def calibration(table: EfficiencyTable, runs: Sequence[OwnRun], name: str) -> Ca
     return Calibration(corrected.changed(corrected_for=name, own_runs=runs), factors, before, after, error)
 
 
+def _most(name: str, table: EfficiencyTable, device: str) -> float:
+    """The largest factor with which no efficiency exceeds 1, and at most MOST. name: `products`, or a level of links."""
+    if name != PRODUCTS:
+        value = next(table.link(level).value for level in get_args(Level) if level == name)
+    else:
+        kind = device_kind(device, table)
+        found = [kind.reached("matrix-product", precision) for precision in sheet(device).flops_per_s]
+        value = max((efficiency.value for efficiency in found if efficiency is not None), default=1.0)
+    return min(MOST, 1 / value)
+
+
 def _differs(level: str, runs: Sequence[OwnRun]) -> bool:
     """Whether the shares of the runs' steps that depend on a level of links differ by more than DIFFERS."""
     shares = [run.shares.get(level, 0.0) for run in runs]
     return level != PRODUCTS and max(shares) - min(shares) > DIFFERS
 
 
-def _fitted(runs: Sequence[OwnRun], names: Sequence[str], spreads: np.ndarray, noise: float) -> tuple[np.ndarray, np.ndarray]:
+def _fitted(
+    runs: Sequence[OwnRun], names: Sequence[str], spreads: np.ndarray, noise: float, most: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Find the most likely factors (Gauss-Newton). Returns their natural logarithms, (factors,), and the covariance of these,
     (factors, factors).
 
     runs: the measured runs. names: the factors. spreads: (factors,), standard deviations of the logarithms before
-    measurements. noise: that of the logarithm of a single run's step.
+    measurements. noise: that of the logarithm of a single run's step. most: (factors,), logarithms of the largest factors.
     """
     logs, prior = np.zeros(len(names)), np.diag(1 / spreads**2)
     for _ in range(ROUNDS):
@@ -205,8 +220,9 @@ def _fitted(runs: Sequence[OwnRun], names: Sequence[str], spreads: np.ndarray, n
         slopes = _slopes(runs, names, logs)
         normal = slopes.T @ slopes / noise**2 + prior
         step = np.linalg.solve(normal, slopes.T @ errors / noise**2 + prior @ logs)
-        logs = np.clip(logs - step, -log(MOST), log(MOST))
-        if np.abs(step).max() < 1e-6:
+        moved = np.clip(logs - step, -log(MOST), most)
+        done, logs = np.abs(moved - logs).max() < 1e-6, moved
+        if done:
             break
     return logs, np.linalg.inv(normal)
 
@@ -235,3 +251,24 @@ def earlier_runs(path: FilePath) -> list[OwnRun]:
     InputError if the file is something else.
     """
     return calibrated_table(path).own_runs if Path(path).exists() else []
+
+
+def calibrated_cluster(cluster: FilePath | Cluster, calibrated: FilePath) -> Cluster:
+    """The cluster that a user names by nodes of a kind, such as h100:8x4, with efficiencies that own runs correct.
+
+    calibrated: the file of corrected efficiencies. A Cluster that has corrected ones is returned unchanged. Raises InputError
+    for a bad name or file, if the file is of another kind of device, or for a cluster that is not named by its nodes.
+    """
+    if isinstance(cluster, Cluster):
+        if cluster.corrected:
+            return cluster
+        problem = f"is given with {cluster.name}, an object that has its numbers"
+        raise InputError(COMMAND_LINE, "--calibrated", problem, "give the cluster's name, such as h100:8x4")
+    table = calibrated_table(calibrated)
+    loaded = load_cluster(cluster, table)
+    own = sheet(table.own_runs[0].device)
+    if [kind.name for kind in loaded.used_kinds] != [own.name]:
+        problem = f"is of {own.name}, and the cluster has {loaded.used_kinds[0].name}"
+        fix = f"give the file of this cluster's runs, or a cluster such as {table.own_runs[0].device}:8"
+        raise InputError(COMMAND_LINE, "--calibrated", problem, fix)
+    return loaded

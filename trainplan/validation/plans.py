@@ -112,7 +112,10 @@ def laid_for(plan: Plan, cluster: Cluster, runtime: str) -> LaidPlan | str:
         return round(step_of(numbers, table).step_ns), tuple(peaks)
 
     rates = None if laid.rates is None else tuple(laid.rates.items())
-    return LaidPlan(laid.model, laid.layout, _shipped_kind(laid.name, rates), links, predicted)
+    kind = _shipped_kind(laid.name, rates)
+    if laid.efficiencies is not None:
+        kind = kind.changed(efficiencies=list(laid.efficiencies))
+    return LaidPlan(laid.model, laid.layout, kind, links, predicted)
 
 
 @lru_cache(maxsize=16)
@@ -140,14 +143,15 @@ def laid_plan(plan: Plan, cluster: Cluster, by: RunBy | None = None) -> LaidRun 
     schedule = next((name for name in RUN_SCHEDULES if name == SCHEDULES[plan.schedule].predicted_as), None)
     if schedule is None:
         return f"what other runtimes take under the schedule {plan.schedule} is not known"
+    recipes = {unit.precision for unit in plan.units} - {"model"}  # at most one
     zero = strategy.zero_stage if by.zero is None else by.zero
     whole_matrices = OPTIMIZERS[plan.optimizer].whole_matrices and plan.optimizer not in by.flags
     stepped = f" {plan.optimizer}" if whole_matrices else ""
     run = Run(
         id=by.name, model=model.name, gpu=kind, gpus=plan.world, gbs=plan.batch.global_samples,
         mbs=plan.batch.global_samples // plan.batch.micro_batches // strategy.data_degree, tp=strategy.degree("tp"),
-        cp=strategy.degree("cp"), pp=plan.depth, vpp=plan.chunks, zero=zero, precision=model.dtype,
-        framework=by.software, note=f"{by.flags}{stepped} shard group {strategy.degree('sdp')}",
+        cp=strategy.degree("cp"), pp=plan.depth, vpp=plan.chunks, zero=zero, precision=" ".join((model.dtype, *recipes)),
+        framework=by.software, date=by.date, note=f"{by.flags}{stepped} shard group {strategy.degree('sdp')}",
     )  # fmt: skip
     buffers = Buffers(**by.buffers)
     fused_attention = None if buffers.attention is None else buffers.attention == "flash"
@@ -159,7 +163,6 @@ def laid_plan(plan: Plan, cluster: Cluster, by: RunBy | None = None) -> LaidRun 
         laid = laid_out(run, model, kind, framework, assumed, buffers)
     except InputError as error:
         return f"{error.field} {error.problem}"
-    recipes = {unit.precision for unit in plan.units} - {"model"}
     layout = replace(
         laid.layout,
         zero=zero,
@@ -168,14 +171,15 @@ def laid_plan(plan: Plan, cluster: Cluster, by: RunBy | None = None) -> LaidRun 
         exchange=strategy.exchange,
         optimizer=plan.optimizer,
         schedule=schedule,
-        recipe=RECIPES[recipes.pop()] if recipes else None,
+        recipe=next((RECIPES[name] for name in recipes), None),
         stage_layers=tuple(Chunk(tuple(model.units[stage.first_unit : stage.last_unit + 1])).layers for stage in plan.stages),
         on_host=_on_host(plan.units),
     )
     links = _links_of_last(cluster, kind, laid.sheet)
     rates = cluster.used_kinds[0].flops_per_s
     held = {name: text for name, text in assumed.items() if name in HELD}
-    return replace(laid, layout=layout, links=links, rates=None if rates == laid.sheet.flops_per_s else rates, assumed=held)
+    laid = replace(laid, layout=layout, links=links, rates=None if rates == laid.sheet.flops_per_s else rates, assumed=held)
+    return replace(laid, efficiencies=tuple(cluster.used_kinds[0].efficiencies)) if cluster.corrected else laid
 
 
 def unpredicted(cluster: Cluster) -> str | None:

@@ -15,7 +15,6 @@ from trainplan.formulations.plan.strategy import HEADS_WORD
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.efficiencies import EfficiencyTable, shipped_efficiencies
-from trainplan.profiling.clusters.kinds import device_kind
 from trainplan.profiling.clusters.nodes import host_of
 from trainplan.tabular import Tabular
 from trainplan.validation.alongside import LAST
@@ -336,7 +335,7 @@ def predict_laid(laid: LaidRun, table: EfficiencyTable) -> Prediction:
     memory = run_memory(laid.model, laid.layout)
     fullest, limit = max(memory, key=lambda rank: rank.peak_bytes), limit_bytes(laid.sheet)
     most = fullest.peak_bytes
-    peak = laid.layout.framework.memory.reported_bytes(measured_rank(run, memory).peak_bytes)
+    peak = measured_rank(run, memory).peak_bytes
     return Prediction(
         run,
         step_s=seconds,
@@ -375,7 +374,7 @@ def interval(laid: LaidRun, table: EfficiencyTable) -> tuple[float, float, tuple
     not specify. laid: the run, with assumed values for everything that it does not specify. table: efficiencies (shares of
     their peak rates that kernels and links reach).
     """
-    kind = device_kind(laid.name, table)
+    kind = laid.kind(table)
     product = kind.reached("matrix-product", laid.layout.rate)
     assert product is not None
     borrowed = tuple(
@@ -385,7 +384,9 @@ def interval(laid: LaidRun, table: EfficiencyTable) -> tuple[float, float, tuple
     )
     left_open = ASSUMED_ERROR * sqrt(sum(name in laid.assumed for name in DECISIVE))
     error = table.step_error(laid.name, laid.run.gpus, laid.layout.rate, framework_name(laid), left_open)
-    error = (hypot(product.error, left_open) if error is None else error) + ISSUE_ERROR * bool(laid.layout.framework.issue_ns)
+    if error is None or laid.efficiencies is not None:  # corrected ones have the error of the own runs
+        error = hypot(product.error, left_open)
+    error += ISSUE_ERROR * bool(laid.layout.framework.issue_ns)
     return 1 / (1 + error), 1 + error, borrowed
 
 

@@ -74,6 +74,7 @@ FEW_BITS = re.compile(r"fp8|float8|fp4|float4|e4m3|e5m2")
 PRECISIONS = re.compile(
     rf"bf16|bfloat16|fp16|float16|half|\bo[0-3]\b|fp32|tf|float32|single|16|32|mixed|amp|{FEW_BITS.pattern}"
 )
+CURRENT_SCALING = re.compile(r"torchtitan|megatron[ _-]?bridge")  # frameworks whose FP8 is by current scaling
 OTHER_PRECISIONS = re.compile(r"\bint ?\d+|fp64|float64|double|fp6\b|posit|\bw\da\d")  # precisions that are not predicted
 HALVES = re.compile(r"bf(?:loat)?16|(?<!b)(?:fp|float)16")
 # Patterns of 8-bit recipes, the first match counts: names of Megatron-LM, Transformer Engine, torchao and NVIDIA's tables.
@@ -120,9 +121,9 @@ def recipe_of_words(run: Run, assumed: Assumed) -> Recipe | None:
     """The 8- or 4-bit recipe (such as mxfp8) of the layers' matrix multiplications that a measured run names, in its precision
     or, in more detail, in its note. None if its precision names none.
 
-    Plain FP8 means FP8 per tensor with delayed scaling, or, in torchtitan, which does not have that, with current scaling;
-    any FP4 means NVFP4. assumed: assumptions as texts by name, written to: gets an entry if the recipe follows from such a
-    rule.
+    Plain FP8 means FP8 per tensor with delayed scaling, or with current scaling in torchtitan, which does not have the other,
+    and in Megatron-Bridge, whose recipes of that name have it; any FP4 means NVFP4. assumed: assumptions as texts by name,
+    written to: gets an entry if the recipe follows from such a rule.
     """
     words, note = (run.precision or "").lower(), (run.note or "").lower()
     if not FEW_BITS.search(words):
@@ -135,7 +136,7 @@ def recipe_of_words(run: Run, assumed: Assumed) -> Recipe | None:
         for pattern, name in SCALINGS:
             if re.search(pattern, text):
                 return RECIPES[name]
-    recipe = RECIPES["fp8-current" if "torchtitan" in (run.framework or "").lower() else "fp8"]
+    recipe = RECIPES["fp8-current" if CURRENT_SCALING.search((run.framework or "").lower()) else "fp8"]
     assumed["recipe"] = f"{recipe.name}: {recipe.about}"
     return recipe
 
@@ -201,7 +202,7 @@ def _stage(run: Run, words: str, note: str, framework: Framework, assumed: Assum
         stage = 1
     if stage is None:
         sharded = (framework.name.startswith("PyTorch FSDP") and name) or "fsdp" in name
-        stage = 3 if sharded else int(framework.name == "NeMo")
+        stage = 3 if sharded else int(framework.name in ("NeMo", "Megatron-Bridge"))
         assumed["zero"] = str(stage)
     return stage
 

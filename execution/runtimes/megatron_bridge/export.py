@@ -25,7 +25,7 @@ RUNTIME, VERSION = "Megatron-Bridge", "Megatron-Bridge 0.3.1 with megatron-core 
 FILE = "bridge.yaml"
 OPTIMIZER = {"optimizer": "adam", "lr": 3e-4, "min_lr": 3e-5, "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95}
 DECIDES = (
-    "gradients are reduced during the backward pass, and parameters gathered ahead (ddp.overlap_*): hidden in plans with overlap",
+    "gradients are reduced during the backward pass, and parameters gathered ahead (ddp.overlap_*): hidden where plans overlap",
     megatron_export.DECIDES[1],
     "gradients are kept in one buffer",
     "the vocabulary is padded to a multiple of the tensor-parallel degree, as model.vocab_size says",

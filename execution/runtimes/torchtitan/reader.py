@@ -43,6 +43,7 @@ KNOWN = known_keys(__file__)
 # Of experts alone, which a dense model has none of.
 EXPERTS = tuple(f"quantize.{part}.{kind}" for part in ("grouped_mm", "moe") for kind in ("float8", "mx"))
 ROWS = ("rowwise", "rowwise_with_gw_hp")  # scalings of Float8 by rows
+ALL_GATHER = "quantize.linear.float8.enable_fsdp_float8_all_gather"
 BLOCKS = ("mxfp8", "mxfp8_cublas", "mxfp8_cublas_rceil")
 HEADS = {"output", "lm_head", "router.gate"}  # modules that plans compute in the model's dtype anyway, or do not have
 LAYER = re.compile(r"layers\.(\d+)")
@@ -170,7 +171,7 @@ def _of_keys(keys: KeyReader, early: bool, latest: bool) -> RunConfiguration:
     if shard == cp == 1 and copies > 1:  # states are shared among context-parallel ranks, too
         zero = 0
     return RunConfiguration(
-        where=keys.where, runtime="torchtitan", software="torchtitan", flags="compile" if compiled else "", model=model,
+        where=keys.where, runtime="torchtitan", software="torchtitan", flags=_flags(keys, compiled, recipe), model=model,
         config=config, dtype=dtype, precision=precision, sequence=sequence, samples=None if samples == -1 else samples,
         micro_samples=micro, accumulation=None if samples != -1 else local // micro, flushed=local // micro if pp > 1 else None,
         alone=SINGLE if dtype != base and not latest else "", tp=tp, cp=cp, pp=pp, chunks=chunks, copies=copies,
@@ -232,7 +233,7 @@ def _recipe(keys: KeyReader, notes: list[str]) -> RecipeName | None:
             raise keys.error("model.converters", f"has {shown(converter)}", one_of(converter, CONVERTERS))
     kinds = {kind: f"quantize.linear.{kind}" for kind in ("float8", "mx")}
     read = {kind: (keys.get(f"{table}.recipe_name"), _listed(keys, f"{table}.filter_fqns")) for kind, table in kinds.items()}
-    gathered = keys.flag("quantize.linear.float8.enable_fsdp_float8_all_gather")
+    keys.flag(ALL_GATHER)  # which `_flags` passes on
     if not linear:
         return None
     if len(linear) > 1:
@@ -247,13 +248,21 @@ def _recipe(keys: KeyReader, notes: list[str]) -> RecipeName | None:
         notes.append(f"rows scaled by their own maxima ({scaling}): the plan's scale whole tensors, which takes as long")
     if kind == "mx" and scaling not in (None, *BLOCKS):
         raise keys.error(name, f"is {shown(scaling)}", one_of(scaling, BLOCKS))
-    if kind == "float8" and gathered:
-        notes.append("parameters gathered in 8 bits: predicted as gathered in the model's dtype; less time")
     if more := [module for module in left_out if module not in HEADS]:
         notes.append(
             f"matrix multiplications left out of {recipe} ({', '.join(more)}): the plan has all layers in it; more time"
         )
     return recipe
+
+
+def _flags(keys: KeyReader, compiled: bool, recipe: RecipeName | None) -> str:
+    """What predictions of the run need to know of it beyond the plan, as words: whether layers are compiled, whether parameters
+    are gathered in 8 bits, and whether rows are scaled. compiled: whether layers are. recipe: the recipe of the layers'
+    products, None if there is none. keys: gives the values of the file's keys.
+    """
+    by_float8 = recipe == "fp8-current"
+    words = ["compile"] * compiled + ["enable_fsdp_float8_all_gather"] * (by_float8 and keys.flag(ALL_GATHER))
+    return " ".join([*words, *["float8 rowwise"] * (by_float8 and keys.get("quantize.linear.float8.recipe_name") in ROWS)])
 
 
 def _listed(keys: KeyReader, key: str) -> list[str]:

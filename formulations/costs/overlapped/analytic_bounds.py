@@ -203,13 +203,13 @@ class LayoutBounds:
         """[j]: the time in ns, at least, that the first device takes to reduce its gradients and gather its parameters, beyond
         its passes, where its stage ends at the end j."""
         layout, (forward, backward) = self.layout, self._passes
-        element, found = DTYPE_BYTES[layout.base], np.zeros(len(self.ends))
+        found = np.zeros(len(self.ends))
         if layout.framework.stays_whole and layout.zero >= 2 and layout.sharing > 1:
             return self._whole_ns
         parameters = self.rows.before[list(self.ends)] @ np.array(self._parameters)
         for j in range(1, len(self.ends)):
             passes = [(float(forward[j]), float(backward[j]))]
-            found[j] = sum(_data_ns(round(parameters[j]), 0, passes, layout, self.links, element))
+            found[j] = sum(_data_ns(round(parameters[j]), 0, passes, layout, self.links))
         return found
 
     @cached_property

@@ -51,6 +51,7 @@ class RunMemory:
         unreduced_bytes: in the passes, whole gradients in addition to shards of them, if they are reduced after the last
             micro-batch.
         messages_bytes: in the passes, what a pipeline holds of all micro-batches of a step between its stages.
+        fragmented: what the allocator reserves beyond what is allocated, as a share of that.
     """
 
     states_bytes: float
@@ -61,6 +62,7 @@ class RunMemory:
     copies_bytes: float = 0.0
     unreduced_bytes: float = 0.0
     messages_bytes: float = 0.0
+    fragmented: float = 0.0
 
     @property
     def passes_bytes(self) -> float:
@@ -75,8 +77,8 @@ class RunMemory:
 
     @property
     def peak_bytes(self) -> float:
-        """The most bytes held on one device at any moment of the step."""
-        return max(self.passes_bytes, self.stepping_bytes)
+        """The most bytes held on one device at any moment of the step, with what the allocator reserves in addition."""
+        return max(self.passes_bytes, self.stepping_bytes) * (1 + self.fragmented)
 
     @property
     def moment(self) -> str:
@@ -86,13 +88,16 @@ class RunMemory:
     @property
     def parts(self) -> dict[str, float]:
         """The parts that add up to the peak of memory, in bytes, by their names for people, such as `activations`."""
+        reserved = {"fragmentation": self.peak_bytes * self.fragmented / (1 + self.fragmented)} if self.fragmented else {}
         if self.passes_bytes < self.stepping_bytes:
-            return {"model states": self.standing_bytes, "copies of gradients and buckets": self.copies_bytes}
+            stepping = {"model states": self.standing_bytes, "copies of gradients and buckets": self.copies_bytes}
+            return stepping | reserved
         states = {"model states": self.states_bytes, "activations": self.activation_bytes}
         states |= {"whole gradients": self.unreduced_bytes}
         if self.messages_bytes:
             states["messages of the pipeline"] = self.messages_bytes
-        return states | {"loss or one layer": self.workspace_bytes, "gradient buckets": self.buffers_bytes}
+        passes = {"loss or one layer": self.workspace_bytes, "gradient buckets": self.buffers_bytes}
+        return states | passes | reserved
 
 
 def run_memory(model: Model, layout: RunLayout) -> list[RunMemory]:
@@ -263,8 +268,9 @@ def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) ->
         activations, workspace, unreduced = max(0.0, activations - last), 0.0, unreduced + half
     states = states_bytes(parameters, layout, largest, stepped, saved) + copies + fixed
     standing = states_bytes(parameters, layout, 0.0, stepped, saved) + fixed
+    reserved = layout.framework.memory.fragmented
     buffers, copied = _buffers_bytes(parameters, layout), _step_bytes(stepped, layout)
-    return RunMemory(states, activations, workspace, buffers, standing, copied, unreduced, messages)
+    return RunMemory(states, activations, workspace, buffers, standing, copied, unreduced, messages, reserved)
 
 
 def _gathered_tokens_bytes(model: Model, layout: RunLayout) -> float:

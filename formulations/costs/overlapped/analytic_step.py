@@ -157,9 +157,7 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     ended = pipeline_ns(forward, backward, round(transfer), whole, layout.chunks, parallel)
     passes_ns = max(ended) - (whole - micro) * computing / micro
     passes_ns = computing + RUN_SCHEDULES[layout.schedule].bubble * (passes_ns - computing)
-    reduce, gather = zip(
-        *(_data_ns(devices[rank], rank, passes, layout, links, element) for rank in range(layout.pp)), strict=True
-    )
+    reduce, gather = zip(*(_data_ns(devices[rank], rank, passes, layout, links) for rank in range(layout.pp)), strict=True)
     gathered = max(gather) + max(
         sliced_ns(tensors_of(_units(chunks[rank :: layout.pp])), devices[rank], layout, kind) for rank in range(layout.pp)
     )
@@ -305,20 +303,21 @@ def _chunk_ns(
 
 
 def _data_ns(
-    parameters: int, rank: int, passes: list[tuple[float, float]], layout: RunLayout, links: Links, element: int
+    parameters: int, rank: int, passes: list[tuple[float, float]], layout: RunLayout, links: Links
 ) -> tuple[float, float]:
-    """Two times in ns of a pipeline rank's data-parallel communication that passes do not hide: the part of the reduction of
-    gradients beyond the backward passes, and the part of the gathering of parameters beyond the forward passes.
+    """Two times in ns that a pipeline rank's data-parallel communication adds to its passes: the part of the reduction of
+    gradients beyond the backward passes, and the part of the gathering of parameters beyond the forward passes, each with the
+    time by which what they hide slows kernels alongside it.
 
     parameters: the number of parameters of pipeline rank `rank`. passes: the forward and the backward pass in ns of every
     stage. layout: how the run is laid out on its devices: degrees, batch, precision and framework. links: bandwidths and
-    latencies of a device's links. element: bytes per parameter.
+    latencies of a device's links.
     """
     if layout.frozen:
         return 0.0, 0.0
     stride, ranks = layout.tp, layout.dp * layout.cp
     sharing = layout.sharing
-    size, numbers = parameters * layout.framework.gradient_bytes, parameters * element
+    size, numbers = parameters * layout.framework.gradient_bytes, parameters * gathered_bytes(layout)
     reduce = gather = 0.0
     times = max(1.0, buckets_of(parameters, layout))
     if layout.zero:
@@ -332,15 +331,33 @@ def _data_ns(
     buckets = max(len(mine), LEAST_BUCKETS)
     if layout.framework.overlaps_gradients:
         hidden = sum(backward for _, backward in mine[1:]) * layout.pp if len(mine) > 1 else mine[0][1]
-        reduce = max(reduce / buckets, reduce - hidden)
-    return reduce, exposed_gather_ns(gather, [forward for forward, _ in mine], layout)
+        shown = max(reduce / buckets, reduce - hidden)
+        reduce = shown + layout.framework.contention * (reduce - shown)
+    shown = exposed_gather_ns(gather, [forward for forward, _ in mine], layout)
+    return reduce, shown + layout.framework.contention * (gather - shown)
+
+
+def gathered_bytes(layout: RunLayout, layered: bool = True) -> float:
+    """Bytes of a parameter where data-parallel ranks gather parameters: those of the model's dtype, or of the products' recipe
+    if the framework gathers in few bits. Megatron-Core's `--fp8-param-gather` gathers in 8 bits where a scale factor is of a
+    whole tensor; with factors of blocks it gathers in the model's dtype, and casts then (`reuse_grad_buf_for_mxfp8_param_ag`).
+    So does FSDP2 with float8 (`enable_fsdp_float8_all_gather` needs the recipe of whole tensors).
+
+    layered: whether the parameter is of a transformer layer; others are never in few bits. layout: how the run is laid out on
+    its devices: degrees, batch, precision and framework.
+    """
+    recipe = layout.recipe
+    if layered and recipe is not None and not recipe.block and layout.framework.shards_in_bits:
+        return recipe.operand_bytes
+    return DTYPE_BYTES[layout.base]
 
 
 def _blocks(
     model: Model, of: Sequence[Unit], layout: RunLayout, kind: DeviceKind, links: Links, times: dict[str, UnitTimes]
 ) -> list[Block]:
     """The blocks (each transformer layer, the embedding, the head) of some of a model's units, whose parameters are gathered
-    and whose gradients are reduced together, with their times.
+    and whose gradients are reduced together, with their times. Collectives in parallel with a pass add a part of their time to
+    its kernels, which share multiprocessors and memory with them.
 
     of: the units, in model order: all, or those of a pipeline stage. times: the times of each sub-layer, by name. layout: how
     the run is laid out on its devices: degrees, batch, precision and framework. kind: the kind of device. links: bandwidths
@@ -350,25 +367,20 @@ def _blocks(
     by_layer: dict[int, list[Unit]] = {}
     for unit in of:
         by_layer.setdefault(unit.layer, []).append(unit)
-    first, element = Chunk(tuple(of)).first_layer, DTYPE_BYTES[layout.base]
+    first = Chunk(tuple(of)).first_layer
     for units in by_layer.values():
         chunk = Chunk(tuple(units))
         forward, backward = _chunk_ns(model, chunk, layout, times, first)
         parameters = parameters_of(model, chunk, layout)
         copies_forward, copies_backward = copied_ns(parameters, layout, kind)
-        gather = links.collective_ns(1, parameters * element * _gathered_share(chunk, layout), layout.sharing, layout.tp)
+        size = parameters * gathered_bytes(layout, bool(chunk.layers))
+        gather = links.collective_ns(1, size, layout.sharing, layout.tp)
         size = 0 if layout.frozen else parameters * layout.framework.gradient_bytes
         reduce = links.collective_ns(1, size, layout.sharing, layout.tp)
         copies = links.collective_ns(2, size / layout.sharing, layout.copies, layout.tp * layout.sharing)
-        blocks.append(Block(forward + copies_forward, backward + copies_backward, gather, reduce, copies))
+        forward, backward = forward + copies_forward, backward + copies_backward
+        alongside = gather * (layout.zero == 3)
+        forward += layout.framework.contention * min(forward, alongside)
+        backward += layout.framework.contention * min(backward, alongside + reduce)
+        blocks.append(Block(forward, backward, gather, reduce, copies))
     return blocks
-
-
-def _gathered_share(chunk: Chunk, layout: RunLayout) -> float:
-    """The bytes of a parameter of a block that are gathered, over those of the model's dtype: fewer for a transformer layer
-    whose framework gathers parameters in the bits of the products' recipe. chunk: the block. layout: how the run is laid out
-    on its devices: degrees, batch, precision and framework.
-    """
-    if layout.recipe is None or not layout.framework.shards_in_bits or not chunk.layers:
-        return 1.0
-    return layout.recipe.operand_bytes / DTYPE_BYTES[layout.base]

@@ -26,6 +26,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainplan.formulations.costs.overlapped.layout import Framework
+from trainplan.formulations.costs.overlapped.sublayer_time import CONTENTION
 from trainplan.profiling.models.optimizers import OPTIMIZERS, OptimizerName
 
 MEGATRON = Framework(
@@ -39,6 +40,7 @@ MEGATRON = Framework(
     joins_products=True,
     fuses_passes=True,
     gathers_in_bits=True,
+    contention=CONTENTION,
 )
 # Its flags --overlap-grad-reduce and --overlap-param-gather set, as recipes have them.
 OVERLAPPED = replace(MEGATRON, overlaps_gradients=True, overlaps_parameters=True)
@@ -64,7 +66,18 @@ LOCAL_BYTES = 64 * 2**20  # what Megatron-Core's own layers hold in addition to 
 # Host times of Megatron-LM's functional tests, whose layers are so small that the host's launches decide the step. With these
 # two numbers the mean error over 20 of the tests is 10 %.
 ISSUE_NS, TESTS_ENDS_NS = 2_600_000, 20_000_000
-NEMO = replace(MEGATRON, name="NeMo", overlaps_gradients=True, overlaps_parameters=True, tensor_overlap=0.7, gradient_bytes=2)
+NEMO = replace(
+    MEGATRON,
+    name="NeMo",
+    overlaps_gradients=True,
+    overlaps_parameters=True,
+    tensor_overlap=0.7,
+    gradient_bytes=2,
+    shards_in_bits=True,
+)
+# Its recipes choose Transformer Engine's loss (`_benchmark_common` in `perf_recipes/_common.py`, August 2026): read twice,
+# written in place, then scaled (`common/triton/cross_entropy.py`), 5 passes where torch's takes 6.
+BRIDGE = replace(NEMO, name="Megatron-Bridge", loss_passes=5 / 6)
 # Bytes for each logit in torch's loss: log-softmax and its two gradients in fp32 (tests/validation/test_trainers_memory.py).
 FSDP = Framework(
     "PyTorch FSDP",
@@ -75,6 +88,7 @@ FSDP = Framework(
     attention="flash-2",
     merges_rings=True,
     keeps_gathered=True,
+    contention=CONTENTION,
 )
 COMPOSER = replace(FSDP, name="Composer", loss_passes=1.5, logit_bytes=4)  # with its fused cross-entropy
 COMPILED = replace(FSDP, name="PyTorch FSDP, compiled", memory_passes=1.0, loss_passes=1.5, logit_bytes=8)
@@ -85,6 +99,7 @@ TORCHTITAN = replace(
     copies_gathered=True,
     stays_whole=True,
     gathers_in_bits=True,
+    gathers_blocks=False,
     accumulated_bytes=ADDED_BYTES,
 )
 TORCHTITAN_COMPILED = replace(
@@ -134,8 +149,9 @@ NANOTRON = replace(
 
 def planned_framework(optimizer: OptimizerName, gradient_bytes: int) -> Framework:
     """The framework whose behaviour (overlap, padding, memory) trainplan assumes when it costs a plan that names no runtime:
-    Megatron-Core with overlapped reduction of gradients and, except under Muon, overlapped gathering of parameters.
+    Megatron-Core with overlapped reduction of gradients and, except under Muon, overlapped gathering of parameters. The
+    slowdown of kernels alongside the collectives of sharded states is the cluster's own, which the costs of its programs have.
 
     optimizer: the optimizer's name, such as `adamw`. gradient_bytes: bytes per gradient element, as the plan states.
     """
-    return replace(MUON if OPTIMIZERS[optimizer].whole_matrices else OVERLAPPED, gradient_bytes=gradient_bytes)
+    return replace(MUON if OPTIMIZERS[optimizer].whole_matrices else OVERLAPPED, gradient_bytes=gradient_bytes, contention=0.0)

@@ -114,6 +114,15 @@ class InstructionCosts:
         of consecutive ranks."""
         return self.whole(self.links.collective_ns(phases, message_bytes, ranks, stride))
 
+    def relayout_ns(self, message_bytes: float, group: Sequence[int]) -> int:
+        """The time in ns of an all-gather of hidden states between two neighbouring units of unlike layouts. message_bytes: the
+        bytes that each rank of the group then has. group: the numbers of the ranks, ascending; those in between count as if
+        the distances were equal."""
+        if len(group) < 2:
+            return 0
+        stride = -(-(group[-1] - group[0]) // (len(group) - 1))
+        return self.collective_ns(1, message_bytes, len(group), stride)
+
     def bucketed_ns(self, sublayer: str, phases: int, message_bytes: float, ranks: int, stride: int) -> int:
         """The time in ns, once per step, of one sub-layer's part of reducing gradients (2 phases for an all-reduce, 1 for a
         reduce-scatter) or of gathering updated parameters (1 phase). Frameworks move buckets of many sub-layers, so the

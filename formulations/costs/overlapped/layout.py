@@ -9,6 +9,7 @@ from typing import Literal
 
 from trainplan.formulations.costs.overlapped.framework_memory import MEGATRON_MEMORY, FrameworkMemory
 from trainplan.formulations.plan.strategy import Exchange
+from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.clusters.recipes import Recipe
 from trainplan.profiling.models.optimizers import OPTIMIZERS, OptimizerName
@@ -112,7 +113,9 @@ class Framework:
             otherwise they gather them again (sequence parallelism).
         gathers_in_bits: whether sequence-parallel ranks gather tokens, and gradients of products, in the few bits of the
             products' recipe.
-        shards_in_bits: whether sharded parameters are gathered in these few bits (float8 all-gather of FSDP2).
+        gathers_blocks: whether they do so with numbers that are scaled in blocks, too.
+        shards_in_bits: whether data-parallel ranks gather parameters in these few bits, if their scale factors are of whole
+            tensors.
         accumulated_bytes: bytes that are read and written for each parameter in each micro-batch to add its gradient to the
             sum in kernels of their own; 0 if the product of the gradient adds.
         bucket_bytes: bytes of parameters whose gradients are reduced together; 0 for Megatron-Core's number of parameters.
@@ -142,6 +145,7 @@ class Framework:
             network from one.
         fuses_passes: whether an RMS norm is one kernel, and a gated activation one with its gate.
         memory: what it keeps in memory in its own way.
+        contention: the part of their time that data-parallel collectives add to the kernels that run at the same time.
     """
 
     name: str
@@ -160,6 +164,7 @@ class Framework:
     stays_whole: bool = False
     keeps_gathered: bool = False
     gathers_in_bits: bool = False
+    gathers_blocks: bool = True
     shards_in_bits: bool = False
     accumulated_bytes: int = 0
     bucket_bytes: int = 0
@@ -183,6 +188,7 @@ class Framework:
     joins_products: bool = False
     fuses_passes: bool = False
     memory: FrameworkMemory = MEGATRON_MEMORY
+    contention: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -312,6 +318,14 @@ class RunLayout:
     def micro_batches(self) -> int:
         """The number of micro-batches of each data-parallel rank in a step, at least 1."""
         return max(1, ceil(self.batch / (self.dp * self.micro)))
+
+    @property
+    def gathered_share(self) -> float:
+        """The bytes of a number that sequence-parallel ranks gather for a layer's product, over those of the base dtype."""
+        recipe, framework = self.recipe, self.framework
+        if recipe is None or not framework.gathers_in_bits or (recipe.block and not framework.gathers_blocks):
+            return 1.0
+        return recipe.operand_bytes / DTYPE_BYTES[self.base]
 
     @property
     def exchanges_heads(self) -> bool:

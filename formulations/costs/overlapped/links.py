@@ -52,7 +52,8 @@ class Links:
         of the network bandwidth; None for the data sheet's.
         """
         joined = sheet.joined
-        node = min(devices, 1 << (max(8, joined.domain if joined else 8).bit_length() - 1))
+        domain = max(8, joined.domain if joined else 8)
+        node = devices if devices <= domain else 1 << (domain.bit_length() - 1)
         linked = 0.0 if joined is None else joined.links * joined.link_bytes_per_s * table.link(joined.level).value
         port = network_bytes_per_s or sheet.network.bytes_per_s / sheet.network.devices_per_port
         across = port * table.link("network").value

@@ -304,10 +304,8 @@ def _tensor_ns(part: Sublayer, layout: RunLayout, links: Links, shared: bool) ->
     hidden = (
         part.output_bytes(layout.micro, 1) / layout.cp if part.kind != "head" else part.input_bytes(layout.micro) / layout.cp
     )
-    one = gathered = links.collective_ns(1, hidden, layout.tp, 1)
-    if layout.framework.gathers_in_bits and layout.recipe is not None and part.kind in LAYER_KINDS:
-        few = hidden * layout.recipe.operand_bytes / DTYPE_BYTES[layout.base]
-        gathered = links.collective_ns(1, few, layout.tp, 1)
+    one = links.collective_ns(1, hidden, layout.tp, 1)
+    gathered = links.collective_ns(1, hidden * layout.gathered_share, layout.tp, 1)  # of layers alone
     both = links.collective_ns(2, hidden, layout.tp, 1)
     if part.kind == "embedding":
         return (one, (one, 0.0)) if shared else (both, (0.0, 0.0))

@@ -77,7 +77,7 @@ def unit_bytes(
     state = _state_bytes(profile, strategy, shard.parameters - left_out, precision, sharing, optimizer, by_muon, usual)
     degree, is_head = strategy.degree("sdp"), shape.kind == "head"
     parameters = shard.parameters
-    if is_head and profile.tied_parameters:  # it may gather all of the embedding's, for the table
+    if is_head and profile.tied_parameters and (shares_table or not least):  # it may gather all of the embedding's
         parameters += profile.shapes[profile.units[0].sublayer].shard(tp).parameters - table_part(profile, tp) + degree
     padded, of_gradient = -(-parameters // degree) * degree, precision.gradient_bytes(element)
     gradient = padded * of_gradient * strategy.shares_gradients

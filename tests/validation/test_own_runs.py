@@ -1,0 +1,151 @@
+"""Efficiencies corrected by own runs, against runs whose true factors are known, and as commands write and take them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainplan.profiling.base.files import parse
+from trainplan.profiling.clusters.efficiencies import EfficiencyTable, shipped_efficiencies
+
+import trainplan as tp
+from tests.configurations.test_logged import STEPS, megatron
+from tests.helpers.calls import call
+from tests.helpers.refusals import refused
+from trainplan.validation.layouts import LaidRun, laid_run
+from trainplan.validation.own_runs import PRODUCTS, calibrated_cluster, calibrated_table, calibration, own_run, scaled
+from trainplan.validation.predict import step_of
+from trainplan.validation.rows import Run
+
+ABOUT: dict[str, Any] = {
+    "model": "llama3-8b", "gpu": "h100", "seq": 4096, "gbs": 64, "mbs": 1, "zero": 1, "recompute": "none", "fsdp": "no",
+    "framework": "Megatron-Core", "precision": "bf16",
+}  # fmt: skip
+LAYOUTS: list[dict[str, Any]] = [{"gpus": 8, "tp": 2}, {"gpus": 8, "tp": 8}, {"gpus": 16, "tp": 2, "pp": 2}]
+
+
+def rows(count: int = 3) -> list[LaidRun]:
+    return [laid_run(Run(id=f"run{index}", **ABOUT, **layout)) for index, layout in enumerate(LAYOUTS[:count])]
+
+
+def measured(table: EfficiencyTable, count: int = 3) -> list[dict[str, Any]]:
+    """Rows whose measured steps are those that a table predicts."""
+    return [row.run.changed(step_s=step_of(row, table).step_ns / 1e9).model_dump(exclude_none=True) for row in rows(count)]
+
+
+def truth(**factors: float) -> EfficiencyTable:
+    return scaled(shipped_efficiencies(), "h100", {PRODUCTS: 1.0} | {name.replace("_", "-"): f for name, f in factors.items()})
+
+
+def test_a_slower_cluster_is_found_up_to_the_prior() -> None:
+    made = truth(products=0.8)
+    runs = [own_run(row, step_of(row, made).step_ns / 1e9, shipped_efficiencies()) for row in rows()]
+    found = calibration(shipped_efficiencies(), runs, "mine.yaml")
+    assert found.factors[PRODUCTS] == pytest.approx(0.8, rel=0.06)
+    assert max(map(abs, found.after)) < 0.3 * max(map(abs, found.before)) and max(found.before) < 0
+    for row, after in zip(rows(), found.after, strict=True):
+        exact = step_of(row, found.table).step_ns / step_of(row, made).step_ns - 1
+        assert after == pytest.approx(exact, abs=0.005), "errors after are those of the table that is written"
+    widths = shipped_efficiencies().step_errors
+    assert widths is not None and 0 < found.error < 2.718281828**widths.usual - 1
+
+
+def test_links_are_corrected_where_the_runs_differ_in_them() -> None:
+    made = truth(nvlink_4=0.5)
+    runs = [own_run(row, step_of(row, made).step_ns / 1e9, shipped_efficiencies()) for row in rows(2)]
+    both = calibration(shipped_efficiencies(), runs, "mine.yaml")
+    assert both.factors["nvlink-4"] < 0.8 and both.factors[PRODUCTS] > 0.9
+    one = calibration(shipped_efficiencies(), runs[:1], "mine.yaml")
+    assert set(one.factors) == {PRODUCTS}
+
+
+def test_no_efficiency_exceeds_its_peak() -> None:
+    runs = [own_run(row, step_of(row, shipped_efficiencies()).step_ns / 3e9, shipped_efficiencies()) for row in rows()]
+    table = calibration(shipped_efficiencies(), runs, "mine.yaml").table
+    assert all(fit.value <= 1 for fit in [*table.kernels, *table.links])
+    assert max(fit.value for fit in table.kernels if fit.kernel == "matrix-product") > 0.8
+
+
+def test_the_more_runs_agree_the_closer_they_are_followed() -> None:
+    made = truth(products=0.75)
+    runs = [own_run(row, step_of(row, made).step_ns / 1e9, shipped_efficiencies()) for row in rows()]
+    found = [calibration(shipped_efficiencies(), runs[:count], "mine.yaml") for count in (1, 3)]
+    assert found[0].factors[PRODUCTS] > found[1].factors[PRODUCTS] > 0.74
+    assert found[0].error > found[1].error
+
+
+def test_runs_of_a_file_stay_and_a_run_measured_again_replaces_itself(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    own = measured(truth(products=0.8))
+    tp.calibrate(own[:2], calibrated=path)
+    found = tp.calibrate([own[2], {**own[0], "step_s": 2 * own[0]["step_s"]}], calibrated=path)
+    again = calibrated_table(path)
+    assert {run.id: run.measured_s for run in again.own_runs} == pytest.approx(
+        {"run0": 2 * own[0]["step_s"], "run1": own[1]["step_s"], "run2": own[2]["step_s"]}
+    )
+    assert again == found.table and found.frame()["after"].tolist() == list(found.after)
+    assert parse(path, EfficiencyTable).corrected_for == "mine.yaml"
+
+
+def test_the_commands_write_and_take_corrected_efficiencies(tmp_path: Path) -> None:
+    path, runs = tmp_path / "mine.yaml", tmp_path / "runs.json"
+    runs.write_text(json.dumps(measured(truth(products=0.8))))
+    done = call("validate", str(runs), "--calibrated", str(path))
+    assert done.returncode == 0 and "error before" in done.stdout and "products x 0.8" in done.stdout
+    request = [
+        "plan",
+        "llama-3.1-8b",
+        "h100:8",
+        "--batch",
+        "16",
+        "--sequence",
+        "2048",
+        "--for",
+        "megatron",
+        "--tp",
+        "4",
+        "--json",
+    ]
+    limits = ["--time-limit", "10"]
+    plain, corrected = (json.loads(call(*request, *limits, *more).stdout) for more in ([], ["--calibrated", str(path)]))
+    steps = [answer["plan"]["predicted"]["step_ns"] for answer in (plain, corrected)]
+    assert 1.05 < steps[1] / steps[0] < 1.25
+    cluster = calibrated_cluster("h100:8", path)
+    assert "3 own runs (mine.yaml)" in cluster.whose_numbers and calibrated_cluster(cluster, path) is cluster
+
+
+def test_what_cannot_be_corrected_is_one_line(tmp_path: Path) -> None:
+    path, (own,) = tmp_path / "mine.yaml", measured(shipped_efficiencies(), 1)
+    with refused("step_s", fix="measured step"):
+        tp.calibrate([{key: value for key, value in own.items() if key != "step_s"}], calibrated=path)
+    with refused("gpu", problem=("a100", "h100")):
+        tp.calibrate([own, {**own, "id": "other", "gpu": "a100", "step_s": 4 * own["step_s"]}], calibrated=path)
+    assert not path.exists()
+    path.write_text((Path(tp.__file__).parent / "data" / "efficiencies.yaml").read_text())
+    with refused("own_runs", fix="--calibrated"):
+        tp.calibrate([own], calibrated=path)
+    path.unlink()
+    tp.calibrate([own], calibrated=path)
+    with refused("--calibrated", problem="A100", fix="h100:8"):
+        calibrated_cluster("a100:8", path)
+    with refused("--calibrated", problem="a100-16", fix="h100:8x4"):
+        calibrated_cluster("a100-16", path)
+    with refused("--cluster", fix="h100:8x4"):
+        tp.plan(model="gpt2", calibrated=path, batch=8)
+
+
+def test_the_log_of_a_run_corrects_efficiencies_too(tmp_path: Path) -> None:
+    log, path = megatron(tmp_path, STEPS), tmp_path / "mine.yaml"
+    judged = tp.import_run(log, cluster="h100:8x2", search=False)
+    assert judged.logged is not None
+    found = tp.calibrate(judged, calibrated=path)
+    assert [run.id for run in found.table.own_runs] == ["train.log"] and found.before == pytest.approx(
+        (judged.step_ns / 1e9 / judged.logged.step_s - 1,), abs=1e-6
+    )
+    assert abs(found.after[0]) < abs(found.before[0])
+    done = call("import-run", log, "--cluster", "h100:8x2", "--no-search", "--calibrated", path)
+    assert done.returncode in (0, 1) and "error before" in done.stdout, done.stderr
+    with refused("", problem="no measured step"):
+        tp.calibrate(tp.import_run(megatron(tmp_path), cluster="h100:8x2", search=False))
