@@ -6,6 +6,7 @@ from trainplan.formulations.joint.within_runtime import FOR
 from trainplan.formulations.runtimes import short_title
 from trainplan.plan_words import run_words, whose_numbers
 from trainplan.planning.fit import Fit
+from trainplan.planning.result import predicted_by_runtime
 from trainplan.profiling.base.quantities import plural
 from trainplan.screens.plan import (
     Row,
@@ -62,8 +63,8 @@ def _least(fit: Fit) -> list[list[str]]:
     if fit.bound_bytes is None:
         return [*lines, ["not proven to be the least of all plans"]]
     of = "no plan" + (f" for {short_title(runtime)}" if runtime else "")
-    if other_runtime(leanest.request) is None:
+    if other_runtime(leanest.request) is None or predicted_by_runtime(leanest.instance):
         return [*lines, [f"{of} needs less than {gib(fit.bound_bytes)} GiB (proven)"]]
-    # There is no bound on the memory of another runtime: the proof is about trainplan's own programs.
+    # The search was not by the runtime's memory: the proof is about trainplan's own programs.
     text = f"{of} is known to need less; by trainplan's own programs none needs less than {gib(fit.bound_bytes)} GiB"
     return [*lines, [text]]
