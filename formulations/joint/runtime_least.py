@@ -14,15 +14,16 @@ a plan is called optimal only where this is proven.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from math import ceil, inf
 
 from trainplan.formulations.costs.overlapped.analytic_bounds import LayoutBounds, StageBounds
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.formulations.joint.recompute_first import RECOMPUTE_FIRST
 
+STRIDE = 16  # candidates, of which one is searched first
 MOST_CUTS = 200  # of one candidate, that are predicted at most
 CLOSED, STAGES, FITTING = range(3)  # the last bound of a candidate
 
@@ -83,22 +84,32 @@ class LeastPrediction:
 
     def run(self) -> None:
         """Search until nothing better is left, or until it is stopped."""
-        assert self.instance.runtime is not None
-        for candidate in candidates(self.instance):
-            bounds = self.instance.runtime.bounds(self.instance, *candidate)
-            if bounds is not None:
-                self.waiting.append((bounds.closed_ns(), len(self.waiting), CLOSED, candidate, None))
-            if self.stopped():
-                self.settled_ns = -inf  # nothing is known of the rest
-                return
-        self.counts["candidates"] = len(self.waiting)
-        heapify(self.waiting)
+        every = candidates(self.instance)
+        if not self._lay_out(every[::STRIDE]):
+            return
+        while self.waiting and self.best_ns == inf and not self.stopped():  # some plan soon, in case that time is short
+            self._advance(*heappop(self.waiting))
+        if not self._lay_out([candidate for index, candidate in enumerate(every) if index % STRIDE]):
+            return
         while self.waiting and not self.stopped():
             if self.best_ns < inf:
                 self.proven(self.bound_ns)
             if least_ns(self.waiting[0][0]) > self._target():
                 break
             self._advance(*heappop(self.waiting))
+
+    def _lay_out(self, some: Sequence[Candidate]) -> bool:
+        """Add some candidates to those that wait, each with its bound in closed form. Returns False if it was stopped."""
+        assert self.instance.runtime is not None
+        for candidate in some:
+            bounds = self.instance.runtime.bounds(self.instance, *candidate)
+            if bounds is not None:
+                heappush(self.waiting, (bounds.closed_ns(), self.counts["candidates"], CLOSED, candidate, None))
+                self.counts["candidates"] += 1
+            if self.stopped():
+                self.settled_ns = -inf  # nothing is known of the rest
+                return False
+        return True
 
     @property
     def bound_ns(self) -> int:
