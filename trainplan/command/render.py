@@ -145,7 +145,9 @@ def _claim(claim: CheckedClaim) -> list[tuple[str, str]]:
         rows.append(("solver's objective", f"{format_time(claim.objective_ns)} ({claim.problem}), evaluated again"))
     if claim.bound_ns is not None and claim.objective_ns:
         followed = "by prices of memory and weighted paths, followed in whole numbers"
-        how = followed if claim.evidence else "in closed form, without evidence"
+        of_runtime = "prediction" in (claim.claimed_source or "")
+        how = "by bounds and predictions of all plans, computed again" if of_runtime else "in closed form, without evidence"
+        how = followed if claim.evidence else how
         rows.append(("checked bound", f"{format_time(claim.bound_ns)}, {how}"))
         rows.append(("proof", proof(claim.objective_ns, claim.claimed_bound_ns, claim.bound_ns)))
         if claim.evidence and claim.weak_bound_ns is not None:
