@@ -96,13 +96,13 @@ def _by_runtime(
     if isinstance(predicted, str):
         raise ValueError(predicted)
     step, peaks = predicted
-    bounds, told, units = runtime.bounds(instance, solution.configuration, solution.choice), [], instance.units
+    bounds, costs, units = runtime.bounds(instance, solution.configuration, solution.choice), [], instance.units
     assert bounds is not None
     for x, stage in enumerate(stages):
         forward, backward = bounds.stage_ns(units[stage.first].first, units[stage.last].last + 1)
         times = replace(stage.times, forward_ns=forward, backward_ns=backward)
-        told.append(replace(stage, times=times, peak_bytes=peaks[x % len(peaks)]))
-    return Evaluation(step, tuple(told), 0)
+        costs.append(replace(stage, times=times, peak_bytes=peaks[x % len(peaks)]))
+    return Evaluation(step, tuple(costs), 0)
 
 
 def bytes_of_stages(instance: Instance, solution: Solution, tables: Sequence[OptionTable] | None = None) -> list[StageBytes]:
