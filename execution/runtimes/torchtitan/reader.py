@@ -256,7 +256,7 @@ def _recipe(keys: KeyReader, notes: list[str]) -> RecipeName | None:
 
 
 def _flags(keys: KeyReader, compiled: bool, recipe: RecipeName | None) -> str:
-    """What predictions of the run need to know of it beyond the plan, as words: whether layers are compiled, whether parameters
+    """The words that predictions of the run need to know of it beyond the plan: whether layers are compiled, whether parameters
     are gathered in 8 bits, and whether rows are scaled. compiled: whether layers are. recipe: the recipe of the layers'
     products, None if there is none. keys: gives the values of the file's keys.
     """
