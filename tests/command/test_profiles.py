@@ -140,7 +140,7 @@ def test_kinds_are_listed_as_in_the_documents() -> None:
 def test_nodes_of_a_kind_stand_for_a_cluster(tmp_path: Path) -> None:
     """In every command, and with the efficiencies that times rest on, whose they are, and their error."""
     shown = call("cluster", "show", "GB300:8x2").stdout
-    assert "gb300:8x2, 16 devices" in shown and "fitted, of B200-SXM 180 GB" in shown
+    assert "gb300:8x2, 16 devices" in shown and "fitted, of GB200 186 GB" in shown
     words = ["--model", "gpt2", "--cluster", "h200:8", "--dtype", "bf16"]
     planned = call("plan", *words, "--batch", "8", "--details", "-o", tmp_path / "plan.json")
     assert planned.returncode == 0, planned.stderr

@@ -51,10 +51,11 @@ def side_by_side(rows: Sequence[dict[str, Any]]) -> None:
     if isinstance(rows, Tabular):
         for note in rows.notes():
             line(note)
-    elif rank == "lanes_ns":
+    if rank == "lanes_ns":
         line("in the order of steps with overlap; a plan's step is that on its own back-end")
-    for whose, names in _by_runtime(rows).items():
-        line(f"{', '.join(names)}: {whose}")
+    by_runtime = _by_runtime(rows)
+    for whose, names in by_runtime.items():
+        line(f"{', '.join(names)}: {whose}" if len(by_runtime) > 1 else f"step and memory: {whose}")
 
 
 def _by_runtime(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
