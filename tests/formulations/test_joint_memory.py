@@ -8,6 +8,7 @@ memory.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -103,10 +104,8 @@ def predicted(instance: Instance, solution: Solution, requested: Request) -> Pla
 
 def surely_held(model: Model, cluster: str, options: dict[str, Any], cost_model: str, count: int, seed: int) -> None:
     requested = request(model, cluster, cost_model=cost_model, **options)
-    instance, most = (
-        JOINT.instance(requested),
-        JOINT.instance(request(model, cluster, "most", cost_model=cost_model, **options)),
-    )
+    requests = requested, request(model, cluster, "most", cost_model=cost_model, **options)
+    instance, most = (replace(JOINT.instance(own), runtime=None) for own in requests)  # by the tables alone
     for solution in solutions(instance, count, seed):
         least_bytes = JOINT.evaluate(instance, solution).peak_bytes
         peak_bytes = max(predicted(instance, solution, requested).peak_bytes)
