@@ -61,11 +61,12 @@ class StepAndPeaks:
 class Runtime:
     """The plans that a runtime (a training framework) can run.
 
-    schedules: names of its pipeline schedules. zero: its ZeRO stages. modules: the modules that it can recompute one by
-    one. shares_tokens: whether tensor-parallel ranks always split tokens (sequence parallelism). one_stage: whether it has
-    neither pipelines nor tensor parallelism. hybrid: whether sharded states may be copied over several groups of ranks
-    (HSDP). host: the model states that may be on the host. neighbours: whether tensor-parallel ranks are always next to
-    each other. one_strategy: whether all units have one strategy. cuts_layers: whether stages may begin within a layer.
+    schedules: names of its pipeline schedules. zero: its ZeRO stages. modules: the modules that it can recompute one by one.
+    shares_tokens: whether tensor-parallel ranks always split tokens (sequence parallelism). one_stage: whether it has neither
+    pipelines nor tensor parallelism. hybrid: whether sharded states may be copied over several groups of ranks (HSDP). host:
+    the model states that may be on the host. neighbours: whether tensor-parallel ranks are always next to each other.
+    one_strategy: whether all units have one strategy. shards_masters: whether states with float32 master weights are sharded
+    even where copies of them are asked for (ZeRO stage 0 becomes 1). cuts_layers: whether stages may begin within a layer.
     sliced: whether forward passes may be sliced in halves.
 
     exchanges: what context-parallel ranks may exchange (`keys`, `heads`); empty without context parallelism. copies_keys:
@@ -83,6 +84,7 @@ class Runtime:
     modules: Collection[str] = ()
     shares_tokens: bool = False
     one_stage: bool = False
+    shards_masters: bool = False
     hybrid: bool = True
     host: Collection[str] = ()
     neighbours: bool = True

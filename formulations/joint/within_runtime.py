@@ -65,6 +65,8 @@ def within_runtime(request: Request) -> Request:
         _check_one_stage(name, options)
         kept |= {"pipeline": 1, "schedule": "1f1b"}
     within = replace(request, options={**options, **kept})
+    if runtime.shards_masters:
+        within = _with_sharded_masters(within)
     return _under_fsdp(within) if runtime.by_torch else within
 
 
@@ -163,6 +165,17 @@ def _check_one_stage(name: str, options: Mapping[str, Any]) -> None:
     for option in ("pipeline", "tp"):
         if options[option] not in (None, 1):
             raise InputError(COMMAND_LINE, f"--{option}", f"is {options[option]}", f"give 1: {name} runs no other")
+
+
+def _with_sharded_masters(request: Request) -> Request:
+    """The request without ZeRO stage 0 where states have float32 master weights, unless it allows no other stage: a runtime
+    that shards them all the same runs it as stage 1. request: the user's model, cluster, batch and options.
+    """
+    model, options = request.described_model, request.options
+    sharded = ",".join(word for word in options["zero"].split(",") if word != "0")
+    if model is None or not sharded or request.precision.for_model(model).master is None:
+        return request
+    return replace(request, options={**options, "zero": sharded})
 
 
 def _under_fsdp(request: Request) -> Request:

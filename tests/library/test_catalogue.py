@@ -83,9 +83,10 @@ def test_an_entry_holds(name: str) -> None:
 
 
 def _is_rebuilt(shipped: Entry) -> None:
-    """An entry's hash is that of its content, and of the instance that its request makes."""
-    assert shipped.instance().digest == shipped.instance_hash
-    if shipped.request is not None:
+    """An entry's hash is that of its content; and of the instance that its request makes, if its times are of a paper's
+    profile: estimates change with the runs that efficiencies are fitted to."""
+    assert shipped.content is not None and shipped.instance().digest == shipped.instance_hash
+    if shipped.request is not None and "paper" in shipped.source:
         assert tp.build(shipped.problem, **shipped.request).digest == shipped.instance_hash
 
 
@@ -234,10 +235,9 @@ def test_names_that_are_none(name: str) -> None:
         entry_of(instance, name, "A test.", {"model": "gpt2"})
 
 
-def test_a_large_instance_is_a_request(tmp_path: Path) -> None:
-    large = next(row["name"] for row in SHIPPED.rows() if SHIPPED[row["name"]].content is None)
-    assert SHIPPED[large].request
-    assert SHIPPED[large].whole()["instance"]["problem"] == SHIPPED[large].problem
+def test_a_large_instance_may_be_a_request(entry: Entry) -> None:
+    large = entry.changed(content=None)
+    assert large.instance().digest == entry.instance_hash and large.whole() == entry.whole()
     assert isinstance(SHIPPED, Library)
 
 

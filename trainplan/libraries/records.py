@@ -19,7 +19,7 @@ from trainplan.solvers.core.result import relative_gap
 FORMAT = "trainplan-library/1"
 SUFFIX = ".json.gz"
 SEPARATOR = "--"  # stands for the slash of a name in the name of its file
-LARGEST_CONTENT = 150_000  # bytes, compressed, of an instance that an entry holds; a larger one is its request and its hash
+LARGEST_CONTENT = 2 * 2**20  # bytes, compressed, of an instance that an entry holds; a larger one is its request and its hash
 SHORT = {  # what the names of instances begin with, by problem; of other problems, the problem's name
     "layer-strategies": "chain",
     "stage-assignment": "assignment",
@@ -82,7 +82,8 @@ class Entry(Record):
         problem: the name of the instance's problem.
         about: why the instance is in the library, in a sentence.
         source: where its numbers come from, such as {"paper": "Galvatron-BMW"}.
-        request: the arguments of `trainplan build` that make it; None if it was not built from a model and a cluster.
+        request: the arguments of `trainplan build` that made it, whose times are those of the version that made it where they
+            are estimates; None if it was not built from a model and a cluster.
         instance_hash: SHA-256 of the instance, in hexadecimal digits.
         content: the instance's own file, `instance` in the file; None for a large one, which its request makes again.
         size: numbers that show how large it is, by name.

@@ -25,6 +25,7 @@ CAPABILITIES = Runtime(
     ("1f1b",),
     (0, 1, 2, 3),
     one_stage=True,
+    shards_masters=True,
     hybrid=False,
     host=("optimizer", "parameters"),
     families=DECODERS,
