@@ -26,13 +26,13 @@ from math import inf
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.costs.overlapped.analytic_memory import _of_rank
+from trainplan.formulations.costs.overlapped.analytic_memory import memory_of_rank
 from trainplan.formulations.costs.overlapped.analytic_shards import accumulated_ns
 from trainplan.formulations.costs.overlapped.analytic_step import (
     Chunk,
-    _blocks,
-    _chunk_ns,
-    _data_ns,
+    blocks_of,
+    chunk_ns,
+    data_ns,
     jitter_of,
     muon_part,
     optimizer_ns,
@@ -122,7 +122,7 @@ class LayoutBounds:
             layout = replace(layout, recompute=replace(layout.recompute, first=None, layers=0.0))
         layout = replace(layout, framework=replace(layout.framework, issue_ns=0))
         times = {name: unit_times(part, layout, self.kind, self.links) for name, part in self.model.sublayers.items()}
-        passes: Floats = np.array([_chunk_ns(self.model, Chunk((unit,)), layout, times) for unit in self.rows.first])
+        passes: Floats = np.array([chunk_ns(self.model, Chunk((unit,)), layout, times) for unit in self.rows.first])
         passes[:, 1] += [accumulated_ns(parameters, layout, self.kind) for parameters in self._parameters]
         return passes
 
@@ -209,7 +209,7 @@ class LayoutBounds:
         parameters = self.rows.before[list(self.ends)] @ np.array(self._parameters)
         for j in range(1, len(self.ends)):
             passes = [(float(forward[j]), float(backward[j]))]
-            found[j] = sum(_data_ns(round(parameters[j]), 0, passes, layout, self.links))
+            found[j] = sum(data_ns(round(parameters[j]), 0, passes, layout, self.links))
         return found
 
     @cached_property
@@ -218,7 +218,7 @@ class LayoutBounds:
         of its gradients after its passes, and every stage waits at least for the first of its blocks."""
         layout = self.layout
         times = {name: unit_times(part, layout, self.kind, self.links) for name, part in self.model.sublayers.items()}
-        blocks = _blocks(self.model, self.model.units, layout, self.kind, self.links, times)
+        blocks = blocks_of(self.model, self.model.units, layout, self.kind, self.links, times)
         least = blocks[0].gather_ns + (layout.pp - 1) * min(block.gather_ns for block in blocks)
         reduced = np.cumsum([0.0, *(block.reduce_ns + block.copies_ns for block in blocks)])
         layers = sorted({unit.layer for unit in self.model.units})
@@ -320,4 +320,4 @@ def rank_bytes(model: Model, layout: RunLayout, rank: int, units: Sequence[int])
     indices of the first sub-layer of the stage and of the first one after it. layout: how the run is laid out.
     """
     chunk = Chunk(tuple(model.units[units[0] : units[1]]))
-    return _of_rank(model, layout, [chunk], rank).peak_bytes
+    return memory_of_rank(model, layout, [chunk], rank).peak_bytes

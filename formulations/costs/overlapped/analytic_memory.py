@@ -105,7 +105,7 @@ def run_memory(model: Model, layout: RunLayout) -> list[RunMemory]:
     batch, precision and framework.
     """
     chunks = chunks_of(model, layout)
-    return [_of_rank(model, layout, chunks[rank :: layout.pp], rank) for rank in range(layout.pp)]
+    return [memory_of_rank(model, layout, chunks[rank :: layout.pp], rank) for rank in range(layout.pp)]
 
 
 def states_bytes(
@@ -226,7 +226,7 @@ def kept_on_host_bytes(chunk: Chunk, layout: RunLayout) -> float:
     return _layer_bytes(chunk, layout)[0] * layout.hosted_layers(chunk.layers) / max(1, chunk.layers)
 
 
-def _of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) -> RunMemory:
+def memory_of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: int) -> RunMemory:
     """The memory of one device of a pipeline rank. chunks: the stages of that rank. rank: the index of the pipeline rank.
     layout: how the run is laid out on its devices: degrees, batch, precision and framework.
     """

@@ -128,7 +128,7 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     chunks = chunks_of(model, layout)
     element = DTYPE_BYTES[layout.base]
     jitter = jitter_of(layout, links)
-    passes = [_chunk_ns(model, chunk, layout, times) for chunk in chunks]
+    passes = [chunk_ns(model, chunk, layout, times) for chunk in chunks]
     passes = [
         (forward, backward + accumulated_ns(parameters_of(model, chunk, layout), layout, kind))
         for chunk, (forward, backward) in zip(chunks, passes, strict=True)
@@ -146,7 +146,7 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     computing = sum(map(sum, passes[busiest :: layout.pp])) * micro
     forward_ns = sum(pass_[0] for pass_ in passes[busiest :: layout.pp]) * micro
     if layout.zero >= 2 and layout.sharing > 1 and layout.pp == 1:
-        blocks = _blocks(model, model.units, layout, kind, links, times)
+        blocks = blocks_of(model, model.units, layout, kind, links, times)
         end = sharded_ns(blocks, micro, layout.zero == 3, reduces_last=layout.reduces_last)
         return StreamsStep(end, computing, 0.0, optimizer, 0.0, ends, jitter, forward_ns=forward_ns)
     hidden = layout.micro * model.tokens * model.units[-1].sublayer.hidden * element / layout.cp / layout.tp
@@ -157,12 +157,12 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     ended = pipeline_ns(forward, backward, round(transfer), whole, layout.chunks, parallel)
     passes_ns = max(ended) - (whole - micro) * computing / micro
     passes_ns = computing + RUN_SCHEDULES[layout.schedule].bubble * (passes_ns - computing)
-    reduce, gather = zip(*(_data_ns(devices[rank], rank, passes, layout, links) for rank in range(layout.pp)), strict=True)
+    reduce, gather = zip(*(data_ns(devices[rank], rank, passes, layout, links) for rank in range(layout.pp)), strict=True)
     gathered = max(gather) + max(
         sliced_ns(tensors_of(_units(chunks[rank :: layout.pp])), devices[rank], layout, kind) for rank in range(layout.pp)
     )
     if layout.framework.stays_whole and layout.zero >= 2 and layout.sharing > 1:
-        stages = [_blocks(model, chunk.units, layout, kind, links, times) for chunk in chunks]
+        stages = [blocks_of(model, chunk.units, layout, kind, links, times) for chunk in chunks]
         gathered, reduce = whole_stages_ns(stages, layout.pp)
     exposed = max(end + reduce_ns for end, reduce_ns in zip(ended, reduce, strict=True)) - max(ended)
     return StreamsStep(passes_ns, computing, exposed, optimizer, gathered, ends, jitter, forward_ns=forward_ns)
@@ -278,7 +278,7 @@ def stepped_parameters(model: Model, chunks: Sequence[Chunk], layout: RunLayout)
     return (whole - tables) / layout.sharing + tables
 
 
-def _chunk_ns(
+def chunk_ns(
     model: Model, chunk: Chunk, layout: RunLayout, times: dict[str, UnitTimes], first_layer: int | None = None
 ) -> tuple[float, float]:
     """The times in ns of the forward and of the backward pass of one micro-batch through the sub-layers of a chunk (a pipeline
@@ -302,7 +302,7 @@ def _chunk_ns(
     return max(forward, issued), max(backward, BACKWARD_ISSUE * issued)
 
 
-def _data_ns(
+def data_ns(
     parameters: int, rank: int, passes: list[tuple[float, float]], layout: RunLayout, links: Links
 ) -> tuple[float, float]:
     """Two times in ns that a pipeline rank's data-parallel communication adds to its passes: the part of the reduction of
@@ -352,7 +352,7 @@ def gathered_bytes(layout: RunLayout, layered: bool = True) -> float:
     return DTYPE_BYTES[layout.base]
 
 
-def _blocks(
+def blocks_of(
     model: Model, of: Sequence[Unit], layout: RunLayout, kind: DeviceKind, links: Links, times: dict[str, UnitTimes]
 ) -> list[Block]:
     """The blocks (each transformer layer, the embedding, the head) of some of a model's units, whose parameters are gathered
@@ -370,7 +370,7 @@ def _blocks(
     first = Chunk(tuple(of)).first_layer
     for units in by_layer.values():
         chunk = Chunk(tuple(units))
-        forward, backward = _chunk_ns(model, chunk, layout, times, first)
+        forward, backward = chunk_ns(model, chunk, layout, times, first)
         parameters = parameters_of(model, chunk, layout)
         copies_forward, copies_backward = copied_ns(parameters, layout, kind)
         size = parameters * gathered_bytes(layout, bool(chunk.layers))
