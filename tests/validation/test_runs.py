@@ -64,6 +64,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "recompute": {"recompute": "full"},
     "precision": {"precision": "FP8"},
     "note": {"note": "overlap-grad-reduce"},
+    "facts": {"facts": "overlap-grad-reduce"},
     "date": {"date": "2022-05", "framework": "Megatron-LM"},
     "framework": {"framework": "NeMo 2"},
     "zero": {"zero": 0},
@@ -309,3 +310,17 @@ def test_fields_that_bear_under_another_name_are_not_left_out() -> None:
     with pytest.warns(InputWarning):
         [made] = predict_runs(load_runs([{**row, "batch": 64, "gbs": 64}]))
     assert not made.cannot
+
+
+def test_facts_stand_for_the_note() -> None:
+    """A note may hold what was measured; the words that were known before the run decide its prediction."""
+    row = {
+        "id": "a",
+        "model": "llama3-8b",
+        "gpu": "h100",
+        "gpus": 8,
+        "note": "exact: 4673179648; LoRA",
+        "facts": "overlap_comm",
+    }
+    (run,) = load_runs([row])
+    assert run.note == "overlap_comm" and load_runs([{**row, "facts": None}])[0].note == row["note"]

@@ -43,6 +43,7 @@ class Run(Record):
         mfu, hfu: shares, or percent if above 1.5.
         oom: whether the run was out of memory.
         note: free text: words and flags of the source.
+        facts: those words of the note that were known before the run; where they are given, they stand for the note.
         date, framework: determine the framework's defaults.
     """
 
@@ -83,6 +84,7 @@ class Run(Record):
     mem_rank: Text | None = None
     oom: bool | None = None
     note: Text | None = None
+    facts: Text | None = None
     task: Text | None = None
     date: Text | None = None
     framework: Text | None = None
@@ -209,6 +211,8 @@ def _run(row: Mapping[str, Any], where: str, index: int) -> Run:
         if name not in Run.model_fields and (found := measure_named(str(name), row)) is not None:
             number = _plain(found[0], value)
             fields[found[0]] = number * found[1] if isinstance(number, int | float) else number
+    if fields.get("facts") is not None:
+        fields["note"] = fields["facts"]
     fields = {name: field for name, field in fields.items() if field is not None}
     others = {name: meant for name in row if name not in Run.model_fields and (meant := meant_by(str(name))) is not None}
     misnamed = [name for name, meant in others.items() if (meant == "note" or meant not in fields) and not _nothing(row[name])]
@@ -268,7 +272,22 @@ UNKNOWN = ("?", "unknown", "tbd", "nan", "unsaid", "not said", "not reported", "
 OPEN_WORDS = ("precision", "fsdp", "recompute", "framework")
 UNSAID = ("", "-", "--", "n/a", "na", "none", "null", "nan", "?")
 TEXTS = frozenset(
-    ("id", "source", "model", "gpu", "fsdp", "recompute", "precision", "note", "task", "date", "framework", "file", "mem_rank")
+    (
+        "id",
+        "source",
+        "model",
+        "gpu",
+        "fsdp",
+        "recompute",
+        "precision",
+        "note",
+        "facts",
+        "task",
+        "date",
+        "framework",
+        "file",
+        "mem_rank",
+    )
 )
 SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "topk", "seq")
 WHOLE = frozenset((*SIZES, "gpus", "gbs", "mbs", "tp", "pp", "vpp", "cp", "ep", "dp", "zero"))
