@@ -20,7 +20,7 @@ from trainplan.profiling.models.optimizers import OPTIMIZERS
 Fit = Literal["yes", "tight", "no"]
 SURE = 0.9  # probability from which an answer is yes; below 1 - SURE it is no
 # Errors of peaks by the beginning of the name of the software that a plan's prediction is of.
-ERRORS = {"torchtitan": TORCHTITAN_ERROR, "DeepSpeed": OTHER_ERROR, "Accelerate": OTHER_ERROR, "PyTorch": OTHER_ERROR}
+ERRORS = {"torchtitan": TORCHTITAN_ERROR} | dict.fromkeys(("deepspeed", "accelerate", "pytorch", "composer"), OTHER_ERROR)
 
 
 def limit_bytes(described: DeviceSheet) -> int:
@@ -41,7 +41,8 @@ def software_error(software: str | None) -> float:
     """The relative standard error of predicted peaks by the name of the software that runs a plan; None, or an empty name, for
     trainplan's own programs.
     """
-    return next((error for name, error in ERRORS.items() if (software or "").startswith(name)), MEGATRON_ERROR)
+    words = (software or "").lower()
+    return next((error for name, error in ERRORS.items() if words.startswith(name)), MEGATRON_ERROR)
 
 
 def fit_probability(peak_bytes: float, limit: float, error: float) -> float:
