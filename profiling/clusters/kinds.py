@@ -111,20 +111,23 @@ def fitted_as(device: str, precision: Precision) -> Precision:
     return "bfloat16" if precision == "float16" and rates.get("bfloat16") == rates.get(precision) else precision
 
 
-def distance(name: str, other: str, precision: Precision | None) -> tuple[bool, bool, bool, int, float]:
+def distance(name: str, other: str, precision: Precision | None) -> tuple[bool, bool, bool, float, int, float]:
     """How different two kinds of device are, as a tuple whose lexicographical order ranks kinds by their distance from the
     kind `name`; smaller is nearer.
 
     name, other: the names of their data sheets. The entries: whether the devices differ, whether the architectures differ,
-    whether the vendors differ, the difference of their years, and the absolute logarithm of the ratio of their peaks at this
+    whether the vendors differ, the absolute logarithm of the ratio of their power for a FLOP/s (0 if precision is None, or a
+    power is not stated), the difference of their years, and the absolute logarithm of the ratio of their peaks at this
     precision (of their memory bandwidths if precision is None).
     """
-    mine, theirs = sheet(name), sheet(other)
+    mine, theirs, power = sheet(name), sheet(other), 0.0
     rates = (mine.memory_bytes_per_s, theirs.memory_bytes_per_s)
     if precision is not None:
         rates = (mine.flops_per_s[precision], theirs.flops_per_s[precision])
-    apart = (mine.architecture != theirs.architecture, mine.vendor != theirs.vendor, abs(mine.released - theirs.released))
-    return name != other, *apart, abs(log(rates[0] / rates[1]))
+        if mine.power_watts and theirs.power_watts:
+            power = abs(log(mine.power_watts / rates[0] / (theirs.power_watts / rates[1])))
+    apart = mine.architecture != theirs.architecture, mine.vendor != theirs.vendor
+    return name != other, *apart, round(power, 2), abs(mine.released - theirs.released), abs(log(rates[0] / rates[1]))
 
 
 def _borrowed(name: str, fit: KernelFit, precision: Precision | None) -> Efficiency:
