@@ -14,7 +14,6 @@ from trainplan.validation.measured import measured_steps
 from trainplan.validation.rows import Run, load_runs
 
 LAUNCH_BOUND = "its layers are so small that its host's launches decide its step, which no efficiency does"
-LAST = "last rank"  # words of a note that say which rank's peak was measured
 
 
 @dataclass(frozen=True)
@@ -43,19 +42,16 @@ def runs_of(sources: Sequence[str | os.PathLike[str] | Sequence[Mapping[str, Any
         values = read_data(os.fspath(source)) if isinstance(source, str | os.PathLike) else source
         if not isinstance(values, Sequence) or isinstance(values, str):
             raise InputError(str(source), "", f"holds {shown(values)}", "give a list of runs [...]")
-        for run in load_runs([_without_results(value) if isinstance(value, Mapping) else value for value in values]):
+        for run in load_runs([_known_fields(value) if isinstance(value, Mapping) else value for value in values]):
             runs.setdefault(run.id, run)
     return list(runs.values())
 
 
-def _without_results(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Copy a row of a file of runs with its facts in place of its note, and without fields that runs do not have: a warning of
-    each would hide others. A row without facts is returned as it is.
+def _known_fields(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Copy a row with facts without the fields that runs do not have: a warning of each would hide others. A row without facts
+    is returned as it is.
     """
-    if row.get("facts") is None:
-        return row
-    kept = {name: value for name, value in row.items() if name in Run.model_fields}
-    return kept | {"note": f"{row['facts']}{f'; {LAST}' * (row.get('mem_rank') == 'last')}"}
+    return row if row.get("facts") is None else {name: value for name, value in row.items() if name in Run.model_fields}
 
 
 def rows_of(runs: Iterable[Run], without: Sequence[str] = ()) -> CalibrationRows:
