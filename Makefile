@@ -1,11 +1,12 @@
-# `make demo`: one real plan, end to end. `make test`: the tests, `make test-long`: those that are exhaustive. All make their own environment in .venv.
+# `make demo`: one real plan, end to end. `make test`: the tests, `make test-long`: a fair sample of those that are exhaustive,
+# `make test-all`: the whole of these, `make golden`: all requests whose answers are recorded. All make their own environment in .venv.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE  # each process that tests start would compile the package anew
 
-.PHONY: demo test test-long lint docs outputs benchmark calibrate study random-plans lowered training predictions against-torch fuzz mutations faults clean against-papers what-to-run
+.PHONY: demo test test-long test-all golden lint docs outputs benchmark calibrate study random-plans lowered training predictions against-torch fuzz mutations faults clean against-papers what-to-run
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +26,12 @@ test: $(INSTALLED)
 
 test-long: $(INSTALLED)
 	$(BIN)/pytest -q -m long --durations=40 --numprocesses auto --maxprocesses 8 --dist worksteal
+
+test-all: $(INSTALLED)
+	TRAINPLAN_TESTS=all $(BIN)/pytest -q -m long --durations=40 --numprocesses auto --maxprocesses 8 --dist worksteal
+
+golden: $(INSTALLED)
+	TRAINPLAN_TESTS=all $(BIN)/pytest -q -m long --durations=0 --numprocesses auto --maxprocesses 8 --dist worksteal tests/golden
 
 lint: $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lint]'

@@ -64,7 +64,7 @@ def test_pieces_are_two_parts_from_both_ends_of_a_sample() -> None:
         assert max(earlier) - min(earlier) == 0, "all pieces meet equally many earlier keys"
 
 
-@pytest.mark.parametrize(("model", "name", "world"), first_and_others(PLANS, 2) + first_and_others(BY_HEADS, 2))
+@pytest.mark.parametrize(("model", "name", "world"), first_and_others(PLANS, 2, 2) + first_and_others(BY_HEADS, 2, 2))
 def test_gradients_are_those_of_one_process(model: Model, name: str, world: int) -> None:
     (report,) = run_plans([cut(model, name, world)], steps=2)
     for difference in (report.gradient_difference, report.parameter_difference, report.loss_difference):

@@ -34,7 +34,7 @@ def interleaved_dict(depth: int = 2, chunks: int = 2, micro_batches: int = 4) ->
     return plan
 
 
-@pytest.mark.parametrize("count", some_and_all(30, 300))
+@pytest.mark.parametrize("count", some_and_all(30, 300, 120))
 def test_random_plans_are_sound(count: int) -> None:
     for seed in range(count):
         rng = random.Random(seed)
@@ -45,7 +45,7 @@ def test_random_plans_are_sound(count: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("world", "backend"), first_and_others([(4, "threads"), (2, "serial"), (3, "fused")]))
-@pytest.mark.parametrize("count", some_and_all(5, 24))
+@pytest.mark.parametrize("count", some_and_all(5, 24, 12))
 def test_random_plans_agree_with_one_process(world: int, backend: str, count: int) -> None:
     rng = random.Random(world)
     reports = run_plans([random_interleaved_plan(rng, world) for _ in range(count)], backend=backend)  # type: ignore[arg-type]

@@ -139,7 +139,7 @@ def random_muon_plan(rng: random.Random, world: int) -> Plan:
     return with_muon(plan, units=[unit.laid_out(strategy) for unit, strategy in zip(plan.units, strategies, strict=True)])
 
 
-@pytest.mark.parametrize("count", some_and_all(30, 300))
+@pytest.mark.parametrize("count", some_and_all(30, 300, 120))
 def test_programs_are_sound(count: int) -> None:
     for seed in range(count):
         rng = random.Random(seed)

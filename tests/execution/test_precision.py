@@ -69,7 +69,7 @@ def profile_of(plan: Plan) -> Profile:
     return profile.changed(network=Network(islands=[Island(devices=64, bandwidth_bytes_per_s=3.3e9, latency_ns=977)]))
 
 
-@pytest.mark.parametrize("count", some_and_all(40, 400))
+@pytest.mark.parametrize("count", some_and_all(40, 400, 150))
 def test_programs_of_random_plans_are_sound(count: int) -> None:
     for seed in range(count):
         assert check(random_programs(random.Random(seed))[1]) == [], seed
@@ -212,7 +212,7 @@ def test_the_cost_model_never_needs_less_than_the_simulation(world: int) -> None
 
 @pytest.mark.long
 @pytest.mark.parametrize(("world", "backend"), first_and_others([(2, "serial"), (4, "threads"), (4, "fused")]))
-@pytest.mark.parametrize("count", some_and_all(2, 6))
+@pytest.mark.parametrize("count", some_and_all(2, 6, 3))
 def test_random_plans_train_as_one_process_does(world: int, backend: Backend, count: int) -> None:
     """In bfloat16, whose numbers have 8 bits: gradients within 5 % of a unit's largest, where a sum that is left out or doubled
     would be 50 % off; three AdamW steps of at most 0.001 each on both sides, and a rounding."""

@@ -136,7 +136,7 @@ def test_reductions_in_another_order_are_seen() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("count", some_and_all(5, 24))
+@pytest.mark.parametrize("count", some_and_all(5, 24, 12))
 @pytest.mark.parametrize("backend", first_and_others(["fused", "serial"]))
 def test_gradients_of_random_plans_on_4_processes(backend: str, count: int) -> None:
     rng = random.Random(11)
@@ -165,7 +165,7 @@ def _hold(plans: list[Any], backend: Any) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("count", some_and_all(1, 4))
+@pytest.mark.parametrize("count", some_and_all(1, 4, 2))
 def test_memory_of_uneven_replicas_follows_the_memory_analysis(count: int) -> None:
     rng = random.Random(13)
     sizes = {"n_embd": 128, "n_inner": 512, "vocab_size": 2000, "n_positions": 128}

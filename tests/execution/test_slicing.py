@@ -331,7 +331,7 @@ def _hold(plans: list[Plan], backend: Backend) -> None:
         assert report.losses == sorted(report.losses, reverse=True), "the same batch thrice: the loss must fall"
 
 
-@pytest.mark.parametrize("share", some_and_all(4, 1))
+@pytest.mark.parametrize("share", some_and_all(4, 1, 2))
 @pytest.mark.parametrize(("backend", "plans"), first_and_others([("fused", 12), ("serial", 14)]))
 def test_gradients_on_4_processes(backend: Backend, plans: int, share: int) -> None:
     rng = random.Random(30)
@@ -350,7 +350,7 @@ def test_gradients_on_4_processes(backend: Backend, plans: int, share: int) -> N
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("count", some_and_all(4, 14))
+@pytest.mark.parametrize("count", some_and_all(4, 14, 8))
 def test_gradients_on_2_processes(count: int) -> None:
     rng = random.Random(31)
     _hold([random_sliced_plan(rng, 2) for _ in range(count)], "serial")

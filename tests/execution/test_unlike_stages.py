@@ -30,7 +30,7 @@ def profile_of(plan: Plan) -> Profile:
     return obtain_profile(plan.planned_model(), CPU, [samples], sizes, devices=4, degrees=degrees)
 
 
-@pytest.mark.parametrize("count", some_and_all(40, 400))
+@pytest.mark.parametrize("count", some_and_all(40, 400, 150))
 def test_random_plans_are_sound(count: int) -> None:
     """No faults, no rank stuck, and the messages of a boundary bring each rank its own rows, each once."""
     several = 0
@@ -51,7 +51,7 @@ def _hold(reports: list[RunReport]) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("world", "backend"), first_and_others([(4, "fused"), (3, "serial"), (3, "threads")]))
-@pytest.mark.parametrize("count", some_and_all(6, 30))
+@pytest.mark.parametrize("count", some_and_all(6, 30, 12))
 def test_random_plans_agree_with_one_process(world: int, backend: str, count: int) -> None:
     rng = random.Random(world)
     plans = [random_unlike_plan(rng, world, sliced=number % 3 == 0) for number in range(count)]

@@ -22,6 +22,7 @@ from trainplan.profiling.base.quantities import format_gap
 from trainplan.profiling.models.model import Model, load_model, model_from_config
 
 import trainplan as tp
+from tests.helpers.sizes import of_all
 from trainplan.inputs import request_of
 from trainplan.prediction.predict import predicted_plan
 
@@ -126,17 +127,19 @@ def test_tables_have_at_least_mode_no_more_than_the_memory_analysis(
 def test_tables_have_no_more_than_the_memory_analysis_of_many_solutions(
     model: Model, cluster: str, options: dict[str, Any], cost_model: str
 ) -> None:
-    surely_held(model, cluster, options, cost_model, 50, 2)
+    """Of 20 solutions of each kind; `make test-all` takes 50."""
+    surely_held(model, cluster, options, cost_model, of_all(20, 50), 2)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "cluster", "batch"), [("llama3-8b", "h100:8", 64), ("llama3.1-70b", "h100:8x8", 256)])
 def test_tables_of_real_models_are_close_below_the_memory_analysis(name: str, cluster: str, batch: int) -> None:
-    """Within 10 per cent, 2 in the mean: so much weaker are bounds where memory decides."""
+    """Within 10 per cent, 2 in the mean: so much weaker are bounds where memory decides. Of 5 solutions; `make test-all` takes
+    16."""
     model, shares = load_model(name, 8192, "bfloat16"), []
     requested = request(model, cluster, batch=batch, schedule="all", modules=True)
     instance = JOINT.instance(requested)
-    for solution in solutions(instance, 16, 3):
+    for solution in solutions(instance, of_all(5, 16), 3):
         least, peak = JOINT.evaluate(instance, solution).peak_bytes, max(predicted(instance, solution, requested).peak_bytes)
         shares.append(least / peak)
     assert max(shares) <= 1 and min(shares) > 0.9 and sum(shares) / len(shares) > 0.98
@@ -175,13 +178,14 @@ SPACES: list[tuple[Model, str, dict[str, Any]]] = [
 @pytest.mark.long
 @pytest.mark.parametrize(("model", "cluster", "options"), SPACES)
 def test_no_plan_whose_programs_fit_the_limit_is_below_the_bound(model: Model, cluster: str, options: dict[str, Any]) -> None:
-    """All plans of small spaces, under limits of which each lets fewer of them fit."""
+    """All plans of small spaces, under a limit that a twentieth of them fit; `make test-all` also takes limits that one,
+    many and all of them fit."""
     requested = request(model, cluster, batch=4, **options)
     instance = JOINT.instance(requested)
     solutions = every(instance)
     peaks = sorted(max(predicted(instance, solution, requested).peak_bytes) for solution in solutions)
     given: dict[str, Any] = {"like": "joint", "model": model, "cluster": cluster, "batch": 4, "comparisons": False, **options}
-    for share in (0.0, 0.05, 0.4, 1.0):
+    for share in of_all((0.05,), (0.0, 0.05, 0.4, 1.0)):
         limit = peaks[round(share * (len(peaks) - 1))]
         limited = request(model, cluster, batch=4, memory=limit, reserve=0, **options)
         judged = [predicted(instance, solution, limited) for solution in solutions]

@@ -18,6 +18,7 @@ from trainplan.profiling.models.model import Model, load_model
 from trainplan.solvers.core.solve import solve
 
 import trainplan as tp
+from tests.helpers.sizes import one_in
 from trainplan.inputs import request_of
 from trainplan.planning.certify import with_evidence
 
@@ -131,7 +132,8 @@ def test_a_plan_for_a_runtime_is_checked_by_the_runtime_s_own_numbers() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", range(4))
 def test_the_search_agrees_with_every_plan_of_many_small_requests(block: int) -> None:
-    for seed in range(50 * (block + 2), 50 * (block + 3)):
+    """Of 400 requests that are drawn, one in seven, so that each of the five runtimes is met; `make test-all` has all."""
+    for seed in one_in(7, range(100, 500))[block::4]:
         compare(seed)

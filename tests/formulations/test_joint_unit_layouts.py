@@ -21,6 +21,7 @@ from trainplan.profiling.models.model import Model, load_model
 
 import trainplan as tp
 from tests.helpers.refusals import refused
+from tests.helpers.sizes import one_in
 from trainplan.inputs import request_of
 
 JOINT = problem("joint")
@@ -31,7 +32,7 @@ LLAMA = load_model("llama3-8b", 128, "bfloat16").with_fields(
 GPT2 = load_model("gpt2", 128, "bfloat16").with_fields(n_layer=1, n_embd=256, n_head=4, vocab_size=4096)  # with a shared table
 DEEPER = LLAMA.with_fields(num_hidden_layers=2)
 MOST = 64  # solutions of a tiny instance
-QUICK, BLOCK, BLOCKS = range(24, 31), 50, 6  # 300 instances in all
+QUICK, BLOCKS = range(24, 31), 6
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,8 @@ def test_the_fastest_of_all_plans_is_found() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_the_fastest_of_all_plans_is_found_in_many_instances(block: int) -> None:
-    assert sum(map(held_to_brute_force, range(BLOCK * block, BLOCK * (block + 1)))) > 0
+    """Of 300 instances that are drawn, one in five; `make test-all` has all."""
+    assert sum(map(held_to_brute_force, one_in(5, range(300))[block::BLOCKS])) > 0
 
 
 CASES = [

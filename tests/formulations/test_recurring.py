@@ -27,7 +27,7 @@ def configured(schedule: Schedule, groups: int, micro_batches: int) -> Configura
     )
 
 
-@pytest.mark.parametrize("count", some_and_all(40, 600))
+@pytest.mark.parametrize("count", some_and_all(40, 600, 200))
 def test_ends_of_many_micro_batches_are_those_of_every_pass(count: int) -> None:
     for seed in range(count):
         rng = random.Random(seed)
@@ -44,7 +44,7 @@ def test_ends_of_many_micro_batches_are_those_of_every_pass(count: int) -> None:
         assert ends_ns(configuration, stages) == [ends[index] for index in graph.last], seed
 
 
-@pytest.mark.parametrize("count", some_and_all(100, 3000))
+@pytest.mark.parametrize("count", some_and_all(100, 3000, 1000))
 def test_blocks_that_move_all_ends_alike_need_not_be_followed(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     for seed in range(count):
         rng = np.random.default_rng(seed)

@@ -24,7 +24,7 @@ def followed(*arguments: object) -> list[int]:
         return pipeline_ns(*arguments)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("count", some_and_all(60, 1500))
+@pytest.mark.parametrize("count", some_and_all(60, 1500, 500))
 def test_a_pipeline_of_many_micro_batches_ends_as_if_followed_pass_by_pass(count: int) -> None:
     for seed in range(count):
         rng = random.Random(seed)

@@ -58,12 +58,19 @@ def judged(seed: int, folder: Path) -> tuple[JudgedRun, dict[str, Any]]:
     return tp.import_run(folder / FILES[to], **requested), requested
 
 
-@pytest.mark.parametrize("seed", first_and_others(list(range(40)), 2))
+@pytest.mark.parametrize("seed", first_and_others(list(range(40)), 2, 3))
 def test_a_run_is_a_feasible_incumbent(seed: int, tmp_path: Path) -> None:
     """The bound is at most the run's step in kind, the best plan at most the run's own prediction, and every change gains by
-    that prediction, and fits."""
+    that prediction, and fits.
+
+    Where neither the run nor any change of it fits, a busy machine may find no plan in the time of the search, which then says
+    so: it does not know, rather than that nothing fits."""
     run, requested = judged(seed, tmp_path)
-    assert run.best is not None and run.found is not None and (run.fits or run.found.source != "run")
+    assert run.best is not None and run.within is not None
+    if run.found is None:
+        assert not run.fits and not run.changes and run.within.plan is None and run.within.answer.status == "unknown"
+        return
+    assert run.fits or run.found.source != "run"
     if run.bound_ns is not None:
         assert run.bound_ns <= run.measured_ns <= run.judged.step_ns
         assert run.checked_ns is None or run.checked_ns <= run.measured_ns

@@ -86,7 +86,7 @@ def on_host(plan: Plan, parameters: str) -> Plan:
     return load_plan(content)
 
 
-@pytest.mark.parametrize("seed", first_and_others(range(16)))
+@pytest.mark.parametrize("seed", first_and_others(range(16), stride=2))
 @pytest.mark.parametrize("runtime", ["deepspeed", "accelerate"])
 def test_every_key_is_documented_and_the_plan_comes_back(tmp_path: Path, runtime: str, seed: int) -> None:
     plan = random_plan(random.Random(seed), runtime)

@@ -248,7 +248,7 @@ def random_plan(rng: random.Random) -> Plan:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("count", some_and_all(4, 100))
+@pytest.mark.parametrize("count", some_and_all(4, 100, 25))
 def test_scripts_are_short_formatted_and_have_what_they_use_alone(tmp_path: Path, count: int) -> None:
     rng = random.Random(0)
     made = [*QUICK.values(), *MIXED.values(), LARGEST, *(OTHERS.values() if count > 4 else [])]

@@ -22,7 +22,7 @@ from tests.helpers.sizes import first_and_others, some_and_all
 PROVING = {"brute-force": {}, "label-setting": {}, "milp": {}, "cpsat": {"workers": 1}}
 
 
-@pytest.mark.parametrize("count", some_and_all(80, 500))
+@pytest.mark.parametrize("count", some_and_all(80, 500, 200))
 def test_random_instances_agree_to_the_nanosecond(count: int, record_property: Callable[[str, object], None]) -> None:
     """Brute force = label-setting = MILP = CP-SAT; the paper's DP is never below them, and its gap is reported."""
     gaps, missed, statuses = [], 0, {"optimal": 0, "infeasible": 0}

@@ -71,7 +71,7 @@ def solved(instance: Any, method: Entry) -> Any:
     return tp.solve(instance, method.name, **more)
 
 
-@pytest.mark.parametrize("count", some_and_all(6, 100))
+@pytest.mark.parametrize("count", some_and_all(6, 100, 30))
 @pytest.mark.parametrize("problem", MADE)
 def test_nothing_fits_by_every_method_exactly_where_nothing_does(problem: str, count: int) -> None:
     fitting: Counter[bool] = Counter()

@@ -49,7 +49,7 @@ def paper_pipeline(memory_gib: int, **shape: Any) -> Instance:
     return PipelineCosts(profile).instance(32, memory_gib << 30, **shape)
 
 
-@pytest.mark.parametrize("count", some_and_all(60, 500))
+@pytest.mark.parametrize("count", some_and_all(60, 500, 200))
 def test_random_instances_agree_to_the_nanosecond(count: int) -> None:
     """Brute force = MILP = CP-SAT: objective, bound, and that nothing fits."""
     feasible = 0
