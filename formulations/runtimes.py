@@ -18,7 +18,6 @@ from trainplan.formulations.plan.torch_sharding import split_by_torch
 from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.models.optimizers import OPTIMIZERS
 from trainplan.profiling.models.sublayers import HeadShare, attention_of
 
 DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "nemotron")
@@ -227,9 +226,7 @@ def exported_settings(name: str | None, plan: Plan) -> RunBy | None:
     runtime = described(name)
     if runtime is None or runtime.run_by is None:
         return None
-    chosen = runtime.run_by(plan)
-    whole_matrices = OPTIMIZERS[plan.optimizer].whole_matrices  # with which Megatron-Core overlaps nothing
-    return chosen.changed(flags=plan.optimizer) if whole_matrices else chosen
+    return runtime.run_by(plan)
 
 
 def devices_of(plan: Plan) -> Cluster | None:

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.runtimes import RUNTIMES, StepAndPeaks, devices_of, predict, title
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
+from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
 from tests.helpers.calls import call
+from tests.helpers.plans import plan_of as plan_at
 from tests.helpers.rows_as_plans import plan_of_row, usual_cluster
 from tests.helpers.sizes import first_and_others, some_and_all
 from tests.test_one_prediction import BOTH, CASES, Case, accelerate, deepspeed, megatron, of, reported_by_validate, titan
@@ -47,6 +51,10 @@ SMALL = [
 ]  # one of each kind
 RUNS = [*SMALL, *CASES[:32]]
 
+WORDS = (  # fields of Megatron-Bridge's files, as a row's note may have them
+    *("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap", "fp8_param_gather", "grad_reduce_in_fp32"),
+    *("cross_entropy_loss_fusion", "cross_entropy_fusion_impl"),
+)
 REQUEST: dict[str, Any] = {"model": "llama3.2-1b", "cluster": "h100:8", "batch": 32, "sequence": 2048, "dtype": "bf16"}
 REQUEST |= {"gap": 0.2, "comparisons": False}
 
@@ -107,7 +115,7 @@ def _check_export(plan: Plan, case: Case, folder: Path) -> None:
     assert f"memory, as exported | {format_bytes(peak_bytes)} of" in page
 
 
-@pytest.mark.parametrize("runtime", ["megatron", "deepspeed"])
+@pytest.mark.parametrize("runtime", ["megatron", "megatron-bridge", "deepspeed"])
 def test_a_plan_for_a_runtime_has_its_numbers_in_every_command(runtime: str, tmp_path: Path) -> None:
     """Its file keeps the runtime."""
     found = with_evidence(tp.plan(**REQUEST, for_=runtime))
@@ -127,6 +135,53 @@ def test_a_plan_for_a_runtime_has_its_numbers_in_every_command(runtime: str, tmp
     for words in (("simulate", saved), ("explain", saved, "--time-limit", "1"), ("compare", saved)):
         printed = call(*words).stdout
         assert format_time(stated[0]) in printed and whose in printed, words
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changed", "recipe"),
+    [
+        ("sdp4-tp2-zero1-sp", {}, ""),
+        ("sdp8-zero1", {"mixed_precision__grad_reduce_in_fp32": False}, ""),
+        ("dp8", {"model__cross_entropy_fusion_impl": "native", "ddp__overlap_grad_reduce": False}, ""),
+        ("sdp2-tp4-zero1-sp", {"comm_overlap__tp_comm_overlap": True, "model__cross_entropy_loss_fusion": False}, ""),
+        ("sdp8-zero1", {}, "fp8-current"),
+        ("sdp8-zero1", {}, "fp8-blockwise"),
+    ],
+)
+def test_a_file_of_megatron_bridge_a_row_that_says_the_same_and_an_export_have_one_prediction(
+    strategy: str, changed: dict[str, Any], recipe: str, tmp_path: Path
+) -> None:
+    """What a file leaves out is of Megatron-Bridge's classes, and no row's words are needed beyond those of the file."""
+    model = load_model("llama3.2-1b", 4096).in_dtype("bfloat16")
+    plan = plan_at(model, [strategy] * len(model.units), 8, 32, 4).changed(precision={"master": "float32"}, memory_bytes=2**47)
+    if recipe:
+        inner = [unit.changed(precision=recipe) if 0 < x < len(plan.units) - 1 else unit for x, unit in enumerate(plan.units)]
+        plan = plan.changed(units=inner)
+    sections = yaml.safe_load(tp.export(plan, "megatron-bridge").files["bridge.yaml"])
+    for field, value in changed.items():
+        section, _, key = field.partition("__")
+        sections.setdefault(section, {})[key] = value
+    file = tmp_path / "bridge.yaml"
+    file.write_text(yaml.safe_dump(sections))
+    run = tp.import_run(file, cluster="h100:8", search=False, memory=2**47)
+    stated = said(run)
+    assert run.plan.runs_by.software == "Megatron-Bridge" and said(predict(run.plan, load_cluster("h100:8"))) == stated
+    words = {key: value for section in sections.values() for key, value in section.items()}
+    words = {"tp_comm_overlap": False, "overlap_param_gather": False, "fp8_param_gather": False} | words
+    note = ", ".join(f"{name}: {words[name]}" for name in WORDS)
+    row = Run(
+        id="row", model=model.name, gpu="h100", gpus=8, seq=4096, gbs=32, mbs=words["micro_batch_size"], pp=1, cp=1,
+        tp=words["tensor_model_parallel_size"], zero=int(words.get("use_distributed_optimizer", False)), recompute="none",
+        framework="Megatron-Bridge", precision=f"bf16 {recipe.replace('-', ' ')} scaling", note=note, vocab=model.vocabulary,
+    )  # fmt: skip
+    laid = laid_run(row)
+    laid = replace(laid, model=run.plan.planned_model())  # a row's vocabulary is padded, as the file's is by its own words
+    found = predict_laid(laid, shipped_efficiencies())
+    assert found.step is not None and found.memory is not None
+    assert (round(found.step.step_ns), round(found.memory.peak_bytes)) == stated
+    if not changed:
+        exported = tp.export(run.plan, "megatron-bridge")
+        assert exported.settings["peak_bytes"] == stated[1] and format_time(stated[0]) in exported.files["README.md"]
 
 
 @pytest.mark.parametrize("every", some_and_all(5, 1))

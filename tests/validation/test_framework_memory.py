@@ -147,6 +147,8 @@ def test_copies_of_megatron_s_distributed_optimizer_share_its_states_less() -> N
         laid(**fields, note=note) for note in ("", "multi-dist-optimizer-instances", "num-distributed-optimizer-instances 4")
     )
     assert (one.layout.shard, two.layout.shard, four.layout.shard) == (16, 8, 4)
+    grouped = laid(**fields, note="multi-dist-optimizer-instances shard group 8")
+    assert grouped.layout.shard == 8, "as plans state it, whatever their model's name"
     (whole,), (halved,) = (run_memory(run.model, run.layout) for run in (one, two))
     assert halved.states_bytes - whole.states_bytes == pytest.approx(12 / 16 * one.model.total_parameters, rel=1e-3)
 

@@ -11,6 +11,8 @@ from trainplan.formulations.costs.overlapped.frameworks import (
     COMPOSER,
     DEEPSPEED,
     FSDP,
+    FUSED_LOGIT_BYTES,
+    FUSED_LOSS_PASSES,
     INTERNEVO,
     ISSUE_NS,
     LOCAL_BYTES,
@@ -19,6 +21,7 @@ from trainplan.formulations.costs.overlapped.frameworks import (
     NANOTRON,
     NEMO,
     OVERLAPPED,
+    TE_LOSS_PASSES,
     TESTS_ENDS_NS,
     TORCHTITAN,
     TORCHTITAN_COMPILED,
@@ -35,7 +38,9 @@ UNFUSED = (
     r"(?:unfused|naive attention|eager[ _-]att\w*|attention[ _-]unfused"
     r"|(?:attn|attention)(?:[ _-](?:implementation|backend|impl))?[\s=:]+[\"\']?(?:eager|unfused|local))"
 )
-FLOAT8_SHARDS = r"(?:enable[_ -])?(?:fsdp[_ -])?(?:float8|fp8)[_ -]all[_ -]?gathers?"
+FLOAT8_SHARDS = r"(?:enable[_ -])?(?:fsdp[_ -])?(?:float8|fp8)[_ -](?:all[_ -]?gathers?|param[_ -]gather)"
+FUSED_LOSS = r"cross[_ -]entropy[_ -](?:loss[_ -])?fusion(?![_ -]impl)"
+TE_LOSS = r"cross[_ -]entropy[_ -]fusion[_ -]impl[\s=:\"']+te\b"
 OTHER_ATTENTION = r"(?:cudnn[_ -]?(?:att\w*|sdpa)?|fa[34]|flash[_ -]?att\w*[_ -]?v?[34]|te[_ -]att\w*)"  # as fast as cuDNN's
 EIGHT_BIT = r"(?:8[ _-]?bit|int8|fp8)"
 # Frameworks whose models are transformers' modules.
@@ -70,8 +75,7 @@ def framework_of(run: Run) -> Framework:
     if chosen.pads > 1 and re.search(r"fp16|(?<!b)float16|half", precision) and "bf16" not in (run.precision or ""):
         chosen = replace(chosen, gradient_bytes=2, copied_bytes=4)  # gradients in the model's dtype, copied for the optimizer
     chosen = _with_states(chosen, f"{note} {precision}")
-    if "cross-entropy" in note and "fusion" in note:  # a copy in fp32, exponentials and their gradient in one compiled kernel
-        chosen = replace(chosen, logit_bytes=14, loss_passes=1.5)
+    chosen = _with_loss(chosen, note)
     chosen = _with_bits(chosen, f"{note} {precision}")
     if FUNCTIONAL_TEST in note:
         chosen = _of_functional_test(chosen, run, note)
@@ -145,13 +149,24 @@ def _with_bits(framework: Framework, text: str) -> Framework:
     tokens of tensor-parallel ranks in 8 bits where they are scaled per tensor (`enable_float8_tensorwise_tp` in
     `models/llama3/parallelize.py`), not per row. text: a measured run's note and precision in lower case.
     """
-    if flag(text, FLOAT8_SHARDS):
-        framework = replace(framework, shards_in_bits=True)
+    if (gathers := flag(text, FLOAT8_SHARDS)) is not None:
+        framework = replace(framework, shards_in_bits=gathers)
     if framework.gathers_in_bits and framework.pads == 1 and re.search(r"row[_ -]?wise", text):
         framework = replace(framework, gathers_in_bits=False)
     if framework.attention == "flash-2" and flag(text, OTHER_ATTENTION):
         framework = replace(framework, attention="cudnn")
     return framework
+
+
+def _with_loss(framework: Framework, note: str) -> Framework:
+    """Copy the settings of a framework, with the kernels of the loss that a run's note names: fused ones of Megatron-Core or of
+    Transformer Engine, or none where it says that the loss is not fused. note: free text in lower case."""
+    fused = flag(note, FUSED_LOSS)
+    if fused and re.search(TE_LOSS, note):
+        return replace(framework, loss_passes=TE_LOSS_PASSES)
+    if fused:
+        return replace(framework, logit_bytes=FUSED_LOGIT_BYTES, loss_passes=FUSED_LOSS_PASSES)
+    return replace(framework, loss_passes=MEGATRON.loss_passes) if fused is False and framework.pads > 1 else framework
 
 
 def _of_functional_test(framework: Framework, run: Run, note: str) -> Framework:

@@ -16,7 +16,7 @@ from trainplan.formulations.costs.overlapped.framework_memory import (
 )
 from trainplan.formulations.costs.overlapped.layout import Framework
 from trainplan.validation.rows import Run
-from trainplan.validation.words import FUNCTIONAL_TEST, flag
+from trainplan.validation.words import FUNCTIONAL_TEST, SHARD_GROUP, flag
 
 LOSS_COMPILED_SINCE = 2025  # torchtitan compiles its loss since
 
@@ -43,8 +43,11 @@ def with_memory(framework: Framework, run: Run, year: int | None) -> Framework:
 def optimizer_instances(run: Run) -> int:
     """The number of copies of Megatron-Core's distributed optimizer, over which data-parallel ranks are divided
     (`--num-distributed-optimizer-instances`): as a run's note states it, 2 where its note or its test's name states several,
-    and else 1. run: a measured run.
+    and else 1; also 1 if the note states the number of ranks that share one copy (`shard group 4`), which is then not divided
+    again. run: a measured run.
     """
+    if re.search(SHARD_GROUP, (run.note or "").lower()):
+        return 1
     text = f"{run.model} {run.note or ''}".lower().replace("_", "-")
     if match := re.search(r"num-distributed-optimizer-instances[ =:]+(\d+)", text):
         return max(1, int(match[1]))

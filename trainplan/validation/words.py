@@ -51,6 +51,7 @@ GATHERED = re.compile(
 )
 EXCHANGING_HEADS = "DeepSpeed"  # the framework whose context-parallel ranks exchange heads unless a row states otherwise
 SHARD = "shard"  # the name of the assumption on the number of ranks that share states
+SHARD_GROUP = r"shard group (?:size )?(\d+)"  # how many ranks share one copy of the states
 NODE = 8  # devices of a node, whose ranks share states in hybrid sharding
 EXCHANGED = "context parallelism"  # the name of the assumption on what its ranks exchange
 BOTH = re.compile(r"\ba2a\s*\+\s*p2p\b|\busp\b")
@@ -214,7 +215,7 @@ def _shard(words: str, note: str, dp: int) -> int | None:
     words: a measured run's words on sharding in lower case. note: its note (free text) in lower case. dp: number of
     data-parallel ranks.
     """
-    if size := re.search(r"shard group (?:size )?(\d+)", note):
+    if size := re.search(SHARD_GROUP, note):
         return int(size[1])
     if size := re.search(r"(?<!no_)(?<!full_)shard(?:ed|ing)?[ _=:-]*(\d+)", words):
         return int(size[1])

@@ -11,12 +11,30 @@ models are summed in float32 unless --grad-reduce-in-bf16 is given (megatron/tra
 from __future__ import annotations
 
 from trainplan.execution.support import products_by
-from trainplan.formulations.plan.plan import RunBy
+from trainplan.formulations.plan.plan import Plan, RunBy
 from trainplan.formulations.plan.strategy import EXCHANGES
 from trainplan.formulations.runtimes import DECODERS, Runtime
 from trainplan.profiling.clusters.recipes import RECIPES
+from trainplan.profiling.models.optimizers import OPTIMIZERS
 
-OVERLAPS = "overlap-grad-reduce overlap-param-gather"  # which the export sets
+OVERLAPS = ("overlap-grad-reduce", "overlap-param-gather")  # which the export sets
+GATHERED = "fp8-param-gather"
+
+
+def settings_of(plan: Plan) -> tuple[str, ...]:
+    """The settings that the export of a plan turns on, by Megatron-LM's names: overlap of communication, which there is none of
+    with Muon, and parameters that data-parallel ranks gather in 8 bits where they share states (`fields.PrecisionValues`)."""
+    overlaps = () if OPTIMIZERS[plan.optimizer].whole_matrices else OVERLAPS
+    recipes = [RECIPES[name] for name in {unit.precision for unit in plan.units} - {"model"}]
+    gathers = bool(plan.units[0].strategy.zero_stage) and any(not recipe.keeps_weights for recipe in recipes)
+    return (*overlaps, GATHERED) if gathers else overlaps
+
+
+def run_by(plan: Plan) -> RunBy:
+    """The settings with which Megatron-LM runs what is exported of a plan."""
+    return RunBy(name="megatron", software="megatron-core", flags=" ".join((*settings_of(plan), plan.optimizer)))
+
+
 CAPABILITIES = Runtime(
     ("1f1b", "interleaved"),
     (0, 1),
@@ -36,6 +54,6 @@ CAPABILITIES = Runtime(
     ),
     title="Megatron-LM",
     short="Megatron",
-    run_by=lambda _: RunBy(name="megatron", software="megatron-core", flags=OVERLAPS),
+    run_by=run_by,
     vocabulary_keys="--vocab-size, or --padded-vocab-size with what is added to it,",
 )

@@ -119,7 +119,7 @@ DECIDES = (
     "gradients are kept in one buffer",
     "the vocabulary is padded to a multiple of the tensor-parallel degree",
 )
-GATHERED = ("parameters are kept and gathered in 8 bits: faster than predicted",)  # with --fp8-param-gather
+GATHERED = ("parameters are kept in 8 bits, and gathered so where they are scaled per tensor (--fp8-param-gather)",)
 
 
 def layout(plan: Plan) -> str:

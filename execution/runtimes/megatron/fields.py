@@ -226,6 +226,8 @@ READ = (
     text("--tokenizer-type"),
     text("--attention-backend", "auto", choices=("auto", "flash", "fused", "unfused", "local")),
     text("--transformer-impl", "transformer_engine"),
+    flag("--cross-entropy-loss-fusion"),
+    text("--cross-entropy-fusion-impl", "native", choices=("native", "te")),
     *map(flag, ("--deepspeed", "--deepspeed-activation-checkpointing", "--cpu-optimizer")),  # of Megatron-DeepSpeed
     whole("--zero-stage", 1),
 )

@@ -8,7 +8,7 @@ outside its shards.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
@@ -54,7 +54,12 @@ KNOWN = known_keys(__file__)
 OF_EXPERTS = ("moe", "moe_act", "shared_experts", "mla_up_proj", "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc")
 SHARDED_STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
 DEALT = "--decoder-pipeline-manual-split-list"  # of Primus
-OVERLAPS = ("--overlap-grad-reduce", "--overlap-param-gather", "--tp-comm-overlap", "--untie-embeddings-and-output-weights")
+SETTINGS = (
+    *("--overlap-grad-reduce", "--overlap-param-gather", "--tp-comm-overlap", "--fp8-param-gather"),
+    "--untie-embeddings-and-output-weights",
+)
+FUSED_LOSS = "cross-entropy-loss-fusion"
+TE_LOSS = "cross-entropy-fusion-impl te"  # Transformer Engine's kernels of the loss
 
 
 def read(path: Path, user: UserSettings) -> RunConfiguration:
@@ -133,7 +138,7 @@ def of_values(
     recipe = _recipe(keys, dtype, zero > 0, notes)
     shared = keys.flag("--sequence-parallel") and tp > 1
     recomputed = _recomputed(keys, notes)
-    flags = " ".join([*(flag.removeprefix("--") for flag in OVERLAPS if keys.flag(flag)), optimizer])
+    flags = " ".join([*_settings(keys), optimizer])
     keyed = {field.says: name for name, field in ARGUMENTS.items() if field.says}
     keyed |= {"recipe": "--fp4-recipe" if recipe == "nvfp4" else "--fp8-recipe"}
     keyed |= {"dtype": "--bf16" if dtype == "bfloat16" else "--fp16"}
@@ -157,6 +162,16 @@ def of_values(
         notes=tuple(notes), unread=unread, unknown=unknown, recipe=recipe,
         buffers=buffers, taken=(*keys.taken, *(() if engine is None else engine.taken)), **fields,
     )  # fmt: skip
+
+
+def _settings(keys: KeyReader) -> Iterator[str]:
+    """Words for the settings that are on, as rows of measured runs name them: overlap of communication, parameters gathered in
+    8 bits, and a fused loss with the kernels that compute it. keys: gives the values of the file's keys, and records which keys
+    have been read. Raises InputError for kernels that there are not."""
+    yield from (flag.removeprefix("--") for flag in SETTINGS if keys.flag(flag))
+    kernels = keys.text("--cross-entropy-fusion-impl")
+    if keys.flag(f"--{FUSED_LOSS}"):
+        yield from (FUSED_LOSS, *[TE_LOSS] * (kernels == "te"))
 
 
 def _sharding(

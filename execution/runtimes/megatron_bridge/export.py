@@ -108,6 +108,7 @@ def sections_of(model: Model, values: dict[str, Any], chunks: int) -> dict[str, 
     # Megatron-LM's scripts fuse these by default; GPTModelProvider fuses them on request.
     fused = activation == "silu" or (activation == "gelu" and described["add_bias_linear"])
     described |= {"bias_activation_fusion": fused, "bias_dropout_fusion": True}
+    described |= {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}  # as in its recipes of Llama 3
     described["apply_rope_fusion"] = described["position_embedding_type"] == "rope"
     if chunks > 1:
         described["virtual_pipeline_model_parallel_size"] = chunks

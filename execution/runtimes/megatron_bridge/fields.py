@@ -90,12 +90,15 @@ OTHERS = {
     "--optimizer-cpu-offload": "optimizer.optimizer_cpu_offload",
     "--data-parallel-sharding-strategy": "ddp.data_parallel_sharding_strategy",
     "--tp-comm-overlap": "comm_overlap.tp_comm_overlap",
+    "--cross-entropy-loss-fusion": "model.cross_entropy_loss_fusion",
+    "--cross-entropy-fusion-impl": "model.cross_entropy_fusion_impl",
     "--first-last-layers-bf16": "mixed_precision.first_last_layers_bf16",
 }
 ARGUMENTS = {**{name: fields[0] for name, fields in FIELDS.items()}, **OTHERS}
 DEFAULTS: dict[str, Any] = {  # where Megatron-LM's arguments have others
     "model.seq_length": 1024,
     "model.rope_scaling_factor": 1.0,
+    "model.cross_entropy_loss_fusion": True,
     "mixed_precision.grad_reduce_in_fp32": True,
     "mixed_precision.fp8_recipe": "tensorwise",
 }

@@ -20,6 +20,7 @@ from trainplan.execution.launch_files.run_configuration import KeyReader, RunCon
 from trainplan.execution.launch_files.settings import with_settings
 from trainplan.execution.runtimes.megatron import reader as megatron_reader
 from trainplan.execution.runtimes.megatron.read_model import NULL
+from trainplan.execution.runtimes.megatron_bridge.capabilities import SOFTWARE, TENSOR, stated
 from trainplan.execution.runtimes.megatron_bridge.fields import ARGUMENTS, CONTRARY, DEFAULTS, FIELDS
 from trainplan.execution.runtimes.megatron_bridge.recipes import ARGUMENTS as OF_RECIPES
 from trainplan.execution.runtimes.megatron_bridge.recipes import BATCH, recipe_values
@@ -233,9 +234,10 @@ def of_fields(
         unsaid: dict[str, Any] = {field: None for key, field in BATCH.items() if values.get(key) is None}
         run = replace(run, undecided=dict.fromkeys(unsaid, WHICH), **unsaid)
         taken = tuple(value for value in taken if value.key not in BATCH or values[value.key] is not None)
+    settings = [word for word in run.flags.split() if word != TENSOR or run.sequence_parallel]  # else it turns that off
     return replace(
-        run, runtime="megatron-bridge", model=base.model, keys=keyed, notes=(*run.notes, *base.notes, *turned), unread=unread,
-        unknown=unknown, taken=taken,
+        run, runtime="megatron-bridge", software=SOFTWARE, flags=stated(settings), model=base.model, keys=keyed,
+        notes=(*run.notes, *base.notes, *turned), unread=unread, unknown=unknown, taken=taken,
     )  # fmt: skip
 
 

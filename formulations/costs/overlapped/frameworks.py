@@ -75,9 +75,14 @@ NEMO = replace(
     gradient_bytes=2,
     shards_in_bits=True,
 )
-# Its recipes choose Transformer Engine's loss (`_benchmark_common` in `perf_recipes/_common.py`, August 2026): read twice,
-# written in place, then scaled (`common/triton/cross_entropy.py`), 5 passes where torch's takes 6.
-BRIDGE = replace(NEMO, name="Megatron-Bridge", loss_passes=5 / 6)
+# Transformer Engine's loss is read twice, written in place, then scaled (`common/triton/cross_entropy.py`), 5 passes where
+# torch's takes 6.
+TE_LOSS_PASSES = 5 / 6
+# Megatron-Core's own fused loss: a copy in fp32, exponentials and their gradient in one compiled kernel.
+FUSED_LOSS_PASSES, FUSED_LOGIT_BYTES = 1.5, 14
+# By its performance recipes, which choose Transformer Engine's loss (`_benchmark_common` of `perf_recipes/_common.py`, August
+# 2026); what a file of it says is in a run's words (`execution.runtimes.megatron_bridge.capabilities`).
+BRIDGE = replace(NEMO, name="Megatron-Bridge", loss_passes=TE_LOSS_PASSES)
 # Bytes for each logit in torch's loss: log-softmax and its two gradients in fp32 (tests/validation/test_trainers_memory.py).
 FSDP = Framework(
     "PyTorch FSDP",
