@@ -234,8 +234,7 @@ def test_names_without_a_unit_are_compared_with_nothing(name: str, fix: Facts) -
 )
 def test_fields_of_other_tools_that_bear_on_the_run_are_not_left_out(name: str, value: Any, field: str) -> None:
     row = {key: entry for key, entry in ROW.items() if key != field}
-    with cautioned(f"[0].{name}"):
-        [run] = tp.validate([{"id": "one", **row, name: value}])
+    [run] = tp.validate([{"id": "one", **row, name: value}])
     assert run.step_s is None
     assert_refusal_text(run.cannot, name, problem=field, fix=field)
     [fine] = tp.validate([{"id": "one", **ROW, "optimizer": "AdamW", "cpu_offload": False}])

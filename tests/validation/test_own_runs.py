@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from math import exp, log, log1p
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 from trainplan.profiling.base.files import parse
 from trainplan.profiling.clusters.efficiencies import EfficiencyTable, shipped_efficiencies
+from trainplan.profiling.clusters.own_runs import OwnRun
 
 import trainplan as tp
 from tests.configurations.test_logged import STEPS, megatron
@@ -74,6 +77,45 @@ def test_the_more_runs_agree_the_closer_they_are_followed() -> None:
     found = [calibration(shipped_efficiencies(), runs[:count], "mine.yaml") for count in (1, 3)]
     assert found[0].factors[PRODUCTS] > found[1].factors[PRODUCTS] > 0.74
     assert found[0].error >= found[1].error
+
+
+def alike(*errors: float, number: int = 8) -> list[OwnRun]:
+    """Runs whose whole steps are products, with these natural logarithms of predicted over measured steps."""
+    about: dict[str, Any] = {"device": "h100", "devices": number, "measured_s": 1.0, "shares": {PRODUCTS: 1.0}}
+    return [OwnRun(id=f"run{index}", predicted_s=exp(error), **about) for index, error in enumerate(errors)]
+
+
+def test_the_interval_is_as_wide_as_what_is_left_and_as_runs_are_few() -> None:
+    table = shipped_efficiencies()
+
+    def width(*errors: float) -> float:
+        return calibration(table, alike(*errors), "mine.yaml").error
+
+    assert width(0.05) > width(0.05, 0.05) > width(*[0.05] * 6) > 0.02
+    assert width(0.05, 0.05) < width(0.1, 0.0) < width(0.2, -0.1) < width(0.5, -0.4)
+    contradicting = calibration(table, alike(0.35, -0.45), "mine.yaml")
+    assert contradicting.error > max(map(abs, contradicting.after)) > 0.3, "the interval holds what is left"
+    said = contradicting.notes()
+    assert f"within {contradicting.error:.0%}" in said[2] and "contradict" in said[3] and "2 runs" in said[2]
+    assert len(calibration(table, alike(0.05, 0.04), "mine.yaml").notes()) == 3
+
+
+def test_intervals_of_corrected_steps_hold_four_of_five_steps_that_were_left_out() -> None:
+    """Published runs, each source as if it were a user's own cluster: by fits without the source, and the prior without it."""
+    table = shipped_efficiencies()
+    clusters: dict[tuple[str, str], list[float]] = {}
+    for run in table.runs:
+        clusters.setdefault((run.source, run.device), []).append(log1p(run.left_out["source"]))
+    held = []
+    for (source, _), errors in clusters.items():
+        without = table.changed(runs=[run for run in table.runs if run.source != source])
+        for first in range(len(errors) if len(errors) > 2 else 0):
+            own = {first, (first + 1) % len(errors)}
+            found = calibration(without, alike(*(errors[index] for index in own)), "mine.yaml")
+            factor = log(found.factors[PRODUCTS])
+            others = [error - factor for index, error in enumerate(errors) if index not in own]
+            held.append(fmean(abs(left) <= log1p(found.error) for left in others))
+    assert len(held) > 100 and 0.75 < fmean(held) < 0.88
 
 
 def test_runs_of_a_file_stay_and_a_run_measured_again_replaces_itself(tmp_path: Path) -> None:

@@ -69,8 +69,23 @@ CHANGES: dict[str, dict[str, Any]] = {
     "framework": {"framework": "NeMo 2"},
     "zero": {"zero": 0},
     "task": {"task": "LoRA"},
+    "head_dim": {"head_dim": 64},
+    "asym_embed": {"asym_embed": True},
+    "asym_loss": {"asym_loss": "yes", "asym_embed": "no"},
+    "megatron_fsdp": {"megatron_fsdp": True},
+    "overlap_grad_reduce": {"overlap_grad_reduce": True},
+    "overlap_param_gather": {"overlap_param_gather": "true"},
+    "offload_layers": {"offload_layers": 4},
+    "cuda_graph": {"cuda_graph": "local: full_iteration"},
 }
-NEEDED = {"date": {"framework": "Megatron-LM"}, "params": {"vocab": 128256}}  # of what the field speaks
+NEEDED: dict[str, dict[str, Any]] = {  # of what the field speaks
+    "date": {"framework": "Megatron-LM"},
+    "params": {"vocab": 128256},
+    "asym_embed": {"layers": 31},
+    "asym_loss": {"layers": 31, "asym_embed": True},
+    "megatron_fsdp": {"zero": None},
+    "cuda_graph": {"note": "launch-bound"},
+}
 REFUSED = {"experts": 8, "topk": 2, "ep": 2}  # predictions say that they cannot
 
 
@@ -189,6 +204,10 @@ def test_a_table_without_measured_steps_is_printed_without_a_picture(tmp_path: P
 def test_unknown_fields_are_warned_of() -> None:
     with cautioned("[0].weather"):
         load_runs([{**ROW, "weather": "fine"}])
+    with pytest.warns(InputWarning) as caught:
+        load_runs([ROW, {**ROW, "id": "two", "weather": "fine", "recompte": "full"}])
+    [said] = [str(warning.message) for warning in caught]
+    assert "[1].recompte (recompute?), [1].weather are fields" in said
 
 
 MEASURED = ("measured_s", "measured_by", "error", "memory_error", "remarks", "assumed")
@@ -303,11 +322,10 @@ def test_a_run_needs_degrees_that_divide_its_devices() -> None:
 def test_fields_that_bear_under_another_name_are_not_left_out() -> None:
     """A row without its batch or its length would be predicted as another run."""
     row = {"id": "a", "model": "llama3-8b", "gpu": "H100", "gpus": 8, "seq": 4096, "mbs": 1}
-    with cautioned("[0].batch"):
-        [made] = predict_runs(load_runs([{**row, "batch": 64}]))
+    [made] = predict_runs(load_runs([{**row, "batch": 64}]))
     assert_refusal_text(made.cannot, "batch", problem="gbs", fix="gbs")
     assert made.step_s is None
-    with pytest.warns(InputWarning):
+    with cautioned("[0].batch"):
         [made] = predict_runs(load_runs([{**row, "batch": 64, "gbs": 64}]))
     assert not made.cannot
 

@@ -611,8 +611,8 @@ def test_one_row_that_cannot_be_read_does_not_keep_others_from_being_read() -> N
     made = predict_runs(load_runs(rows))
     assert [bool(entry.cannot) for entry in made] == [False, True, True, True, True, False]
     assert [entry.to_dict()["id"] for entry in made] == [f"r{index}" for index in range(6)]
-    assert_refusal_text(made[1].cannot, "gpus", fix="`trainplan schema`")
-    assert_refusal_text(made[2].cannot, "gpu", fix="`trainplan schema`")
+    assert_refusal_text(made[1].cannot, "gpus", fix=8)
+    assert_refusal_text(made[2].cannot, "gpu", fix="h100")
     assert_refusal_text(made[3].cannot, "seq", problem=-3, fix=1)
     assert_refusal_text(made[4].cannot, "tp", problem="many", fix=1000)
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any, ClassVar
 
+from pydantic import TypeAdapter
+
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.problem import InstanceLike, problem, problem_names
 from trainplan.inputs import check_spelling, request_of
@@ -27,7 +29,10 @@ from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.core.solve import compare as compare_methods
 from trainplan.solvers.core.solve import solve as solve_instance
 from trainplan.tabular import Tabular
+from trainplan.validation.rows import Run
 from trainplan.verification import check, load
+
+RUNS = "runs"  # the file format of measured runs
 
 __all__ = [
     "Entry",
@@ -212,7 +217,7 @@ def schema(name: str = "layer-strategies") -> dict[str, Any]:
     """The JSON Schema of a file format.
 
     Args:
-        name: a problem, a problem's `-solution`, plan, profile or cluster.
+        name: a problem, a problem's `-solution`, plan, profile, cluster, or runs, which `validate` reads.
 
     Returns:
         The schema, as a dict.
@@ -223,9 +228,11 @@ def schema(name: str = "layer-strategies") -> dict[str, Any]:
     records: dict[str, type[Record]] = {"plan": Plan, "profile": Profile, "cluster": Cluster}
     if name in records:
         return records[name].model_json_schema()
+    if name == RUNS:
+        return TypeAdapter(list[Run]).json_schema()
     base = name.removesuffix("-solution")
     if base not in problem_names():
         formats = [form for name in problem_names() for form in (name, f"{name}-solution")]
-        raise InputError("command line", "format", f"is {name!r}", one_of(name, [*formats, *records]))
+        raise InputError("command line", "format", f"is {name!r}", one_of(name, [*formats, *records, RUNS]))
     the_problem = problem(base)
     return (the_problem.record if base == name else the_problem.solution_record).model_json_schema()

@@ -176,7 +176,7 @@ def methods(problem: str) -> Outcome:
     return Outcome(content, partial(render.methods, problem, entries))
 
 
-@command_with([word("format", str, "A problem, also with -solution; plan, profile or cluster.", "layer-strategies")])
+@command_with([word("format", str, "A problem, also with -solution; plan, profile, cluster or runs.", "layer-strategies")])
 def schema(format: str) -> Outcome:
     """Print the JSON Schema of a file format (always JSON)."""
     content = api.schema(format)

@@ -31,7 +31,7 @@ from trainplan.formulations.costs.overlapped.layout import Framework
 from trainplan.profiling.models.optimizers import OPTIMIZERS
 from trainplan.validation.memory_words import LOSS_COMPILED_SINCE, with_memory
 from trainplan.validation.rows import Run
-from trainplan.validation.words import FUNCTIONAL_TEST, flag, optimizer_of, stated_stage
+from trainplan.validation.words import FUNCTIONAL_TEST, denied, flag, optimizer_of, stated_stage
 
 FUSED_SINCE = 2023  # FlashAttention is of May 2022 (Dao et al.); frameworks have it a year later
 UNFUSED = (
@@ -48,6 +48,14 @@ MODULES = re.compile(r"accelerate|transformers|hugging ?face|\btrl\b|axolotl|lla
 KERNELS = r"liger\w*"  # whose operators are single kernels
 TORCH = re.compile(
     r"fsdp|torch|accelerate|transformers|hugging ?face|trl|axolotl|litgpt|lightning|llm-foundry|automodel|fairscale"
+)
+
+JAX = re.compile(r"jax|xla|maxtext|axlearn|paxml")
+# Names of frameworks whose settings are known, or are those of a library that they are made with.
+NAMED = re.compile(rf"megatron|mcore|nemo|intern(?:evo|lm)|nanotron|neox|composer|{MODULES.pattern}|{TORCH.pattern}")
+KNOWN = (
+    "Megatron-LM, Megatron-Core, NeMo, Megatron-Bridge, torchtitan, PyTorch FSDP, DeepSpeed, Accelerate, Composer, GPT-NeoX, "
+    "nanotron, InternEvo"
 )
 
 
@@ -80,7 +88,7 @@ def framework_of(run: Run) -> Framework:
     if FUNCTIONAL_TEST in note:
         chosen = _of_functional_test(chosen, run, note)
     if "launch-bound" in note:
-        chosen = replace(chosen, issue_ns=ISSUE_NS)
+        chosen = replace(chosen, issue_ns=0 if captured(run) else ISSUE_NS)
     if re.search(r"\bmp pure\b", note):  # Composer's mixed precision with gradients reduced in the parameters' dtype
         chosen = replace(chosen, gradient_bytes=2)
     return with_memory(chosen, run, year)
@@ -117,7 +125,7 @@ def _named_framework(run: Run, name: str, note: str) -> Framework:
             return TORCHTITAN
         early = year is not None and year < LOSS_COMPILED_SINCE
         return replace(TORCHTITAN_COMPILED, loss_passes=FSDP.loss_passes) if early else TORCHTITAN_COMPILED
-    if re.search(r"jax|xla|maxtext|axlearn|paxml", name):
+    if JAX.search(name):
         return XLA
     if "composer" in name:
         return COMPOSER
@@ -133,15 +141,63 @@ def _with_overlap(framework: Framework, run: Run, note: str) -> Framework:
     """
     if framework.pads > 1 and OPTIMIZERS[optimizer_of(run)].whole_matrices:
         framework = replace(framework, overlaps_gradients=False, overlaps_parameters=False)
-    if (reduces := flag(note, "overlap[_ -]grad[_ -]reduce")) is not None:
+    reduces, gathers = stated_overlap(run, note)
+    if reduces is not None:
         framework = replace(framework, overlaps_gradients=reduces)
-    if (gathers := flag(note, "overlap[_ -]param[_ -]gather")) is not None:
+    if gathers is not None:
         framework = replace(framework, overlaps_parameters=gathers)
     if framework.tensor_overlap and re.search(r"fp4|float4", (run.precision or "").lower()):
         framework = replace(framework, tensor_overlap=0.0)  # off in all of Megatron-Bridge's recipes of NVFP4
     if (tensor := flag(note, r"(?:tp[_ -]comm[_ -]overlap|async[_ -]?tp|asynchronous[_ -]tp)")) is not None:
         framework = replace(framework, tensor_overlap=NEMO.tensor_overlap if tensor else 0.0)
     return framework
+
+
+def stated_overlap(run: Run, note: str) -> tuple[bool | None, bool | None]:
+    """Whether a measured run reduces gradients alongside its backward passes, and gathers updated parameters alongside its
+    forward passes, as its fields or flags of its note say; None for what it does not state. note: its note in lower case.
+    """
+    reduces, gathers = run.overlap_grad_reduce, run.overlap_param_gather
+    return (
+        flag(note, "overlap[_ -]grad[_ -]reduce") if reduces is None else reduces,
+        flag(note, "overlap[_ -]param[_ -]gather") if gathers is None else gathers,
+    )
+
+
+def overlap_left_open(run: Run, framework: Framework, zero: int) -> str:
+    """A text for users on the overlap that is taken where a measured run of a framework that has flags for it does not state
+    it, with the fields to give; empty if it states all that its ZeRO stage needs. framework: the settings for the run's
+    framework, with the overlap that is taken. zero: the ZeRO stage.
+    """
+    if framework.pads == 1:  # others have no such flags
+        return ""
+    texts, fields = [], []
+    reduces, gathers = stated_overlap(run, (run.note or "").lower())
+    if reduces is None:
+        texts.append(f"gradients reduced {'alongside' if framework.overlaps_gradients else 'after'} backward passes")
+        fields.append("overlap_grad_reduce")
+    if gathers is None and zero:
+        texts.append(f"parameters gathered {'alongside' if framework.overlaps_parameters else 'before'} forward passes")
+        fields.append("overlap_param_gather")
+    return f"{' and '.join(texts)}; give {' and '.join(fields)}" if texts else ""
+
+
+def taken_for(run: Run, framework: Framework) -> str:
+    """A text for users on the framework that a measured run is predicted as, if it is not the one that the run names; empty if
+    it is, or if the run names none. framework: the settings with which the run is predicted.
+    """
+    name = (run.framework or "").lower()
+    if not name or NAMED.search(name):
+        return ""
+    if JAX.search(name):
+        return f"{framework.name}: how XLA orders collectives alongside kernels is not known"
+    return f"{framework.name}: it is none of {KNOWN}, JAX"
+
+
+def captured(run: Run) -> bool:
+    """Whether a measured run captures whole iterations in CUDA graphs, so that the host launches no kernel by itself."""
+    words = (run.cuda_graph or "").lower()
+    return not denied(words) and re.search(r"full|true|yes|on", words) is not None
 
 
 def _with_bits(framework: Framework, text: str) -> Framework:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainplan.execution.launch_files.trainer_buffers import Buffers
-from trainplan.formulations.costs.overlapped.analytic_pipeline import costed_stages
 from trainplan.formulations.costs.overlapped.layout import Framework, RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.formulations.costs.overlapped.sublayer_time import splittable
@@ -25,18 +24,20 @@ from trainplan.profiling.models.optimizers import OPTIMIZERS, OptimizerName
 from trainplan.profiling.models.sublayers import why_no_head_share
 from trainplan.validation.alongside import held_by, stated_buffers, with_attention
 from trainplan.validation.fitting import fitted, in_words
-from trainplan.validation.frameworks import framework_of, stated_attention
+from trainplan.validation.frameworks import captured, framework_of, overlap_left_open, stated_attention, taken_for
 from trainplan.validation.memory_words import optimizer_instances
 from trainplan.validation.offloading import hosted, hosted_layers
 from trainplan.validation.recomputation import recompute_of_words
 from trainplan.validation.row_models import row_model
 from trainplan.validation.rows import Run
+from trainplan.validation.stages import default_stages, stated_stages, with_ends
 from trainplan.validation.words import (
     EXCHANGED,
     HALVES,
     OTHER_PRECISIONS,
     PRECISIONS,
     degrees,
+    denied,
     exchange,
     flag,
     network_bytes_per_s,
@@ -51,8 +52,8 @@ from trainplan.validation.words import (
 )
 
 # Since when torchtitan's pipelines have micro-batches of one sample by default, before as many as stages; before that, as many
-# as pipeline ranks (`build_pipeline_schedule`; pull requests 1073 and 781). Since when its stages count embedding and head.
-SIZED_SINCE, BY_STAGES_SINCE, WEIGHED_SINCE = "2025-04-07", "2025-01-07", "2025-04-15"
+# as pipeline ranks (`build_pipeline_schedule`; pull requests 1073 and 781).
+SIZED_SINCE, BY_STAGES_SINCE = "2025-04-07", "2025-01-07"
 LORA = re.compile(r"lora|peft", re.IGNORECASE)
 # Patterns of runs that are not predicted, in notes: those that train neither the whole model nor adapters, by AdamW or Muon.
 OTHERS = {
@@ -126,8 +127,8 @@ def laid_run(run: Run) -> LaidRun:
         raise InputError(run.id, "note", f"{reason}, which is not predicted", "leave the row out")
     assumed: dict[str, str] = {}
     framework = framework_of(run)
-    if not run.framework:
-        assumed["framework"] = framework.name
+    if other := framework.name if not run.framework else taken_for(run, framework):
+        assumed["framework"] = other
     name = _kind(run.gpu, assumed)
     described = sheet(name)
     framework = with_attention(framework, described, stated_attention((run.note or "").lower()), assumed)
@@ -136,7 +137,13 @@ def laid_run(run: Run) -> LaidRun:
     if run.seq is None and model.vocabulary:
         assumed["seq"] = f"{model.tokens}, the most that {model.name} has positions for"
     laid = laid_out(run, model, name, framework, assumed)
-    return laid if run.oom else _fitted(laid, assumed)
+    laid = laid if run.oom else _fitted(laid, assumed)
+    if laid.layout.dp * laid.layout.cp > 1 and (overlap := overlap_left_open(run, framework, laid.layout.zero)):
+        assumed["overlap"] = overlap
+    if run.cuda_graph and not denied(run.cuda_graph.lower()):
+        hidden = "no launch of a kernel by the host" if captured(run) else "launches as without, for parts are captured"
+        assumed["cuda_graph"] = f"{hidden}; what graphs hold of memory is not predicted"
+    return laid
 
 
 def _fitted(laid: LaidRun, assumed: dict[str, str]) -> LaidRun:
@@ -216,14 +223,16 @@ def laid_out(
     optimizer = _optimizer(run, zero, tp, assumed)
     recompute, shared = recompute_of_words(run, assumed), shares_tokens(run, tp, framework, assumed)
     count, exchanged = pp * chunks, _exchanged(run, model, tp, cp, framework, assumed)
+    cut_by_default = pp > 1 and (torchtitan or framework.costs_stages)
+    stages = default_stages(run, model, count, framework) if cut_by_default else stated_stages(run, model, pp, chunks)
+    reserved, stages = with_ends(run, model, count, stages)
     layout = RunLayout(
         dp, tp, pp, cp, chunks, zero, shard, shared, recompute, base, precision, micro, batch, framework,
-        reserved=model.layers % count > 0 and (model.layers + 2) % count == 0,
+        reserved=reserved,
         on_host=hosted(run, framework.pads > 1, assumed), offloaded_layers=hosted_layers(run),
         frozen=_adapters(run), schedule=schedule_of(run, assumed) if pp > 1 else "1f1b",
         exchange=exchanged, optimizer=optimizer, recipe=recipe,
-        stage_layers=_default_stages(run, model, count, framework) if pp > 1 and (torchtitan or framework.costs_stages)
-        else _stated_stages(run, model, pp, chunks),
+        stage_layers=stages,
     )  # fmt: skip
     if model.layers + 2 * layout.reserved < count:
         problem = f"is {chunks}, which with pp {pp} makes {count} stages of {model.layers} layers"
@@ -312,56 +321,6 @@ def _micro_batches(micro: int, batch: int, dp: int, pp: int, torchtitan: bool, a
     if whole_batch != batch:
         assumed["gbs"] = f"{whole_batch}: whole micro-batches of {micro} on {dp} data-parallel ranks"
     return micro, whole_batch
-
-
-def _default_stages(run: Run, model: Model, count: int, framework: Framework) -> tuple[int, ...] | None:
-    """The number of layers in each of `count` pipeline stages as nanotron, which counts the operations of layers and head, or
-    torchtitan cut them; None where they cannot. Until April 2025, torchtitan gave layers that were left over to the stages
-    between the first and the last (`generate_split_points`).
-
-    run: a measured run, whose date decides. framework: the cost model's settings for one of the two.
-    """
-    if not framework.costs_stages and (run.date or "9") < WEIGHED_SINCE:
-        least, longer = divmod(model.layers, count)
-        middle = [least + (stage < longer) for stage in range(count - 2)]
-        return (least, *middle, model.layers - least - sum(middle)) if least and count > 1 else None
-    if not framework.costs_stages:
-        return _stages_of_torchtitan(model, count)
-    costs = [0] * (model.layers + 1)
-    for unit in model.units:
-        if unit.kind != "embedding":
-            matrices = (operator for operator in unit.sublayer.operators(1, 1) if operator.m and not operator.core)
-            costs[min(unit.layer - 1, model.layers)] += sum(matrix.n * matrix.k * matrix.count for matrix in matrices)
-    return costed_stages(costs[:-1], costs[-1], count)
-
-
-def _stages_of_torchtitan(model: Model, count: int) -> tuple[int, ...] | None:
-    """The number of layers in each of `count` pipeline stages as torchtitan cuts them: the first and the last stage have one
-    layer less than others, because of embedding and head. None if there are too few layers for that.
-    """
-    least, longer = divmod(model.layers + 2, count)
-    layers = [least + (stage < longer) - (stage in (0, count - 1)) for stage in range(count)]
-    return tuple(layers) if min(layers) > 0 else None
-
-
-def _stated_stages(run: Run, model: Model, pp: int, chunks: int) -> tuple[int, ...] | None:
-    """The number of layers in each pipeline stage, in order, if the note (free text) of a measured run states the number for
-    the first or the last stage as Megatron-Core's arguments do (`decoder-first-pipeline-num-layers 7`); None if it does not.
-    Raises InputError if the remaining layers do not divide evenly among the remaining stages.
-
-    pp: number of pipeline-parallel ranks. chunks: number of stages of each rank.
-    """
-    note = (run.note or "").lower().replace("_", "-")
-    matches = [re.search(rf"decoder-{end}-pipeline-num-layers[ =:]+(\d+)", note) for end in ("first", "last")]
-    if pp == 1 or not any(matches):
-        return None
-    first, last = (int(match[1]) if match else None for match in matches)
-    others, rest = pp - sum(match is not None for match in matches), model.layers - (first or 0) - (last or 0)
-    if chunks > 1 or not others or rest < others or rest % others:
-        problem = f"has {rest} layers left for {others} stages, of which each device has {chunks}"
-        raise InputError(run.id, "note", problem, "give layers that leave as many for each other stage, not interleaved")
-    middle = [rest // others] * others
-    return (*([first] if first is not None else []), *middle, *([last] if last is not None else []))
 
 
 def _exchanged(run: Run, model: Model, tp: int, cp: int, framework: Framework, assumed: dict[str, str]) -> Exchange:

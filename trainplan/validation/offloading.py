@@ -32,9 +32,12 @@ HOSTED_LAYERS = re.compile(
 
 
 def hosted_layers(run: Run) -> int | None:
-    """The number of a stage's transformer layers whose activations a measured run keeps in the host's memory, if its note
-    states it as in `activation offload of 40 layers` or `cpu-offloading-num-layers 40`; None if it does not.
+    """The number of a stage's transformer layers whose activations a measured run keeps in the host's memory, if it states it:
+    in its field `offload_layers`, or in its note as in `activation offload of 40 layers` or `cpu-offloading-num-layers 40`;
+    None if it does not.
     """
+    if run.offload_layers is not None:
+        return run.offload_layers
     match = HOSTED_LAYERS.search((run.note or "").lower())
     return None if match is None else int(match[1] or match[2])
 
@@ -63,7 +66,7 @@ def hosted(run: Run, megatron: bool, assumed: Assumed) -> frozenset[Hosted]:
         (in_recompute, recompute), (in_others, others) = _taken(patterns, recompute), _taken(patterns, others)
         if in_recompute or in_others:
             named.add(kind)
-    if _taken(ANY, recompute)[0]:
+    if run.offload_layers or _taken(ANY, recompute)[0]:
         named.add("activations")
     if _taken(ANY, others)[0] and not named:
         deepspeed = re.search(r"deepspeed|zero", others) is not None

@@ -31,7 +31,17 @@ ISSUE_ERROR = 0.25  # added to the relative error of a step that the host's laun
 ASSUMED_ERROR = 0.1  # relative error for each field in DECISIVE that a run leaves open; their squares add up
 ALWAYS_OTHER = ("vocab",)  # fields whose value frameworks always change: they pad it
 DECISIVE = ("framework", "recompute", "zero", SHARD, "mbs")  # fields that decide most of a step
-OPEN = ("framework", "precision", "recompute", "zero", SHARD, "gbs", "mbs", "seq")  # fields that are reported if left open
+OPEN = (
+    "framework",
+    "precision",
+    "recompute",
+    "zero",
+    SHARD,
+    "overlap",
+    "gbs",
+    "mbs",
+    "seq",
+)  # fields that are reported if left open
 UNDECIDED = {"framework", "recompute", "mbs"}  # fields without all of which a verdict on memory says nothing about the run
 
 
@@ -141,21 +151,12 @@ class Prediction:
         remarks, a list of texts; assumed, texts by field. A value that is unknown is None.
         """
         names = (
-            "step_s",
-            "step_low_s",
-            "step_high_s",
-            "peak_gib",
-            "fits",
-            "fit",
-            "fit_probability",
-            "close",
-            "as_taken",
-            "cannot",
-        )
+            "step_s", "step_low_s", "step_high_s", "peak_gib", "fits", "fit", "fit_probability", "close", "as_taken", "cannot",
+        )  # fmt: skip
         by = {"measured_s": self.measured_s, "measured_by": self.measured[0].by if self.measured else None}
         return {
             "id": self.run.id,
-            **{name: getattr(self, name) for name in (*names, "cannot")},
+            **{name: getattr(self, name) for name in names},
             **by,
             "error": self.error,
             "memory_error": self.memory_error,
@@ -204,11 +205,7 @@ class Predictions(Tabular, list[Prediction]):
         """The lines below the table of predictions: why runs cannot be predicted, remarks with the ids of the runs that they
         concern, and efficiencies that were taken from another kind of device.
         """
-        cannot = [
-            f"{prediction.run.id} ({prediction.run.model}) cannot be predicted: {prediction.cannot}"
-            for prediction in self
-            if prediction.cannot
-        ]
+        cannot = [f"{_named(each.run)} cannot be predicted: {each.cannot}" for each in self if each.cannot]
         borrowed = dict.fromkeys(
             f"{prediction.laid.sheet.name}, {text}" for prediction in self if prediction.laid for text in prediction.borrowed
         )
@@ -217,6 +214,12 @@ class Predictions(Tabular, list[Prediction]):
             for text in _of_row(prediction):
                 ids_by_text.setdefault(text, []).append(prediction.run.id)
         return [*cannot, *(f"{_listed(ids)}: {text}" for text, ids in ids_by_text.items()), *borrowed]
+
+
+def _named(run: Run) -> str:
+    """A run that cannot be predicted, as people find it: its file and index, its id and its model."""
+    names = [run.place, run.id * (not run.place.endswith(run.id)), f"({run.model})" * bool(run.model)]
+    return " ".join(filter(None, names))
 
 
 def _verdict(prediction: Prediction, fits: str) -> str:

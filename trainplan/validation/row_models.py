@@ -19,6 +19,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import read_data
 from trainplan.profiling.models.families import sized_config
 from trainplan.profiling.models.model import Model, model_from_config
+from trainplan.profiling.models.sublayers import attention_of
 from trainplan.profiling.shipped import locate, mixture, sized
 from trainplan.validation.rows import Run
 
@@ -61,6 +62,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "hidden": ("hidden_size", "n_embd", "d_model"),
     "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
     "kv_heads": ("num_key_value_heads", "num_kv_heads", "multi_query_group_num"),
+    "head_dim": ("head_dim", "d_kv", "kv_channels"),
     "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff"),
     "vocab": ("vocab_size", "padded_vocab_size"),
     "seq": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length"),
@@ -197,12 +199,24 @@ class _Sized:
         if config["model_type"] == "mpt" and run.ffn not in (None, 4 * config["d_model"]):
             assumed["ffn"] = f"{4 * config['d_model']}, as every MPT has it, and {run.ffn} stated"
         choices = list(_open_fields(run, config, family, self.known, framework))
+        sizes = [] if named is None else [[{named: size} for size in padded]]
+        model = self._nearest(config, [*sizes, *choices], assumed)
+        self._check_heads(model, config["model_type"])
         if named is None:
-            return self._nearest(config, choices, assumed)
-        model = self._nearest(config, [[{named: size} for size in padded], *choices], assumed)
+            return model
         if model.vocabulary not in (None, run.vocab):
             assumed["vocab"] = f"{model.vocabulary}, padded"
         return model
+
+    def _check_heads(self, model: Model, kind: str) -> None:
+        """Raise InputError if the run states a width of heads that models of its kind do not have. kind: `model_type`."""
+        parts = (attention_of(part) for part in model.sublayers.values())
+        other = next(
+            (part.width for part in parts if part is not None and part.width != (self.run.head_dim or part.width)), None
+        )
+        if other is not None:
+            problem = f"is {self.run.head_dim}, and heads of this {kind} have {other}"
+            raise InputError(self.run.id, "head_dim", problem, f"give {other}, or leave it out")
 
     def _made(self, config: dict[str, Any]) -> Model:
         """Build the model of a configuration, given as the fields of a config.json. Raises InputError if it is not a valid
@@ -323,10 +337,13 @@ def _open_fields(
         likely = (heads, USUAL_GROUPS) if own == before else (own, USUAL_GROUPS, heads)
         yield [{groups: count} for count in dict.fromkeys(likely) if count <= heads and heads % count == 0]
     yield _widths(run, config, family, known)
-    if "head_dim" in config and heads and shaped and not known:
+    width = _field("head_dim", config) or ("head_dim" if kind in GROUPED else None)
+    if run.head_dim is not None and width is not None:
+        yield [{width: run.head_dim}]
+    elif "head_dim" in config and heads and shaped and not known:
         wide, even = {"head_dim": config["head_dim"]}, {"head_dim": hidden // heads}
         yield [wide, even] if kind in ("qwen3", "gemma2", "gemma3_text") else [even, wide]
-    if "d_kv" in config and heads and shaped and not known:
+    if "d_kv" in config and heads and shaped and not known and run.head_dim is None:
         yield [{"d_kv": width} for width in dict.fromkeys((config["d_kv"], 64, hidden // heads)) if width]
     if kind == "t5" and not known:
         yield [{"feed_forward_proj": projection} for projection in ("relu", "gated-gelu")]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from importlib import resources
 from math import isfinite
 from typing import Annotated, Any
@@ -30,13 +32,19 @@ class Run(Record):
         id: the run's own name; source: the publication that it is from; file: the place in the publication.
         model: name of a shipped configuration or of a family; the sizes below override its fields.
         params: number of parameters.
-        layers, hidden, heads, kv_heads, ffn, vocab: sizes of the model.
+        layers, hidden, heads, kv_heads, head_dim, ffn, vocab: sizes of the model; head_dim is that of one head.
         experts, topk: for a mixture of experts, the number of experts, and how many of them process a token.
         gpu: the device, in words of its data sheet's name; gpus: the number of devices.
         seq: tokens per sample; gbs: samples per step; mbs: samples per micro-batch on one rank.
         tp, pp, cp, ep, dp: degrees of parallelism; vpp: the number of pipeline stages per device.
         fsdp: how states are sharded, in words; zero: the ZeRO stage.
+        asym_embed, asym_loss: whether the embedding, and head and loss, count as a layer each where pipeline stages are cut.
+        megatron_fsdp: whether Megatron-Core's own FSDP runs: without `zero` and `fsdp` it shares parameters, too.
+        overlap_grad_reduce, overlap_param_gather: whether gradients are reduced alongside backward passes, and updated
+            parameters gathered alongside forward passes.
         recompute, precision, task: recomputation, precision and kind of training (such as LoRA), in words.
+        offload_layers: of how many layers of a stage the activations are in the host's memory.
+        cuda_graph: what CUDA graphs capture, in words: `full_iteration` hides the host's launches.
         step_s, tokens_s, samples_s: measured on all devices together.
         tokens_s_gpu, tflops_gpu, mem_gib: measured per device.
         mem_rank: the pipeline rank whose peak mem_gib is: `last`, `first`, or `fullest`, which is assumed.
@@ -55,6 +63,7 @@ class Run(Record):
     hidden: Count | None = None
     heads: Count | None = None
     kv_heads: Count | None = None
+    head_dim: Count | None = None
     ffn: Count | None = None
     vocab: Count | None = None
     experts: Count | None = None
@@ -70,8 +79,15 @@ class Run(Record):
     cp: Count | None = None
     ep: Count | None = None
     dp: Count | None = None
+    asym_embed: bool | None = None
+    asym_loss: bool | None = None
     fsdp: Text | None = None
+    megatron_fsdp: bool | None = None
+    overlap_grad_reduce: bool | None = None
+    overlap_param_gather: bool | None = None
     recompute: Text | None = None
+    offload_layers: Count | None = None
+    cuda_graph: Text | None = None
     precision: Text | None = None
     tokens_s_gpu: Measure | None = None
     tokens_s: Measure | None = None
@@ -92,6 +108,12 @@ class Run(Record):
     file: Text | None = None
 
     _unread: InputError | None = PrivateAttr(default=None)
+    _place: str = PrivateAttr(default="")
+
+    @property
+    def place(self) -> str:
+        """The file that the run was read from and its index there, such as "runs.json: [2]"; empty if it is from no file."""
+        return self._place
 
     @property
     def unread(self) -> InputError | None:
@@ -110,7 +132,6 @@ UNMOVED = {
 }
 
 
-# Other tools' names for fields of a run, as `_bare` returns them, with the field that each means or whose text it completes.
 # Other tools' names for fields of a run, as `_bare` returns them, each with the field that it means or that takes its text.
 MEANT = {
     **dict.fromkeys(("batch", "global_batch", "train_batch", "batch_per_step", "bs", "gbsz", "accumulation_steps"), "gbs"),
@@ -140,6 +161,14 @@ MEANT = {
     **dict.fromkeys(("optimizer", "offload", "cpu_offload", "optimizer_offload", "attention", "attn_implementation"), "note"),
     **dict.fromkeys(("schedule", "pipeline_schedule", "sequence_parallel", "loss", "lora", "lora_rank", "network"), "note"),
     **dict.fromkeys(("software", "trainer", "library", "runtime"), "framework"),
+    **dict.fromkeys(("kv_channels", "head_width"), "head_dim"),
+    **dict.fromkeys(("cpu_offloading_layers", "offloaded_layers"), "offload_layers"),
+    **dict.fromkeys(("enable_cuda_graph", "cuda_graph_scope", "cuda_graph_impl", "cuda_graphs"), "cuda_graph"),
+    **dict.fromkeys(("use_megatron_fsdp",), "megatron_fsdp"),
+    **dict.fromkeys(("account_for_embedding_in_pipeline_split",), "asym_embed"),
+    **dict.fromkeys(("account_for_loss_in_pipeline_split",), "asym_loss"),
+    **dict.fromkeys(("overlap_reduce", "overlap_grad"), "overlap_grad_reduce"),
+    **dict.fromkeys(("overlap_gather", "overlap_param"), "overlap_param_gather"),
 }  # fmt: skip
 DROPPED = frozenset(("num", "number", "of", "size", "total", "degree", "model"))  # words that do not change a name's meaning
 NOTHING = (None, "", False, "none", "no", "off", "false", "adam", "adamw")  # values that change nothing
@@ -168,8 +197,8 @@ def meant_by(name: str) -> str | None:
 def load_runs(source: str | os.PathLike[str] | Sequence[Mapping[str, Any]]) -> list[Run]:
     """Read measured training runs from a JSON file (source is its path), or from a list of dicts.
 
-    An unknown field causes one warning, however many runs have it. A run that cannot be read has the reason in `unread`, and
-    does not stop the others. Raises InputError if the source is not a list of runs.
+    All unknown fields together cause one warning, however many runs have them. A run that cannot be read has the reason in
+    `unread`, and does not stop the others. Raises InputError if the source is not a list of runs.
     """
     listed = isinstance(source, Sequence) and not isinstance(source, str)
     where = "runs" if listed else os.fspath(source)  # type: ignore[arg-type]
@@ -180,6 +209,7 @@ def load_runs(source: str | os.PathLike[str] | Sequence[Mapping[str, Any]]) -> l
         raise InputError(where, "", "holds no run", "give a list of at least one run")
     runs: list[Run] = []
     warned: set[str] = set()
+    left_out: list[str] = []
     ids: dict[str, int] = {}
     for index, value in enumerate(values):
         if not isinstance(value, Mapping):
@@ -190,14 +220,26 @@ def load_runs(source: str | os.PathLike[str] | Sequence[Mapping[str, Any]]) -> l
                 caution(
                     where, f"[{index}].{name}", "does not say its unit, or of how many devices", f"write {OPEN[folded(name)]}"
                 )
-            elif measure_named(name, value) is None:
-                caution(where, f"[{index}].{name}", "is a field that runs do not have", "it is left out")
+            elif measure_named(name, value) is None and ((meant := meant_by(name)) is None or value.get(meant) is not None):
+                left_out.append(f"[{index}].{name}{_like(name) if meant is None else ''}")
         run = _run(value, where, index)
         if run.id in ids:
             caution(where, f"[{index}].id", f"is {run.id!r}, as of [{ids[run.id]}]", "give each run an id of its own")
         ids.setdefault(run.id, index)
         runs.append(run)
+    if left_out:
+        several = len(left_out) > 1
+        problem = "are fields that runs do not have" if several else "is a field that runs do not have"
+        caution(where, ", ".join(left_out), problem, f"{'they are' if several else 'it is'} left out")
     return runs
+
+
+def _like(name: str) -> str:
+    """A question for users whether an unknown field is one with nearly the same name, such as " (recompute?)"; empty if there
+    is none.
+    """
+    near = get_close_matches(folded(name), [*Run.model_fields, *MEANT], 1, cutoff=0.8)
+    return f" ({MEANT.get(near[0], near[0])}?)" if near else ""
 
 
 def _run(row: Mapping[str, Any], where: str, index: int) -> Run:
@@ -220,12 +262,14 @@ def _run(row: Mapping[str, Any], where: str, index: int) -> Run:
     try:
         if other is not None:  # a row without it would be of another run
             raise InputError(where, str(other), f"is called {others[other]} in files of runs", f"write {others[other]}")
-        return Run.model_validate(fields)
+        run = Run.model_validate(fields)
     except (ValidationError, InputError) as error:
         wrong = error if isinstance(error, InputError) else as_input_error(error, where)
-        run = Run(id=str(fields.get("id", f"[{index}]")), model=str(fields.get("model", "")), gpu="", gpus=1)
-        run._unread = InputError(where, wrong.field, wrong.problem, wrong.fix)
-        return run
+        fix = f"give {NECESSARY[wrong.field]}" if wrong.field in NECESSARY else wrong.fix
+        run = Run(id=str(fields.get("id", f"[{index}]"))[:100], model=str(fields.get("model", ""))[:100], gpu="", gpus=1)
+        run._unread = InputError(where, wrong.field, wrong.problem, fix)
+    run._place = f"{where}: [{index}]"
+    return run
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -239,23 +283,25 @@ def _plain(name: str, value: Any) -> Any:
         value = measured_number(name, value)
     if name in OPEN_WORDS and isinstance(value, str) and value.strip().lower() in UNKNOWN:
         return None
+    if name in TEXTS and isinstance(value, Mapping | list):
+        return json.dumps(value, default=str)
     if name in TEXTS and isinstance(value, bool | int | float):
         return str(value).lower() if isinstance(value, bool) else str(value)
     if name in WHOLE and isinstance(value, bool | float) and value == int(value):
         value = int(value)
-    return None if name in WHOLE and name != "zero" and value == 0 else value
+    return None if name in WHOLE and name not in ("zero", "gpus") and value == 0 else value
 
 
 def _number(name: str, text: str) -> Any:
     """Convert a text to a number: commas are ignored, and 4k is 4096 if the field `name` of measured runs counts tokens. For
-    the field `oom` (out of memory) the result is True or False. None for texts such as n/a; any other text is returned
-    unchanged.
+    fields that are true or false, such as `oom` (out of memory), the result is True or False. None for texts such as n/a; any
+    other text is returned unchanged.
     """
     words = text.strip().lower().replace(",", "")
     if words in UNSAID:
         return None
-    if name == "oom":
-        answers = (("true", "yes", "y", "oom", "1", "out of memory"), ("false", "no", "n", "ok", "fits", "0"))
+    if name in BOOLEANS:
+        answers = (("true", "yes", "y", "on", "oom", "1", "out of memory"), ("false", "no", "n", "off", "ok", "fits", "0"))
         return True if words in answers[0] else False if words in answers[1] else text
     if name == "seq" and words.endswith("k") and words[:-1].isdigit():
         return int(words[:-1]) * 1024
@@ -271,23 +317,17 @@ def _number(name: str, text: str) -> Any:
 UNKNOWN = ("?", "unknown", "tbd", "nan", "unsaid", "not said", "not reported", "unspecified")
 OPEN_WORDS = ("precision", "fsdp", "recompute", "framework")
 UNSAID = ("", "-", "--", "n/a", "na", "none", "null", "nan", "?")
-TEXTS = frozenset(
-    (
-        "id",
-        "source",
-        "model",
-        "gpu",
-        "fsdp",
-        "recompute",
-        "precision",
-        "note",
-        "facts",
-        "task",
-        "date",
-        "framework",
-        "file",
-        "mem_rank",
-    )
-)
-SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "topk", "seq")
-WHOLE = frozenset((*SIZES, "gpus", "gbs", "mbs", "tp", "pp", "vpp", "cp", "ep", "dp", "zero"))
+BOOLEANS = ("oom", "asym_embed", "asym_loss", "megatron_fsdp", "overlap_grad_reduce", "overlap_param_gather")
+TEXTS = frozenset((
+    "id", "source", "model", "gpu", "fsdp", "recompute", "precision", "note", "facts", "task", "date", "framework", "file",
+    "mem_rank", "cuda_graph",
+))  # fmt: skip
+SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "experts", "topk", "seq")
+WHOLE = frozenset((*SIZES, "gpus", "gbs", "mbs", "tp", "pp", "vpp", "cp", "ep", "dp", "zero", "offload_layers"))
+# Values of the fields that every row has, for people whose row has none that can be read.
+NECESSARY = {
+    "id": 'a name of the row, such as "mine"',
+    "model": 'a model, such as "llama3-8b"',
+    "gpu": 'a device, such as "h100" (see `trainplan cluster kinds`)',
+    "gpus": "the number of devices of the run, such as 8",
+}

@@ -161,6 +161,9 @@ def sharing(run: Run, dp: int, framework: Framework, assumed: Assumed) -> tuple[
         words = NO_FSDP.sub("", words)
     elif denied(words) and "fsdp" not in name and (flag(name, "ddp") or flag(note, "ddp")):
         words = "ddp"
+    if run.megatron_fsdp and framework.pads == 1:
+        fix = "leave it out, or give a framework of Megatron"
+        raise InputError(run.id, "megatron_fsdp", f"is true, and the framework is {run.framework or framework.name}", fix)
     stage = _stage(run, words, note, framework, assumed)
     if stage == 1 and framework.name.startswith("PyTorch FSDP") and re.search("fsdp|torchtitan", name):
         fix = "give zero 2 or 3, 0 for copies, or the framework that has ZeRO-1"
@@ -201,6 +204,8 @@ def _stage(run: Run, words: str, note: str, framework: Framework, assumed: Assum
         stage = stated if stage is None or "optim_grads_params" in words else max(stage, stated)
     if stage is None and re.search(r"\bdist[_ -]?muon", note):
         stage = 1
+    if stage is None and run.megatron_fsdp:
+        stage, assumed["zero"] = 3, "3, optim_grads_params of Megatron-FSDP"
     if stage is None:
         sharded = (framework.name.startswith("PyTorch FSDP") and name) or "fsdp" in name
         stage = 3 if sharded else int(framework.name in ("NeMo", "Megatron-Bridge"))
