@@ -10,7 +10,8 @@ from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
 import trainplan as tp
 from trainplan.api.compare_verbs import ComparedPlans
 from trainplan.screens.equal import equal_layouts, equal_lines, equal_note, equal_rows
-from trainplan.screens.plan import equal_plans, screen
+from trainplan.screens.others import equal_plans
+from trainplan.screens.plan import screen
 
 
 def width() -> float:
