@@ -8,12 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainplan.formulations.joint.options import LAYOUTS
+from trainplan.formulations.joint.overlap_units_request import UNIT
 from trainplan.formulations.joint.within_runtime import FOR
 from trainplan.imported_runs.assess import LEAST_GAIN, neighbour_runs
-from trainplan.plan_words import run_words
+from trainplan.plan_words import layouts, run_words
 from trainplan.planning.result import PlanningResult
 from trainplan.profiling.base.quantities import format_time
-from trainplan.screens.equal import Layout, equal_rows
+from trainplan.screens.equal import Layout, equal_layouts, equal_rows
 from trainplan.screens.predicted import gib
 
 MOST_OTHERS = 3  # other plans that fit which the screen names
@@ -26,7 +28,8 @@ class OtherPlans:
 
     faster: the plan that fits and is predicted to be faster, although it is worse by the solver's objective; at most one.
     why_not: the memory of the fastest plan that does not fit, and the steps of the next best plans that fit.
-    fitting: all of these plans that fit, by what differs, with their predicted steps in ns.
+    fitting: all of these plans that fit, by what differs, with their predicted steps in ns; that of one layout only if it is
+        as fast within what is known.
     """
 
     faster: list[str]
@@ -36,17 +39,24 @@ class OtherPlans:
 
 def other_plans(answer: PlanningResult) -> OtherPlans:
     """Find plans to compare the answer's plan with, and describe them: the best plan with one layout for all units
-    (sub-layers), and plans that differ from it in one option of the runtime.
+    (sub-layers), and plans that differ from it in one option of the runtime. If the request allowed each unit a layout of its
+    own, and the plan has one layout for all, a text says so.
     """
     plan, runtime, uniform = answer.plan, answer.request.options.get(FOR.name), answer.uniform
     assert plan is not None and answer.step_ns is not None
-    alike = list[str]()
+    alike, equal = list[str](), list[Layout]()
     if uniform is not None and uniform.plan is not None and uniform.step_ns is not None:
-        alike = [f"one layout for all ({' '.join(run_words(uniform.plan)[:-1])}): {format_time(uniform.step_ns)}"]
+        one = f"one layout for all ({' '.join(run_words(uniform.plan)[:-1])})"
+        equal = equal_layouts(answer.step_ns, [(one, uniform.step_ns)])
+        alike = [] if equal else [f"{one}: {format_time(uniform.step_ns)}"]
+    elif answer.request.options.get(LAYOUTS.name) == UNIT and not layouts(plan):
+        proven = plan.claim is not None and plan.claim.gap is not None and plan.claim.gap < LEAST_GAIN
+        none = "none is faster" if proven else "none is known to be faster"
+        alike = [f"unlike layouts ({LAYOUTS.flag} {UNIT}): {none} than this one for all"]
     if runtime is None or plan.runs_by is None:
-        return OtherPlans([], alike, [])
+        return OtherPlans([], alike, equal)
     own, named, faster = run_words(plan), set[str](), list[str]()
-    fitting, short, layouts = list[str](), list[str](), list[Layout]()
+    fitting, short, others = list[str](), list[str](), list[Layout]()
     for _, other, step_ns, peak_bytes in neighbour_runs(runtime, plan, answer.request):
         name = difference(own, run_words(other))
         if not name or name in named:
@@ -55,12 +65,12 @@ def other_plans(answer: PlanningResult) -> OtherPlans:
         if peak_bytes > plan.memory_bytes:
             short.append(f"{name}: needs {gib(peak_bytes)} GiB")
             continue
-        layouts.append((name, step_ns))
+        others.append((name, step_ns))
         if step_ns < (1 - LEAST_GAIN) * answer.step_ns:
             faster.append(f"{name} would take {format_time(step_ns)} by this prediction: the search goes by its own step model")
         else:
             fitting.append(f"{name}: {format_time(step_ns)}")
-    return OtherPlans(faster[:1], [*alike, *short[:1], *fitting[:MOST_OTHERS]], layouts)
+    return OtherPlans(faster[:1], [*alike, *short[:1], *fitting[:MOST_OTHERS]], [*equal, *others])
 
 
 def equal_plans(answer: PlanningResult) -> list[dict[str, Any]]:

@@ -91,8 +91,9 @@ def _next(answer: PlanningResult, plan_file: Path | None) -> list[list[str]]:
     runtime = answer.request.options.get(FOR.name)
     if plan_file is None:
         return [["give -o plan.json to keep the plan, to export, run or explain it", "--details says more"]]
-    target = runtime if runtime and runtime != "trainplan" else "torch"
-    first = f"trainplan export {plan_file} --to {target} -o run" if runtime else f"trainplan run {plan_file} --steps 3"
+    runs_here = runtime is None or (answer.plan is not None and bool(layouts(answer.plan)))  # exports have one layout
+    target = other_runtime(answer.request) or "torch"
+    first = f"trainplan run {plan_file} --steps 3" if runs_here else f"trainplan export {plan_file} --to {target} -o run"
     return [[first], [f"trainplan explain {plan_file}", f"report {plan_file} -o report.html", "plan ... --details"]]
 
 
