@@ -8,6 +8,7 @@ from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.run_length import runs
 from trainplan.formulations.plan.strategy import Strategy
 from trainplan.formulations.plan.strategy_words import degree_words
+from trainplan.formulations.plan.unit import PlannedUnit
 from trainplan.formulations.runtimes import title
 from trainplan.formulations.schedule.orders import SCHEDULES
 from trainplan.profiling.base.quantities import plural
@@ -16,14 +17,15 @@ from trainplan.profiling.models.optimizers import OPTIMIZERS
 NOTHING_AGAIN = "nothing recomputed"
 OF_OWN = "of trainplan's"
 OVERLAPPED = "overlapped"  # the lanes of the cost model `streams`
+ENDS = ("embedding", "head")  # units that are not in layers
 MOST_LAYOUTS = 4  # layouts that are listed of a plan whose sub-layers differ
 
 
 def run_words(plan: Plan) -> list[str]:
     """How a plan runs, as a list of short texts such as ["TP2", "PP4", "DP8", "8 micro-batches", "1F1B", "nothing recomputed"].
 
-    In order: parallel degrees and ZeRO stage, pipeline stages, micro-batches, schedule, precision, optimizer, and, last, how
-    many sub-layers are recomputed. A plan whose units (sub-layers) have different layouts has no degrees in this list;
+    In order: parallel degrees and ZeRO stage, pipeline stages, micro-batches, schedule, precision, optimizer, and, last, what
+    is recomputed. A plan whose units (sub-layers) have different layouts has no degrees in this list;
     `layouts` lists the layouts of such a plan.
     """
     first = plan.units[0].strategy
@@ -71,16 +73,39 @@ def _bare(strategy: Strategy) -> tuple[object, ...]:
 
 
 def _recomputed(plan: Plan) -> str:
-    """How many of a plan's sub-layers are recomputed in the backward pass, as a whole or in some of their modules, as a text
-    such as "12 of 26 sub-layers recomputed"; NOTHING_AGAIN if none is."""
-    whole = sum(unit.strategy.ckpt for unit in plan.units)
-    parts = {name for unit in plan.units for name in unit.strategy.modules}
-    if not whole and not parts:
+    """What a plan recomputes in its backward passes, as a text such as "12 of 32 layers recomputed" or "attention and norms of
+    all 32 layers recomputed"; NOTHING_AGAIN if nothing.
+
+    Of a plan for another runtime (training framework), a layer counts if any of its sub-layers is to be recomputed, and
+    embedding and head do not count: such a runtime recomputes whole layers, and never these two. Of other plans, layers count
+    whose sub-layers are all recomputed; single sub-layers, embedding and head are named in addition.
+    """
+    pairs = list(zip(plan.planned_model().units, plan.units, strict=True))
+    layers: dict[int, list[PlannedUnit]] = {}
+    for unit, planned in pairs:
+        if unit.kind not in ENDS:
+            layers.setdefault(unit.layer, []).append(planned)
+    own, counts = plan.runs_by is None, all if plan.runs_by is None else any
+    whole = {layer for layer, units in layers.items() if counts(unit.strategy.ckpt for unit in units)}
+    texts = [_of_layers(len(whole), len(layers))] if whole else []
+    single = [unit.kind for unit, planned in pairs if planned.strategy.ckpt and unit.layer not in whole]
+    if own:
+        texts += [plural(single.count(kind), f"{kind} sub-layer") for kind in dict.fromkeys(single) if kind not in ENDS]
+    parts = {name for units in layers.values() for unit in units for name in unit.strategy.modules}
+    some = sum(any(unit.strategy.modules for unit in units) for units in layers.values())
+    texts += [f"{' and '.join(sorted(parts))} of {_of_layers(some, len(layers))}"] if parts else []
+    if own:
+        texts += [" and ".join(kind for kind in single if kind in ENDS)] if {*single} & {*ENDS} else []
+        texts += [f"{name} of the head" for name in pairs[-1][1].strategy.modules]
+    if not texts:
         return NOTHING_AGAIN
-    texts = [f"{whole} of {len(plan.units)} sub-layers recomputed"] if whole else []
-    some = sum(bool(unit.strategy.modules) for unit in plan.units)
-    texts += [f"{' and '.join(sorted(parts))} recomputed in {some} of {len(plan.units)}"] if parts else []
-    return ", ".join(texts)
+    last = (", and " if " and " in texts[-1] else " and ") + texts[-1] if len(texts) > 1 else texts[0]
+    return f"{', '.join(texts[:-1])}{last} recomputed"
+
+
+def _of_layers(count: int, total: int) -> str:
+    """A number of the model's layers as a text: "12 of 32 layers", or "all 32 layers"."""
+    return f"all {total} layers" if count == total else f"{count} of {plural(total, 'layer')}"
 
 
 def layouts(plan: Plan) -> list[list[str]]:

@@ -10,7 +10,8 @@ from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
 import trainplan as tp
 from trainplan.api.compare_verbs import ComparedPlans
 from trainplan.screens.equal import equal_layouts, equal_lines, equal_note, equal_rows
-from trainplan.screens.plan import equal_plans, screen
+from trainplan.screens.others import equal_plans
+from trainplan.screens.plan import screen
 
 
 def width() -> float:
@@ -32,14 +33,14 @@ def test_layouts_are_equal_within_the_error_of_their_ratio_and_no_further() -> N
 
 def test_a_line_names_some_and_counts_the_others() -> None:
     ((names, percent),) = equal_lines(1e9, [(f"TP{index}", 1e9) for index in range(5)])
-    assert "TP0" in names and "TP2" in names and "TP3" not in names and "2 more" in names and "within what is known" in names
+    assert "TP0" in names and "TP2" in names and "TP3" not in names and "2 more" in names and "within the error" in names
     assert "%" in percent
 
 
 def test_plans_side_by_side_say_which_are_equal_to_the_fastest() -> None:
     slow = 1e9 * math.exp(2 * width())
     note = equal_note([("a.json", slow), ("b.json", 1.0e9), ("c.json", 1.0e9 * math.exp(width() / 2))])
-    assert "b.json and c.json are equal within what is known" in note and "a.json" not in note
+    assert "b.json and c.json are equally fast, within the error of predictions" in note and "a.json" not in note
     assert equal_note([("a", 1e9), ("b", slow)]) == equal_note([("a", 1e9)]) == equal_note([]) == ""
 
 

@@ -28,7 +28,8 @@ from trainplan.api import export_verbs
 from trainplan.command import printing, render
 from trainplan.planning.every_runtime import OWN, RuntimePlan, _row, by_runtime, compared
 from trainplan.planning.result import PlanningResult, PlanningTime
-from trainplan.screens.plan import runtime_notes, screen
+from trainplan.screens.plan import screen
+from trainplan.screens.runtimes import runtime_notes
 
 REQUEST = {"model": "llama3-8b", "cluster": "h100:8x2", "batch": 64, "sequence": 4096}
 

@@ -14,7 +14,7 @@ from trainplan.formulations.schedule.orders import PassOrder
 from trainplan.inputs import cluster_of, memory_of, model_of
 from trainplan.planning.compare_planners import PlannerComparison, planner_comparison
 from trainplan.planning.presets import OPTIMUM, PLANNERS, planner
-from trainplan.planning.result_rows import plan_row, row_rank
+from trainplan.planning.result_rows import plan_row, sorted_rows
 from trainplan.planning.throughput import Throughput, search_throughput
 from trainplan.prediction.chrome_trace import chrome_trace
 from trainplan.prediction.simulate import simulate
@@ -42,7 +42,7 @@ JOB = ("model", "devices", "batch", "sequence", "software")  # of plans whose st
 
 
 class ComparedPlans(Tabular, list[dict[str, Any]]):
-    """A table of plans: a list of dicts, one for each plan, the shortest predicted step first."""
+    """A table of plans: a list of dicts, one for each plan, the best first."""
 
     headings: ClassVar = {
         "name": "plan",
@@ -72,7 +72,8 @@ class ComparedPlans(Tabular, list[dict[str, Any]]):
 
 
 def compare_plans(sources: Iterable[Plan | Source]) -> ComparedPlans:
-    """Plans side by side, as they are predicted, the shortest step first.
+    """Plans side by side, as they are predicted, the shortest step first; if numbers of devices or batches differ, the largest
+    throughput of a device.
 
     Args:
         sources: plans, their files, or dicts.
@@ -86,7 +87,7 @@ def compare_plans(sources: Iterable[Plan | Source]) -> ComparedPlans:
     rows = []
     for number, source in enumerate(sources):
         rows.append(plan_row(name_of_source(source, f"plan {number}"), load_plan(source)))
-    return ComparedPlans(sorted(rows, key=row_rank))
+    return ComparedPlans(sorted_rows(rows))
 
 
 def compare_planners(

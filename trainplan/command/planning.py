@@ -41,7 +41,8 @@ from trainplan.prediction.training_costs import CostRates, TrainingCosts
 from trainplan.profiling.base.errors import InputError
 from trainplan.screens.fit import fit_screen
 from trainplan.screens.near import batch_rows, costs_rows, sizes_rows, what_if_rows, with_rows
-from trainplan.screens.plan import Row, equal_plans, screen
+from trainplan.screens.others import equal_plans
+from trainplan.screens.plan import Row, screen
 from trainplan.solvers.core.limits import TIME_LIMIT_S
 
 ALL = "all"

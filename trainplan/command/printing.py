@@ -52,13 +52,14 @@ err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 def line(text: str, margin: str = "") -> None:
     """Print a line of text on standard output after a margin (any text, such as a label).
 
-    On a terminal the text is wrapped, its further lines indented by the margin's width; in a pipe it stays whole, so that it
-    can be searched and copied.
+    On a terminal, and if the environment variable COLUMNS states a width, the text is wrapped, its further lines indented by
+    the margin's width; in a pipe without that width it stays whole, so that it can be searched and copied.
     """
     text = printable(text, LONGEST_LINE)
-    if out.is_terminal and len(margin) + len(text) > out.width:
+    if _has_width() and len(margin) + len(text) > out.width:
         width = max(LEAST_WIDTH, out.width - len(margin))
-        text = f"\n{' ' * len(margin)}".join(wrap(text, width, break_long_words=False, break_on_hyphens=False))
+        lines = wrap(UNIT.sub("\u00a0", text), width, break_long_words=False, break_on_hyphens=False)
+        text = f"\n{' ' * len(margin)}".join(lines).replace("\u00a0", " ")
     out.print(Text(margin + text))
 
 
@@ -92,7 +93,13 @@ def aligned(label: str, rows: Sequence[tuple[Sequence[str], Sequence[str]]]) -> 
 def _screen_width() -> int:
     """The width in columns of a command's short answer: on a terminal, or if the environment variable COLUMNS is a number, the
     width of the console, else SCREEN_WIDTH."""
-    return out.width if out.is_terminal or os.environ.get("COLUMNS", "").isdecimal() else SCREEN_WIDTH
+    return out.width if _has_width() else SCREEN_WIDTH
+
+
+def _has_width() -> bool:
+    """Whether standard output has a width that texts are wrapped to: that of a terminal, or the environment variable
+    COLUMNS."""
+    return out.is_terminal or os.environ.get("COLUMNS", "").isdecimal()
 
 
 def _broken(pieces: Sequence[str], columns: int, whole: bool) -> list[str]:

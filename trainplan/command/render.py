@@ -30,7 +30,8 @@ from trainplan.profiling.base.quantities import format_bytes, format_count, form
 from trainplan.profiling.clusters.recipes import RECIPES
 from trainplan.profiling.layer_summary import reached
 from trainplan.profiling.models.model import Model
-from trainplan.screens.plan import Row, runtime_cells, runtime_notes, screen
+from trainplan.screens.plan import Row, screen
+from trainplan.screens.runtimes import runtime_cells, runtime_notes
 from trainplan.solvers.core.method_registry import Entry
 from trainplan.solvers.core.result import Result, peak_text
 from trainplan.tabular import cell_text

@@ -10,44 +10,54 @@ from trainplan.command.printing import line, table, wrapped
 from trainplan.explanation import Difference, Explained
 from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.planning.proof import proof
+from trainplan.planning.result_rows import compared_by, devices_per_sample
 from trainplan.profiling.base.quantities import format_bytes, format_gap, format_time, plural
 from trainplan.tabular import Tabular, cell_text
 
 MOST_NEIGHBOURS = 5  # changed plans that are listed: as many that fit, and as many that do not
-ALL_OVERLAP, PEAK, RATE = "step with overlap", "peak", "tokens/s a GPU"  # headings
-MEASURES = (PEAK, RATE, "gap")  # headings of columns that the table of a single plan has, too
+ALL_OVERLAP, PEAK, RATE, WHOLE_RATE = "step with overlap", "peak", "tokens/s a GPU", "tokens/s"  # headings
+MEASURES = (PEAK, RATE, WHOLE_RATE, "gap")  # headings of columns that the table of a single plan has, too
 
 
 def side_by_side(rows: Sequence[dict[str, Any]]) -> None:
     """Print a table of plans, a row each. Facts that all plans share, such as the model, are printed once above it; the others
     are its columns.
 
-    rows: for each plan the dict of `planning.result_rows.plan_row` (name, step_ns, peak_bytes and so on), the shortest step
-    first; notes that the table has are printed below it. Each step is predicted for the plan's own back-end; if the plans are
-    not in the order of these steps, the table also has each plan's step with overlap (`lanes_ns`). Below the table stands which
-    runtime the numbers of each plan are of.
+    rows: for each plan the dict of `planning.result_rows.plan_row` (name, step_ns, peak_bytes and so on), the best first; notes
+    that the table has are printed below it. Plans on unlike numbers of GPUs, or with unlike batches, are judged by the
+    throughput of a GPU. Each step is predicted for the plan's own back-end; if the plans are not in the order of these steps,
+    the table also has each plan's step with overlap (`lanes_ns`). Below the table stands which runtime the numbers of each plan
+    are of.
     """
     if not rows:
         return
-    known = [row["step_ns"] for row in rows if row["step_ns"] is not None]
+    by = compared_by(rows)
+    weights = [devices_per_sample(row) if by == "device" else 1.0 for row in rows]
+    known = [row["step_ns"] * weight for row, weight in zip(rows, weights, strict=True) if row["step_ns"] is not None]
     rank = "step_ns" if known == sorted(known) else "lanes_ns"
-    best = min((row[rank] for row in rows if row[rank] is not None), default=None)
+    judged = [None if row[rank] is None else row[rank] * weight for row, weight in zip(rows, weights, strict=True)]
+    best = min((value for value in judged if value is not None), default=None)
     facts = [_facts(row) for row in rows]
     shared = [name for name in facts[0] if len({facts_of_plan[name] for facts_of_plan in facts}) == 1]
     wrapped("ALL PLANS" if len(rows) > 1 else "PLAN", [text for name in shared if (text := _shared_text(name, facts[0][name]))])
     if {"GPUs", "samples", "tokens"} <= {*shared}:  # then the rate is the step in another unit
-        shared.append(RATE)
-    compared = {"model", "samples", "tokens"} <= {*shared}
-    columns = ["plan", "step", *[ALL_OVERLAP] * (rank == "lanes_ns"), *["against the best"] * (len(rows) > 1 and compared)]
+        shared += [RATE, WHOLE_RATE]
+    against = ["against the best"] * (len(rows) > 1 and bool(by))
+    columns = ["plan", "step", *[ALL_OVERLAP] * (rank == "lanes_ns"), *against]
     differing = [name for name in facts[0] if name not in shared or (len(rows) == 1 and name in MEASURES)]
+    if by != "device" and WHOLE_RATE in differing:
+        differing.remove(WHOLE_RATE)
     cells = []
-    for name, row, own in zip(_names(rows), rows, facts, strict=True):
+    for name, row, own, value in zip(_names(rows), rows, facts, judged, strict=True):
         times = [cell_text("_ns", row["step_ns"]), *[cell_text("_ns", row["lanes_ns"])] * (rank == "lanes_ns")]
-        above = [_above(row[rank], best)] * (len(rows) > 1 and compared)
+        above = [_less(value, best) if by == "device" else _above(value, best)] * len(against)
         cells.append([name, *times, *above, *(own[name] for name in differing)])
     table((*columns, *differing), cells, left=("plan", "model", "layout", "recomputed", "back-end"))
-    if not compared:
-        line("of different models, batches or sequences: their steps do not compare")
+    if not by:
+        line("of different models or sequences: their steps do not compare")
+    if by == "device":
+        unlike = [text for name, text in (("GPUs", "numbers of GPUs"), ("samples", "batches")) if name not in shared]
+        line(f"of unlike {' and '.join(unlike)}: judged by tokens/s a GPU, the most first")
     if isinstance(rows, Tabular):
         for note in rows.notes():
             line(note)
@@ -86,8 +96,9 @@ def _facts(row: dict[str, Any]) -> dict[str, str]:
         "back-end": row["backend"] or "-",
         "layout": " ".join(word for word in run[:-1] if word != counted) or "1 GPU",
         "micro-batches": counted.split()[0],
-        "recomputed": run[-1].replace(" recomputed", "").replace(" sub-layers", ""),
+        "recomputed": run[-1].removesuffix(" recomputed"),
         PEAK: cell_text("_bytes", row["peak_bytes"]),
+        WHOLE_RATE: cell_text("_per_s", row["tokens_per_s_per_device"] and row["tokens_per_s_per_device"] * row["devices"]),
         RATE: cell_text("tokens_per_s_per_device", row["tokens_per_s_per_device"]),
         "gap": "-" if gap is None else format_gap(gap),
     }
@@ -121,7 +132,15 @@ def _names(rows: Sequence[dict[str, Any]]) -> list[str]:
     return short if len(set(short)) == len(set(names)) else names
 
 
-def _above(step_ns: int | None, best_ns: int | None) -> str:
+def _less(device_ns: float | None, best_ns: float | None) -> str:
+    """How much less throughput of a device a plan has than the best one, such as `-12.30 %`; "the best" if they are equal, "-"
+    if either is None. device_ns, best_ns: what a sample takes of a device."""
+    if device_ns is None or best_ns is None:
+        return "-"
+    return "the best" if device_ns == best_ns else _change(best_ns, device_ns)
+
+
+def _above(step_ns: float | None, best_ns: float | None) -> str:
     """How much longer a step is than the best one, such as `+12.30 %`; "the best" if they are equal, "-" if either is None."""
     if step_ns is None or best_ns is None:
         return "-"

@@ -19,6 +19,7 @@ from trainplan.planning.throughput import Throughput
 from trainplan.planning.trials import Trials
 from trainplan.prediction.simulation import Simulation
 from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural
+from trainplan.validation.fitting import fit_words
 
 MOST_STEPS = 20  # steps that a report prints; of more, the first and the last ones
 
@@ -57,20 +58,21 @@ def simulated(simulation: Simulation) -> None:
     if last or simulation.judged is not None:
         step = f"{format_time(simulation.step_ns)}, gradients and optimizer included{_whose(simulation)}"
         if simulation.software:
-            step += "; passes and iteration are simulated by the plan's own programs"
+            step += "; passes and iteration are of trainplan's programs of this plan"
         lines.insert(2, ("step", step))
     pairs([*lines, *_facts(simulation), *_performance(simulation)])
 
 
 def _facts(simulation: Simulation) -> list[tuple[str, str]]:
     """Rows (label, text) on a simulation: the source of the cluster's numbers, unless it is data sheets; and, of a plan, the
-    predicted memory of the fullest device. Empty if neither applies."""
+    predicted memory of the fullest device, and whether it fits. Empty if neither applies."""
     whose = "" if simulation.cluster is None else simulation.cluster.whose_numbers
     rows = [("cluster", whose)] * bool(whose)
     if simulation.judged is None or simulation.plan is None:
         return rows
     whole = format_bytes(simulation.plan.memory_bytes)
-    return [*rows, ("memory", f"peak {format_bytes(max(simulation.peak_bytes))} of {whole}")]
+    rows.append(("memory", f"peak {format_bytes(max(simulation.peak_bytes))} of {whole}"))
+    return [*rows, *([] if (probability := simulation.fit_probability) is None else [("fits", fit_words(probability))])]
 
 
 def _whose(simulation: Simulation) -> str:

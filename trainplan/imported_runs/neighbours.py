@@ -61,7 +61,7 @@ def _other_recomputation(plan: Plan, modules: tuple[str, ...]) -> Iterator[tuple
     """Plans with other recomputation, as pairs of the change in words and the plan: none, all layers, or some modules in all
     layers. modules: the names of modules, such as attention, that the runtime can recompute without the rest of their layer."""
     choices: list[tuple[str, bool, tuple[str, ...]]] = [("no recomputation", False, ()), ("all layers recomputed", True, ())]
-    choices += [(f"{' and '.join(sorted(modules))} recomputed", False, tuple(sorted(modules)))] * bool(modules)
+    choices += [(f"{' and '.join(sorted(modules))} of all layers recomputed", False, tuple(sorted(modules)))] * bool(modules)
     parts = {unit.name: unit.sublayer for unit in plan.planned_model().units}
     for what, ckpt, names in choices:
         units = []

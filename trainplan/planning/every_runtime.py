@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainplan.formulations.joint.options import LAYOUTS
+from trainplan.formulations.joint.overlap_units_request import UNIT
 from trainplan.formulations.joint.within_runtime import FOR
 from trainplan.formulations.runtimes import FOLDERS, RUNTIMES, short_title
 from trainplan.planning.planner import planned
@@ -26,6 +28,7 @@ SECONDS = 30.0
 ROUNDS = 2  # of searches; the second shares the time that searches which ended early did not use
 NOT_SEARCHED = "not searched"
 OWN = "trainplan"
+ONE_LAYOUT = f"one layout for all sub-layers only; leave {LAYOUTS.flag} {UNIT} out to compare"
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,8 @@ def _lacks(name: str, answer: PlanningResult) -> str | None:
     missing = None if request.model is None else RUNTIMES[name].lacks(request.model)
     if missing is not None:
         return f"no {missing}"
+    if request.options.get(LAYOUTS.name) == UNIT and RUNTIMES[name].one_strategy:
+        return ONE_LAYOUT
     if problem.scope is None:
         return None
     try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 from trainplan.execution.analysis.timing.simulate import OTHERS
 from trainplan.execution.prediction.evaluate_plan import predict_from_saved_costs
@@ -16,6 +17,38 @@ def row_rank(row: dict[str, Any]) -> tuple[bool, int]:
     """
     step = row["lanes_ns"] if row["lanes_ns"] is not None else row["step_ns"]
     return step is None, step or 0
+
+
+def compared_by(rows: Sequence[dict[str, Any]]) -> Literal["step", "device", ""]:
+    """What plans compare by: "step", their steps, if they are of one model, sequence, batch and number of devices; "device",
+    the throughput of a device, if batches or numbers of devices differ; nothing, an empty text, if models or sequences do.
+
+    rows: the plans, as `plan_row` makes them.
+    """
+    if len({(row["model"], row["sequence"]) for row in rows}) > 1:
+        return ""
+    return "step" if len({(row["devices"], row["batch"]) for row in rows}) <= 1 else "device"
+
+
+def sorted_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of `plan_row`, the best first: the shortest step, or, of plans that compare by the throughput of a device, the
+    largest throughput. Rows without a step come last.
+    """
+    listed = list(rows)
+    if compared_by(listed) != "device":
+        return sorted(listed, key=row_rank)
+
+    def rank(row: dict[str, Any]) -> tuple[bool, float]:
+        unknown, step_ns = row_rank(row)
+        return unknown, step_ns * devices_per_sample(row)
+
+    return sorted(listed, key=rank)
+
+
+def devices_per_sample(row: dict[str, Any]) -> float:
+    """The number of devices over the samples of a step: times the step, it is what a sample takes of a device. row: a plan, as
+    `plan_row` makes it."""
+    return float(row["devices"] / row["batch"])
 
 
 def plan_row(name: str, plan: Plan) -> dict[str, Any]:

@@ -125,7 +125,7 @@ class Performance:
         rows += (
             [] if self.mfu is None else [("MFU", f"{self.mfu:.1%} ({self._of_peak}model FLOPs, without what is recomputed)")]
         )
-        whose = "" if not self.software else ", simulated by the plan's own programs"
+        whose = "" if not self.software else ", of trainplan's programs of this plan"
         return [*rows, ("device time", ", ".join(f"{name} {share:.1%}" for name, share in shares) + whose)]
 
     @property

@@ -16,6 +16,7 @@ from trainplan.prediction.chrome_trace import chrome_trace, operations_trace
 from trainplan.prediction.metrics import Performance, last_programs, performance
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.validation.fitting import fit_of, fit_probability, software_error
 from trainplan.validation.plans import as_run
 
 
@@ -93,6 +94,15 @@ class Simulation:
         return self.judged.peak_bytes
 
     @property
+    def fit_probability(self) -> float | None:
+        """The probability, 0 to 1, that a plan fits on every device, by the error of predicted peaks of the software that is
+        predicted, as `plan` states it; None for an instance.
+        """
+        if self.plan is None or self.judged is None:
+            return None
+        return fit_probability(max(self.peak_bytes), self.plan.memory_bytes, software_error(self.software))
+
+    @property
     def step_ns(self) -> int:
         """Time in ns of the whole step: for a plan as predicted for its runtime or from its programs, for an instance as in
         its timeline.
@@ -124,15 +134,17 @@ class Simulation:
 
     def to_dict(self) -> dict[str, Any]:
         """The whole simulation as a JSON-ready dict. Always: `name`, `schedule`, `micro_batches`, `sliced`, `chunks` and
-        `step_ns`. For a plan also `peak_bytes` (for every rank), `software` (the runtime that is predicted) and `performance`
-        (a dict). With a timeline also `iteration_ns` and `startup_ns`, `bubble` (idle fraction of the devices' time),
-        `master_stage` (index), and lists of dicts with times in ns: `devices` (`busy_ns`, `idle_ns`, `sync_ns`, `in_flight`),
-        `stages` (`forward_ns`, `backward_ns`, `transfer_ns` for a micro-batch) and `critical_path` (the passes that determine
-        the time)."""
+        `step_ns`. For a plan also `peak_bytes` (for every rank), `software` (the runtime that is predicted), `fit` (yes, tight
+        or no: whether it fits, by the error of predicted peaks), `fit_probability`, and `performance` (a dict). With a timeline
+        also `iteration_ns` and `startup_ns`, `bubble` (idle fraction of the devices' time), `master_stage` (index), and lists
+        of dicts with times in ns: `devices` (`busy_ns`, `idle_ns`, `sync_ns`, `in_flight`), `stages` (`forward_ns`,
+        `backward_ns`, `transfer_ns` for a micro-batch) and `critical_path` (the passes that determine the time)."""
         fields = ("name", "schedule", "micro_batches", "sliced", "chunks", "step_ns")
         about: dict[str, Any] = {field: getattr(self, field) for field in fields}
         if self.judged is not None:
             about |= {"peak_bytes": list(self.peak_bytes), "software": self.software}
+        if (probability := self.fit_probability) is not None:
+            about |= {"fit": fit_of(probability), "fit_probability": probability}
         if self.performance is not None:
             about["performance"] = self.performance.to_dict()
         if self.timeline is None or self.critical is None:

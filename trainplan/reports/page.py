@@ -18,7 +18,7 @@ from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.formulations.schedule.orders import SCHEDULES
 from trainplan.pictures.layout import DARK, HOLDS, STRATEGIES
 from trainplan.pictures.plans import KINDS
-from trainplan.plan_words import whose_numbers
+from trainplan.plan_words import layouts, whose_numbers
 from trainplan.planning.compare_planners import PlannerResult
 from trainplan.planning.proof import proof
 from trainplan.prediction.metrics import PARTS, Performance, performance, stage_shares
@@ -109,8 +109,10 @@ def following(plan: Plan, plan_file: str) -> list[tuple[str, str]]:
         f"trainplan run {name} --scale-down 16",
         "runs the plan on processes of this machine, on a model some 16 times smaller",
     )
+    nearest = " --nearest" * bool(layouts(plan))  # exports have one layout for all sub-layers
+    what = f"the files that start {'its nearest plan of one layout' if nearest else 'it'} with {target}"
     return [
-        (f"trainplan export {name} --to {target} -o run", f"the files that start it with {target}"),
+        (f"trainplan export {name} --to {target}{nearest} -o run", what),
         *([small] if plan.runs_by is None and plan.world <= MOST_PROCESSES else []),
         (f"trainplan explain {name}", "where time and memory go, and what changing one sub-layer would do"),
         (f"trainplan check {name}", "follows the proof of the lower bound again, without a solver"),

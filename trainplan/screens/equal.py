@@ -37,7 +37,7 @@ def equal_lines(step_ns: float, others: Sequence[Layout]) -> list[list[str]]:
         return []
     names = [f"{name} ({format_time(round(other_ns))})" for name, other_ns in equal[:MOST_NAMED]]
     more = f" and {len(equal) - MOST_NAMED} more" * (len(equal) > MOST_NAMED)
-    return [[f"{_joined(names)}{more}: equal to this within what is known", f"steps of layouts compare to {_percent()}"]]
+    return [[f"{_joined(names)}{more}: as fast as this, within the error of predictions", _told_apart()]]
 
 
 def equal_rows(step_ns: float, others: Sequence[Layout]) -> list[dict[str, Any]]:
@@ -57,7 +57,8 @@ def equal_note(rows: Sequence[Layout]) -> str:
     equal = equal_layouts(first[1], rest)
     if not equal:
         return ""
-    return f"{_joined([first[0], *(name for name, _ in equal)])} are equal within what is known: steps compare to {_percent()}"
+    names = _joined([first[0], *(name for name, _ in equal)])
+    return f"{names} are equally fast, within the error of predictions: {_told_apart()}"
 
 
 def _joined(names: Sequence[str]) -> str:
@@ -65,7 +66,7 @@ def _joined(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _percent() -> str:
-    """The error of the ratio of two layouts' steps, as text in percent."""
+def _told_apart() -> str:
+    """A few words on how far apart the predicted steps of two layouts must be, to tell which of them is faster."""
     widths = shipped_efficiencies().step_errors
-    return "" if widths is None else f"{100 * as_relative(widths.difference):.2g} %"
+    return "" if widths is None else f"steps less than {100 * as_relative(widths.difference):.2g} % apart are not told apart"

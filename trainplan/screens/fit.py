@@ -8,16 +8,8 @@ from trainplan.plan_words import run_words, whose_numbers
 from trainplan.planning.fit import Fit
 from trainplan.planning.result import predicted_by_runtime
 from trainplan.profiling.base.quantities import plural
-from trainplan.screens.plan import (
-    Row,
-    assumption_lines,
-    free_words,
-    gib,
-    most_held,
-    other_runtime,
-    parts_of,
-    rows_without_plan,
-)
+from trainplan.screens.plan import Row, assumption_lines, other_runtime, rows_without_plan
+from trainplan.screens.predicted import free_words, gib, most_held, parts_of
 
 
 def fit_screen(fit: Fit, batch_given: bool, command: str) -> list[Row]:

@@ -9,7 +9,8 @@ from trainplan.planning.result import PlanningResult
 from trainplan.planning.what_if import BetterBatch, WhatIf
 from trainplan.prediction.training_costs import TrainingCosts
 from trainplan.profiling.base.quantities import format_time, plural
-from trainplan.screens.plan import Row, proven_words, rows_without_plan, tokens
+from trainplan.screens.plan import Row, proven_words, rows_without_plan
+from trainplan.screens.predicted import tokens
 
 UNFINISHED = "search not finished"
 

@@ -8,7 +8,9 @@ from trainplan.imported_runs.assess import LEAST_GAIN, Change, JudgedRun
 from trainplan.plan_words import layouts, run_words, whose_numbers
 from trainplan.planning.proof import proof
 from trainplan.profiling.base.quantities import format_share, format_time, plural
-from trainplan.screens.plan import Row, difference, gib, memory_words, parts_of, speed_words
+from trainplan.screens.others import difference
+from trainplan.screens.plan import Row
+from trainplan.screens.predicted import gib, memory_words, parts_of, speed_words
 from trainplan.validation.fitting import tight_words
 from trainplan.validation.predict import Prediction
 

@@ -62,7 +62,16 @@ def fit_of(probability: float) -> Fit:
 
 def tight_words(probability: float) -> str:
     """A few words for people on a run that may fit or not. probability: the probability, 0 to 1, that it fits."""
-    return f"tight: fits with {probability:.0%}"
+    return f"tight: {100 * probability:.0f} % likely to fit"
+
+
+def fit_words(probability: float) -> str:
+    """Whether a run fits, as a few words for people. probability: the probability, 0 to 1, that it fits."""
+    answer = fit_of(probability)
+    if answer == "tight":
+        return tight_words(probability)
+    likely = "over 99" if probability > 0.99 else "under 1" if probability < 0.01 else f"{100 * probability:.0f}"
+    return f"{answer}: {likely} % likely to fit"
 
 
 def fits(peak_bytes: float, described: DeviceSheet) -> bool:

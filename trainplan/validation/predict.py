@@ -223,7 +223,7 @@ def _named(run: Run) -> str:
 
 
 def _verdict(prediction: Prediction, fits: str) -> str:
-    """The text of the table's cell on whether a run fits into memory, such as "tight: fits with 62%". prediction: the
+    """The text of the table's cell on whether a run fits into memory, such as "tight: 62 % likely to fit". prediction: the
     prediction of one measured run. fits: the text for an answer that is certain, or for none.
     """
     sure = prediction.fit or fits
