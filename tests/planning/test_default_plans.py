@@ -126,7 +126,7 @@ def test_the_command_says_which_and_why() -> None:
     assert "reordering passes gains at most" in call("plan", *words, "--pipeline", "2", "--details").stdout
 
 
-@pytest.mark.parametrize("requests", some_and_all(4, 24))
+@pytest.mark.parametrize("requests", some_and_all(4, 24, 12))
 def test_the_default_is_never_worse_than_the_preset_it_replaced(requests: int) -> None:
     """By the simulations, on random models, clusters, batches and memories, tight ones among them."""
     rng, better, tried = random.Random(3), 0, 0

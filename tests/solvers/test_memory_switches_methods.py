@@ -45,7 +45,7 @@ def outcome(result: Result) -> tuple[str, int | None, int | None]:
     return result.status, result.objective, result.bound
 
 
-@pytest.mark.parametrize("step", some_and_all(5, 1))
+@pytest.mark.parametrize("step", some_and_all(5, 1, 3))
 @pytest.mark.parametrize("layers", SEEDS)
 def test_random_instances_agree_to_the_nanosecond(
     layers: int, step: int, record_property: Callable[[str, object], None]

@@ -27,6 +27,7 @@ from trainplan.solvers.pipeline.span_costs import SolvedSpan, SpanCosts, undomin
 import trainplan as tp
 from tests.helpers.clock import without_alarms
 from tests.helpers.instances import NAMES, random_pipeline, random_pipeline_dict
+from tests.helpers.sizes import one_in
 
 REAL = [("bert-huge-32", "8GiB"), ("swin-huge-32", "5GiB")]
 
@@ -46,9 +47,11 @@ def agrees_with_every_plan(instance: Instance, seed: int) -> tp.api.Result:
 
 @pytest.mark.long
 def test_400_random_instances_are_solved_to_the_nanosecond() -> None:
-    statuses = Counter(agrees_with_every_plan(random_pipeline(seed), seed).status for seed in range(400))
+    """Of 400, one in three; `make test-all` has all."""
+    seeds = one_in(3, range(400))
+    statuses = Counter(agrees_with_every_plan(random_pipeline(seed), seed).status for seed in seeds)
     assert set(statuses) == {"optimal", "infeasible"}
-    assert min(statuses.values()) > 100
+    assert min(statuses.values()) > len(seeds) / 4
 
 
 def traded(rng: random.Random, slow: int = 10**6) -> dict[str, Any]:
@@ -88,10 +91,10 @@ def traded(rng: random.Random, slow: int = 10**6) -> dict[str, Any]:
 
 @pytest.mark.long
 def test_options_that_trade_time_for_memory() -> None:
-    """Where stages are searched below the hull of u and T, too."""
-    found = [agrees_with_every_plan(load(traded(random.Random(seed))), seed) for seed in range(250)]
-    assert sum(result.statistics["stages_capped"] > 0 for result in found) > 10
-    assert Counter(result.status for result in found)["optimal"] > 100
+    """Where stages are searched below the hull of u and T, too. Of 250, one in three; `make test-all` has all."""
+    found = [agrees_with_every_plan(load(traded(random.Random(seed))), seed) for seed in one_in(3, range(250))]
+    assert sum(result.statistics["stages_capped"] > 0 for result in found) > len(found) / 25
+    assert Counter(result.status for result in found)["optimal"] > 0.4 * len(found)
 
 
 def extreme(kind: str, rng: random.Random) -> dict[str, Any]:

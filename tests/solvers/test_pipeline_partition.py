@@ -12,7 +12,7 @@ from trainplan.solvers.core.solve import compare, solve
 
 from tests.helpers.partition_instances import random_partition
 from tests.helpers.refusals import refused
-from tests.helpers.sizes import first_and_others
+from tests.helpers.sizes import first_and_others, one_in
 
 PROVING: dict[str, dict[str, Any]] = {"brute-force": {}, "exact": {}, "cpsat": {"workers": 1}, "milp": {}}
 
@@ -28,9 +28,11 @@ def proven(instance: Instance, seed: int = 0) -> Result:
 
 @pytest.mark.parametrize("part", first_and_others([0, 1, 2, 3]))
 def test_1000_random_instances_agree_to_the_nanosecond(part: int) -> None:
-    """Brute force = branch and bound, and = CP-SAT or MILP or both on two in three; half of them with memory."""
+    """Brute force = branch and bound, and = CP-SAT or MILP or both on two in three; half of them with memory. One in five;
+    `make test-all` has all."""
     seen: Counter[str] = Counter()
-    for seed in range(250 * part, 250 * (part + 1)):
+    seeds = one_in(5, range(250 * part, 250 * (part + 1)))
+    for seed in seeds:
         instance = random_partition(seed, memory=seed % 4 < 2)
         best = proven(instance, seed)
         seen[best.status] += 1
@@ -42,8 +44,8 @@ def test_1000_random_instances_agree_to_the_nanosecond(part: int) -> None:
         found = Solution(tuple(best.solution["cuts"]))
         assert not violations(instance, found)
         assert evaluate(instance, found).timeline.time_ns == best.objective
-    assert seen["optimal"] > 150
-    assert seen["infeasible"] > 15
+    assert seen["optimal"] > 0.6 * len(seeds)
+    assert seen["infeasible"] > 0.06 * len(seeds)
 
 
 def transformer(blocks: int, stages: int, noise: float, transfer_ns: int) -> Instance:
