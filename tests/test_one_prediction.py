@@ -111,6 +111,8 @@ def deepspeed(kind: str, gpus: int, model: str, zero: int, recompute: str = "non
     content |= {"train_batch_size": gbs} | ({} if offload else {"data_types": {"grad_accum_dtype": "fp32"}})
     note = {"": "", "optimizer": "optimizer offload", "parameters": "optimizer offload, parameter offload"}[offload]
     note = note or "fp32 gradients, adamw_torch_fused"  # as transformers 5 steps where a file has no optimizer
+    if zero in (1, 2):  # which the file does not turn on
+        note += ", no overlap_comm"
     row = {"framework": "DeepSpeed", "model": model, "gpus": gpus, "gpu": kind, "precision": "bf16", "zero": zero}
     row |= {"gbs": gbs, "mbs": mbs, "seq": run.get("seq", 4096), "recompute": recompute, "tp": 1, "pp": 1, "cp": 1}
     stated = {"model": model, "sequence": run.get("seq", 4096), "recompute": recompute}

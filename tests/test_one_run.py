@@ -184,6 +184,20 @@ def test_a_file_of_megatron_bridge_a_row_that_says_the_same_and_an_export_have_o
         assert exported.settings["peak_bytes"] == stated[1] and format_time(stated[0]) in exported.files["README.md"]
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_plan_for_deepspeed_has_the_numbers_of_a_row_that_says_no_more_than_its_layout(stage: int) -> None:
+    """With the second bucket that reductions in parallel with backward passes take in stages 1 and 2."""
+    model, ends = load_model("llama3-8b", 4096).in_dtype("bfloat16"), "sdp8" + f"-zero{stage}" * (stage < 3)
+    plan = plan_at(model, [ends, *[f"{ends}-ckpt"] * (len(model.units) - 2), ends], 8, 32, 4)
+    plan = plan.changed(precision={"master": "float32"})
+    found = predict(plan, load_cluster("h100:8"), "deepspeed")
+    row = {"id": "row", "model": "llama3-8b", "gpu": "h100", "gpus": 8, "seq": 4096, "gbs": 32, "mbs": 1, "zero": stage}
+    row |= {"tp": 1, "pp": 1, "cp": 1, "recompute": "full", "precision": "bf16", "framework": "DeepSpeed", "date": "2026-01"}
+    [reported] = tp.validate([row])
+    assert isinstance(found, StepAndPeaks) and reported.step is not None and reported.memory is not None
+    assert (round(reported.step.step_ns), round(reported.memory.peak_bytes)) == said(found)
+
+
 @pytest.mark.parametrize("every", some_and_all(5, 1))
 def test_a_row_and_a_plan_of_one_measured_run_have_one_prediction(every: int) -> None:
     """Of published runs, as they ran: by `validate`'s reading of the row, and by the plan of that layout for its runtime."""

@@ -2,12 +2,13 @@
 it.
 
 - DeepSpeed (0.19: `runtime/zero/stage_1_and_2.py`, `stage3.py`): gradients are reduced from buckets of `reduce_bucket_size`
-  elements; stages 1 and 2 have two where `overlap_comm` is set; that of stage 3 is never freed, and is copied to be reduced.
-  Stage 2 sums the gradients of micro-batches in place, next to the shard of the last micro-batch's gradients. The optimizer's
-  step lays gradients out as one tensor (`flatten`) and copies it to fp32 (`.to`): in stages 1 and 2 those of the whole shard,
-  in stage 3 those of `sub_group_size` elements. Stage 3 keeps parameters that are used again within `max_reuse_distance` (at
-  the end of the forward pass half of them, since every layer is passed twice within it), and gathers `prefetch_bucket_size`
-  elements in advance.
+  elements; stages 1 and 2 have two where `overlap_comm` is set, as is assumed of runs that do not say, whose reductions are
+  predicted to overlap; that of stage 3 is never freed, and is copied to be reduced. Stage 2 sums the gradients of
+  micro-batches in place, next to the shard of the last micro-batch's gradients. The optimizer's step lays gradients out as
+  one tensor (`flatten`) and copies it to fp32 (`.to`): in stages 1 and 2 those of the whole shard, in stage 3 those of
+  `sub_group_size` elements. Stage 3 keeps parameters that are used again within `max_reuse_distance` (at the end of the
+  forward pass half of them, since every layer is passed twice within it), and gathers `prefetch_bucket_size` elements in
+  advance.
 - Accelerate and transformers' Trainer: where no states are shared and training is in mixed precision, parameters stay in fp32,
   and `torch.autocast` makes a copy of an operand for each of its uses in a product.
 - Trainers on Accelerate, with FSDP: all micro-batches of a step but the last run in `Accelerator.no_sync`, unless
@@ -37,13 +38,14 @@ from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.clusters.sheets import DeviceSheet
 from trainplan.profiling.models.model import Model
 from trainplan.validation.frameworks import KERNELS as KERNELS_OF_LIGER
-from trainplan.validation.frameworks import year_of
+from trainplan.validation.frameworks import OVERLAP_COMM, year_of
 from trainplan.validation.rows import Run
 from trainplan.validation.words import Assumed, flag
 
 DEEPSPEED = "DeepSpeed"
 KERNELS, BUCKETS, SCORES, LAST = "optimizer's kernels", "reduce_bucket_size", "attention", "gradient accumulation"
-HELD = (KERNELS, BUCKETS, SCORES, LAST)  # the names of assumptions made here
+OVERLAP = "overlap_comm"
+HELD = (KERNELS, BUCKETS, SCORES, LAST, OVERLAP)  # the names of assumptions made here
 # DeepSpeed's defaults, in elements.
 BUCKET, PREFETCHED, LIVE, SUB_GROUP = 500_000_000, 50_000_000, 1_000_000_000, 1_000_000_000
 SINGLE_TENSORS, LISTS = 2, 1  # temporary fp32 numbers of AdamW's kernels for each parameter, by kind of kernel
@@ -122,10 +124,11 @@ def held_by(run: Run, model: Model, layout: RunLayout, buffers: Buffers, assumed
         return replace(held, temporaries=LISTS) if flag(note, LISTED_STEP) else held
     if layout.zero == 0:
         return replace(held, standing_elements=0, temporaries=_temporaries(run, layout, assumed))
-    overlaps = flag(note, r"overlap[_ -]comm")
-    bucket = (BUCKET if buffers.reduce_elements is None else buffers.reduce_elements) * (
-        1 + (layout.zero < 3 and overlaps is True)
-    )
+    overlaps = flag(note, OVERLAP_COMM)
+    if overlaps is None and layout.zero < 3:
+        assumed[OVERLAP] = "on: two buckets, one of which is reduced in parallel with backward passes"
+    twice = layout.zero < 3 and overlaps is not False and flag(note, r"contiguous[_ -]gradients") is not False
+    bucket = (BUCKET if buffers.reduce_elements is None else buffers.reduce_elements) * (1 + twice)
     if buffers.reduce_elements is None:
         assumed[BUCKETS] = f"{bucket:.3g} numbers, DeepSpeed's default"
     copies = not layout.framework.copied_bytes  # else counted with the states, as Megatron-LM's own optimizer has them

@@ -39,6 +39,7 @@ UNFUSED = (
     r"|(?:attn|attention)(?:[ _-](?:implementation|backend|impl))?[\s=:]+[\"\']?(?:eager|unfused|local))"
 )
 FLOAT8_SHARDS = r"(?:enable[_ -])?(?:fsdp[_ -])?(?:float8|fp8)[_ -](?:all[_ -]?gathers?|param[_ -]gather)"
+OVERLAP_COMM = r"overlap[_ -]comm"  # DeepSpeed's reduction of gradients in parallel with backward passes
 FUSED_LOSS = r"cross[_ -]entropy[_ -](?:loss[_ -])?fusion(?![_ -]impl)"
 TE_LOSS = r"cross[_ -]entropy[_ -]fusion[_ -]impl[\s=:\"']+te\b"
 OTHER_ATTENTION = r"(?:cudnn[_ -]?(?:att\w*|sdpa)?|fa[34]|flash[_ -]?att\w*[_ -]?v?[34]|te[_ -]att\w*)"  # as fast as cuDNN's
@@ -146,6 +147,8 @@ def _with_overlap(framework: Framework, run: Run, note: str) -> Framework:
         framework = replace(framework, overlaps_gradients=reduces)
     if gathers is not None:
         framework = replace(framework, overlaps_parameters=gathers)
+    if framework.name == DEEPSPEED.name and flag(note, OVERLAP_COMM) is False:
+        framework = replace(framework, overlaps_gradients=False)  # `average_tensor` then reduces on the stream of the passes
     if framework.tensor_overlap and re.search(r"fp4|float4", (run.precision or "").lower()):
         framework = replace(framework, tensor_overlap=0.0)  # off in all of Megatron-Bridge's recipes of NVFP4
     if (tensor := flag(note, r"(?:tp[_ -]comm[_ -]overlap|async[_ -]?tp|asynchronous[_ -]tp)")) is not None:

@@ -162,9 +162,10 @@ def of_values(
         undecided["micro_samples"] = "per_device_train_batch_size of transformers' Trainer"
     optimizer, kernels = _optimizer(keys, stage, brought, notes)
     buffers = _buffers(keys, stage, half, half and not host and precision.gradients == "model")
+    flags = ", ".join(filter(None, (kernels, _overlap(keys, stage))))
     unread, unknown = keys.left(KNOWN)
     return RunConfiguration(
-        where=where, runtime="deepspeed", software="deepspeed", flags=kernels, dtype=dtype, precision=precision, tp=tp, cp=cp,
+        where=where, runtime="deepspeed", software="deepspeed", flags=flags, dtype=dtype, precision=precision, tp=tp, cp=cp,
         exchange="heads" if cp > 1 else "keys", shard=shard, zero=stage, host=host, cuts=(), notes=tuple(notes),
         recomputed=RecomputedLayers("full" if recompute == "full" else "none"), buffers=buffers, optimizer=optimizer,
         keys={name: keys.called.get(key, key) for name, key in names.items()}, unread=unread, unknown=unknown,
@@ -316,14 +317,27 @@ def _optimizer(keys: KeyReader, stage: int, brought: tuple[Any, str], notes: lis
     return chosen, "multi-tensor AdamW" if keys.flag("optimizer.params.torch_adam") else "FusedAdam"
 
 
+def _overlap(keys: KeyReader, stage: int) -> str:
+    """Words on whether gradients are reduced in parallel with the backward pass, as rows of measured runs have them: by default
+    in stage 3 alone (`overlap_comm_valid` of runtime/zero/config.py); empty in stage 0, which reduces them afterwards. Without
+    contiguous gradients no second bucket is held for it. keys: gives the values of the file's keys, and records which keys have
+    been read."""
+    overlaps = keys.flag(f"{ZERO}.overlap_comm", stage == 3)
+    words = "overlap_comm" if overlaps else "no overlap_comm"
+    if overlaps and stage < 3 and not keys.flag(f"{ZERO}.contiguous_gradients"):
+        words += ", no contiguous_gradients"
+    return words if stage else ""
+
+
 def _buffers(keys: KeyReader, stage: int, half: bool, copies: bool) -> Buffers:
     """The buffers that DeepSpeed holds in addition to states and activations, by the file's sizes and DeepSpeed's defaults.
 
-    Gradients are reduced from one bucket, in stages 1 and 2 from two if the reduction overlaps with computation. If they are
-    reduced in float32, stage 3 has float32 buckets, other stages a float32 copy of the bucket that is reduced. Parameters stay
-    gathered if their next use is within `max_reuse_distance`, whatever `max_live_parameters` is, which limits what is gathered
-    ahead (`partitioned_param_coordinator.py`). half: whether the model is in half precision. copies: whether the optimizer's
-    step copies gradients to float32. keys: gives the values of the file's keys, and records which keys have been read.
+    Gradients are reduced from one bucket, whose size this is; in stages 1 and 2 there are two of this size if the reduction
+    overlaps with computation (`_overlap`). If they are reduced in float32, stage 3 has float32 buckets, other stages a float32
+    copy of the bucket that is reduced, which is counted with the buckets. Parameters stay gathered if their next use is within
+    `max_reuse_distance`, whatever `max_live_parameters` is, which limits what is gathered ahead
+    (`partitioned_param_coordinator.py`). half: whether the model is in half precision. copies: whether the optimizer's step
+    copies gradients to float32. keys: gives the values of the file's keys, and records which keys have been read.
     """
     size = {
         name: _elements(keys, f"{ZERO}.{name}", default)
@@ -338,9 +352,10 @@ def _buffers(keys: KeyReader, stage: int, half: bool, copies: bool) -> Buffers:
         }.items()
     }
     overlaps = keys.flag(f"{ZERO}.overlap_comm", stage == 3)
-    buckets = 2 if overlaps and stage in (1, 2) and keys.flag(f"{ZERO}.contiguous_gradients") else 1
+    twice = overlaps and stage in (1, 2) and keys.flag(f"{ZERO}.contiguous_gradients")
+    buckets = 1
     if half and _width(keys, "communication_data_type") == "float32":
-        buckets = 2 if stage == 3 else buckets + 2
+        buckets = 2 if stage == 3 or twice else 3
     if stage == 3 and (size["stage3_param_persistence_threshold"] or 0) > MOST_PERSISTENT:
         fix = f"give at most {MOST_PERSISTENT}: matrices that stay whole on all ranks are not planned"
         raise keys.error(f"{ZERO}.stage3_param_persistence_threshold", f"is {size['stage3_param_persistence_threshold']}", fix)

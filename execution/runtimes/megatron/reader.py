@@ -59,6 +59,7 @@ SETTINGS = (
     "--untie-embeddings-and-output-weights",
 )
 FUSED_LOSS = "cross-entropy-loss-fusion"
+OF_ENGINE = re.compile(r"(?:no )?(?:overlap_comm|contiguous_gradients)")  # words on how DeepSpeed reduces gradients
 TE_LOSS = "cross-entropy-fusion-impl te"  # Transformer Engine's kernels of the loss
 
 
@@ -139,6 +140,8 @@ def of_values(
     shared = keys.flag("--sequence-parallel") and tp > 1
     recomputed = _recomputed(keys, notes)
     flags = " ".join([*_settings(keys), optimizer])
+    if engine is not None:
+        flags = ", ".join([flags, *OF_ENGINE.findall(engine.flags)])
     keyed = {field.says: name for name, field in ARGUMENTS.items() if field.says}
     keyed |= {"recipe": "--fp4-recipe" if recipe == "nvfp4" else "--fp8-recipe"}
     keyed |= {"dtype": "--bf16" if dtype == "bfloat16" else "--fp16"}

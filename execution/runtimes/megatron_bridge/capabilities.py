@@ -22,10 +22,9 @@ ON = (*megatron_capabilities.OVERLAPS, TENSOR, megatron_capabilities.GATHERED, F
 
 
 def stated(settings: Collection[str]) -> str:
-    """Settings of a run in words, with those that the run does not have: "overlap-grad-reduce no tp-comm-overlap ..".
+    """Settings of a run in words, with those that the run does not have: "overlap-grad-reduce adamw, no tp-comm-overlap, ..".
     settings: words for those that are on, which may be more than its recipes turn on."""
-    off = (f"no {name}" for name in ON if name not in settings)
-    return " ".join((*settings, *off))
+    return ", ".join((" ".join(settings), *(f"no {name}" for name in ON if name not in settings)))
 
 
 def run_by(plan: Plan) -> RunBy:
