@@ -20,6 +20,7 @@ from trainplan.validation.measures import MEASURES, OPEN, folded, measure_named,
 Count = Annotated[int, Field(ge=1, le=2**40)]
 Measure = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=10_000)]
+Truth = Annotated[bool, Field(strict=False)]  # also yes, no, on, off, and "true" in quotes
 # The published steps to which the shipped efficiencies are fitted, each with its source.
 SHIPPED_RUNS = str(resources.files("trainplan.data") / "measured" / "steps.json")
 
@@ -79,12 +80,12 @@ class Run(Record):
     cp: Count | None = None
     ep: Count | None = None
     dp: Count | None = None
-    asym_embed: bool | None = None
-    asym_loss: bool | None = None
+    asym_embed: Truth | None = None
+    asym_loss: Truth | None = None
     fsdp: Text | None = None
-    megatron_fsdp: bool | None = None
-    overlap_grad_reduce: bool | None = None
-    overlap_param_gather: bool | None = None
+    megatron_fsdp: Truth | None = None
+    overlap_grad_reduce: Truth | None = None
+    overlap_param_gather: Truth | None = None
     recompute: Text | None = None
     offload_layers: Count | None = None
     cuda_graph: Text | None = None
@@ -170,6 +171,7 @@ MEANT = {
     **dict.fromkeys(("overlap_reduce", "overlap_grad"), "overlap_grad_reduce"),
     **dict.fromkeys(("overlap_gather", "overlap_param"), "overlap_param_gather"),
 }  # fmt: skip
+SHORT = 4  # letters of names that are like others by chance
 DROPPED = frozenset(("num", "number", "of", "size", "total", "degree", "model"))  # words that do not change a name's meaning
 NOTHING = (None, "", False, "none", "no", "off", "false", "adam", "adamw")  # values that change nothing
 
@@ -238,7 +240,7 @@ def _like(name: str) -> str:
     """A question for users whether an unknown field is one with nearly the same name, such as " (recompute?)"; empty if there
     is none.
     """
-    near = get_close_matches(folded(name), [*Run.model_fields, *MEANT], 1, cutoff=0.8)
+    near = get_close_matches(folded(name), [*Run.model_fields, *MEANT], 1, cutoff=0.8) if len(name) > SHORT else []
     return f" ({MEANT.get(near[0], near[0])}?)" if near else ""
 
 
