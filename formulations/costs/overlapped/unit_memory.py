@@ -14,7 +14,7 @@ from trainplan.formulations.costs.overlapped.layout import RunLayout
 from trainplan.formulations.costs.overlapped.sublayer_time import splittable
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.models.model import Unit
-from trainplan.profiling.models.sublayers import Attention, FeedForward, HeadShare, Sublayer, attention_of
+from trainplan.profiling.models.sublayers import Attention, FeedForward, HeadShare, Sublayer, TokenMixer, attention_of
 from trainplan.profiling.models.sublayers.parallel import ParallelBlock
 
 COPY_BYTES = 4  # of a copy in fp32
@@ -57,6 +57,8 @@ def kept_bytes(unit: Unit, layout: RunLayout) -> float:
             + _network_bytes(part, tokens, layout)
             + _masks_bytes(part, own, layout.framework.memory.drops_hidden)
         )
+    if isinstance(part, TokenMixer):
+        return entered + norm_after + part.inside_bytes(tokens, layout.tp, element)
     if part.kind == "embedding":
         return hidden + _masks_bytes(part, own, layout.framework.memory.drops_hidden)
     normed = (tokens if gathered else own) * part.hidden * element
