@@ -8,7 +8,7 @@ from typing import Any
 
 from trainplan.profiling.base.dtypes import ALIASES, DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError, caution, named, shown
-from trainplan.profiling.models.families import BUILT_IN, family_names
+from trainplan.profiling.models.families import READABLE, family_names
 from trainplan.profiling.models.families.class_defaults import class_sizes
 from trainplan.profiling.models.families.classes import warn_of_own_classes, with_family
 
@@ -44,8 +44,8 @@ def language_part(config: Mapping[str, Any], where: str) -> tuple[Mapping[str, A
     """
     part, prefix = _language_part(config)
     if part is config:
-        return with_family(part, where, prefix, BUILT_IN), prefix
-    sizes, part = class_sizes(str(part.get("model_type"))), with_family(part, where, prefix, BUILT_IN)
+        return with_family(part, where, prefix, READABLE), prefix
+    sizes, part = class_sizes(str(part.get("model_type"))), with_family(part, where, prefix, READABLE)
     text = prefix.removesuffix(".")
     others = ", ".join(
         name for name in config if name != text and (name.endswith("_config") or _of_other_input(name, config[name]))
@@ -79,7 +79,7 @@ def _language_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     if isinstance(kind, str) and kind in FLAT:
         own = {name: value for name, value in config.items() if not OF_IMAGES.search(name)}
         return {**own, "model_type": FLAT[kind]}, ""
-    if isinstance(kind, str) and kind in BUILT_IN and any(_of_other_input(*item) for item in config.items()):
+    if isinstance(kind, str) and kind in READABLE and any(_of_other_input(*item) for item in config.items()):
         return {name: value for name, value in config.items() if not _of_other_input(name, value)}, ""
     return config, ""
 
@@ -100,9 +100,9 @@ def refuse_other_heads(config: Mapping[str, Any], part: Mapping[str, Any], where
     their own code may give any name to the class with the head; their field `auto_map` then states which class it is. where:
     name of the file, for errors.
     """
-    warn_of_own_classes(part, where, BUILT_IN)
+    warn_of_own_classes(part, where, READABLE)
     family, architectures = part.get("model_type"), config.get("architectures")
-    if family not in BUILT_IN or "image_size" in part or not isinstance(architectures, list) or not architectures:
+    if family not in READABLE or "image_size" in part or not isinstance(architectures, list) or not architectures:
         return
     names = [str(name) for name in architectures]
     if any(map(LANGUAGE.search, names)) and not re.search(DRAFT, names[0]):

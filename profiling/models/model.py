@@ -122,6 +122,18 @@ class Model:
         """Number of parameters of the whole model; a matrix shared by embedding and head is counted once."""
         return sum(unit.sublayer.parameter_count() for unit in self.units) - self.tied_elements
 
+    @property
+    def active_parameters(self) -> int:
+        """Number of parameters that one token uses: all but those of routed experts that are not chosen for it. A matrix shared
+        by embedding and head is counted once."""
+        return sum(unit.sublayer.active_count() for unit in self.units) - self.tied_elements
+
+    @property
+    def unplanned_feature(self) -> str:
+        """Name, for users, of what the model has that trainplan does not plan yet, such as mixtures of experts; empty if it can
+        be planned."""
+        return next((feature for part in self.sublayers.values() if (feature := part.unplanned_feature)), "")
+
     def tp_degrees(self, group: int) -> tuple[int, ...]:
         """Possible degrees of tensor parallelism, ascending: powers of two up to `group` on which every sub-layer can run.
 
@@ -157,14 +169,15 @@ class Model:
             sizes[roles["width"]] = width
         if sizes.get("pad_token_id"):
             sizes["pad_token_id"] %= sizes[roles["vocabulary"]]
-        return model_from_config(sizes, self.name, max(8, self.tokens // factor), self.dtype, f"{self.name}/{factor}")
+        tokens = max(8, self.tokens // factor)
+        return model_from_config(sizes, self.name, tokens, self.dtype, f"{self.name}/{factor}", planned=False)
 
     def with_fields(self, *, sequence: int | None = None, **fields: Any) -> Model:
         """A copy of the model, built again with another sequence length, or with fields of its configuration changed, such as
         `n_layer=96`. Raises InputError for values that the model's family does not allow.
         """
         changed = {**self.config, **fields}
-        return model_from_config(changed, self.name, sequence or self.sequence, self.dtype, self.name)
+        return model_from_config(changed, self.name, sequence or self.sequence, self.dtype, self.name, planned=False)
 
     def in_dtype(self, dtype: str) -> Model:
         """A copy of the model in another dtype, a name in `DTYPE_BYTES`."""
@@ -189,7 +202,7 @@ class Model:
     def fused(self) -> Model:
         """A copy of the model as trainplan executes it: with fused attention kernels, whatever the configuration requests."""
         config = {name: value for name, value in self.config.items() if name != "attn_implementation"}
-        return model_from_config(config, self.name, self.sequence, self.dtype, self.name)
+        return model_from_config(config, self.name, self.sequence, self.dtype, self.name, planned=False)
 
     def shape(self) -> dict[str, Any]:
         """The model as a JSON object with name, config, sequence and dtype, as in `plan.json`; `model_from_shape` reads it
@@ -230,7 +243,11 @@ def model_from_shape(shape: Any, where: str) -> Model:
 
 
 def load_model(
-    source: str | os.PathLike[str], sequence: int | None = None, dtype: str | None = None, half: str = "bfloat16"
+    source: str | os.PathLike[str],
+    sequence: int | None = None,
+    dtype: str | None = None,
+    half: str = "bfloat16",
+    planned: bool = True,
 ) -> Model:
     """Load a model by the name of a shipped one or of a well-known size of one, or from a Hugging Face `config.json`.
 
@@ -238,8 +255,9 @@ def load_model(
     one; its family must be one in `models.families`, and no weights are read. sequence: tokens per sample (default: the most
     that the configuration allows). dtype: name of the dtype in which the model is trained. Its default is the configuration's
     dtype; it is `half` if the configuration states none, or states float32, in which weights are often only stored. half: the
-    narrowest dtype in which the devices compute fast. Warns of fields that no family knows. Raises InputError that names file,
-    field and a value that would work.
+    narrowest dtype in which the devices compute fast. planned: whether a model of which plans are not made yet, such as a
+    mixture of experts, is refused. Warns of fields that no family knows. Raises InputError that names file, field and a value
+    that would work.
     """
     name = os.fspath(source)
     if os.path.isfile(os.path.join(name, "config.json")):
@@ -252,30 +270,36 @@ def load_model(
     if known is not None and known[2]:
         known_as, base, fields = known
         config = sized_config(read_data(locate("models", base, "--model", "a config.json")), fields)
-        return model_from_config(config, known_as, sequence, dtype or shipped_dtype(config, known_as, half))
+        return model_from_config(config, known_as, sequence, dtype or shipped_dtype(config, known_as, half), planned=planned)
     name = known[1] if known else name
     file = locate("models", name, "--model", "a config.json")
     config, own = read_data(file), file == name
     where = name if own else PurePath(file.name).stem  # of a shipped model its name, however it was spelt
     usual = trained_dtype if own else shipped_dtype
-    model = model_from_config(config, where, sequence, dtype or half)  # refused before its dtype is warned of
+    model = model_from_config(config, where, sequence, dtype or half, planned=planned)  # refused before its dtype is warned of
     return model if dtype else model.in_dtype(usual(config, where, half))
 
 
 def model_from_config(
-    config: Any, where: str, sequence: int | None = None, dtype: str | None = None, name: str | None = None
+    config: Any,
+    where: str,
+    sequence: int | None = None,
+    dtype: str | None = None,
+    name: str | None = None,
+    planned: bool = True,
 ) -> Model:
     """Build a model from the fields of a Hugging Face configuration.
 
     config: the fields, an object of JSON. where: name of the file, for errors, and the source of the model's name if `name` is
     None. sequence: tokens per sample (default: the most that the configuration allows). dtype: name of the model's dtype; its
-    default is the configuration's, else float32. Raises InputError for fields that are missing or that the family refuses.
+    default is the configuration's, else float32. planned: whether a model of which plans are not made yet is refused. Raises
+    InputError for fields that are missing or that the family refuses.
     """
     if not isinstance(config, Mapping):
         raise InputError(where, "", "is not an object", "give a Hugging Face config.json")
     part, prefix = language_part(config, where)
     dtype = stated_dtype(part, config, where=where) or "float32" if dtype is None else parse_dtype(dtype)
-    fields = Fields(part, where, sequence, dtype, prefix)
+    fields = Fields(part, where, sequence, dtype, prefix, planned)
     units, tied = build_chain(fields)
     refuse_other_heads(config, part, where)
     if name is None:

@@ -18,11 +18,18 @@ from typing import Any
 from trainplan.profiling.base.plugins import load_named, names
 from trainplan.profiling.models.families.fields import Family, Fields, Role, Unit, uniform_chain
 from trainplan.profiling.models.families.naming import READ, check_names, without_aliases
-from trainplan.profiling.models.families.unread import check_dense, refuse_features, refuse_unread
+from trainplan.profiling.models.families.unread import (
+    check_dense,
+    refuse_features,
+    refuse_unplanned,
+    refuse_unread,
+    unsupported_kind,
+)
 
 __all__ = [
     "BUILT_IN",
     "GROUP",
+    "READABLE",
     "Family",
     "Fields",
     "Role",
@@ -52,10 +59,19 @@ OTHER_NAMES = {"qwen2_5_vl_text": "qwen2_vl_text", "codegen": "gptj"}
 BUILT_IN = {name: f"{__name__}.{name}:FAMILY" for name in MODULES}
 BUILT_IN |= {name: f"{__name__}.{module}:{name.upper()}" for module, group in SEVERAL.items() for name in group.split()}
 BUILT_IN |= {other: BUILT_IN[name] for other, name in OTHER_NAMES.items()}
+# Families whose models are read and shown, but of which plans are not made yet, by their modules: mixtures of experts, latent
+# attention.
+SHOWN: dict[str, str] = {
+    "mixtures": "mixtral qwen3_moe",
+    "latent": "deepseek_v3",
+}
+UNPLANNED = {name: f"{__name__}.{module}:{name.upper()}" for module, group in SHOWN.items() for name in group.split()}
+READABLE = BUILT_IN | UNPLANNED
 
 
 def family_names() -> list[str]:
-    """The names of all model families (`model_type` in configurations), built-in families first, families of plug-ins last."""
+    """The names of all model families that are planned (`model_type` in configurations), built-in families first, families of
+    plug-ins last."""
     return names(BUILT_IN, GROUP)
 
 
@@ -63,7 +79,7 @@ def family(name: str) -> Family | None:
     """The model family with this name (`model_type` in configurations), whose module is imported by this call; None if
     trainplan and its plug-ins have no such family.
     """
-    loaded: Family | None = load_named(name, BUILT_IN, GROUP)
+    loaded: Family | None = load_named(name, READABLE, GROUP)
     assert loaded is None or isinstance(loaded, Family), f"the entry point {name} of {GROUP} refers to no Family"
     return loaded
 
@@ -89,18 +105,23 @@ def build_chain(fields: Fields) -> tuple[list[Unit], bool]:
 
     fields: the configuration, written to: `fields.read` gets the fields that were read with their values, and aliases in
     `fields.config` are replaced by the family's own names. Raises InputError for a family that trainplan does not have, for
-    mixtures of experts, and for fields that are missing or invalid.
+    fields that are missing or invalid, and, if the model is to be planned, for what is not planned yet, such as mixtures of
+    experts.
     """
     name = fields.config.get("model_type")
     chosen = family(name) if isinstance(name, str) else None
-    if chosen is None or name in BUILT_IN:
-        check_dense(fields)
-    if chosen is None:
+    shown = chosen is not None and name in UNPLANNED
+    if chosen is None or name in BUILT_IN or (shown and fields.planned):
+        check_dense(fields, shown)
+    if chosen is None or (shown and fields.planned and unsupported_kind(fields.config)):
         raise refuse_unread(fields, {known: described for known in family_names() if (described := family(known))})
-    if name in BUILT_IN:
+    if name in READABLE:
         refuse_features(fields, chosen)
     check_names(fields, str(name), chosen, own_code=name in SEVERAL["published_code"].split())
     fields.config = without_aliases(fields, chosen.aliases)
     fields.absent("pruned_heads", "per_layer_config")
     fields.read["model_type"] = name
-    return chosen.build(fields)
+    units, tied = chosen.build(fields)
+    if fields.planned:
+        refuse_unplanned(fields, units)
+    return units, tied

@@ -12,7 +12,14 @@ from typing import Any, Literal
 from trainplan.profiling.base.errors import caution, shown
 from trainplan.profiling.models.families.class_defaults import class_sizes
 from trainplan.profiling.models.families.fields import USUAL_SIZES, Fields, Role, Unit, chain, names
-from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, Sublayer, TokenEmbedding
+from trainplan.profiling.models.sublayers import (
+    Attention,
+    Experts,
+    FeedForward,
+    LanguageHead,
+    Sublayer,
+    TokenEmbedding,
+)
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 SIZES: dict[Role, str] = {**USUAL_SIZES, "width": "head_dim"}
@@ -60,7 +67,12 @@ class Decoder:
 
     def feed_forward(self, **fields: Any) -> FeedForward:
         """A feed-forward sub-layer with these sizes. fields: further keyword arguments of `FeedForward`."""
-        return FeedForward(**self.common, inner=self.inner, **fields)
+        return FeedForward(**{**self.common, "inner": self.inner, **fields})
+
+    def experts(self, **fields: Any) -> Experts:
+        """A mixture of experts as a sub-layer, in place of a feed-forward network. fields: further keyword arguments of
+        `Experts`: at least their number, how many work on a token, and their inner size."""
+        return Experts(**{**self.common, **fields})
 
     def embedding(self, **fields: Any) -> TokenEmbedding:
         """The sub-layer that embeds token ids. fields: further keyword arguments of `TokenEmbedding`."""
@@ -84,6 +96,23 @@ class Decoder:
         blocks: the sub-layers of each block by name, in order. head: None for the plain language head.
         """
         return chain(embedding, blocks, self.head() if head is None else head)
+
+    def patterned(
+        self,
+        mixers: Sequence[Sublayer | None],
+        networks: Sequence[Sublayer | None],
+        embedding: Sublayer,
+        head: Sublayer | None = None,
+    ) -> list[Unit]:
+        """Build the chain of a model each of whose layers has its own two units: one that mixes tokens (attention, latent
+        attention, a state space), then one that works on each token (a feed-forward network, experts). Returns the units (named
+        sub-layers) in order: embedding, layers and head; a layer's units are named by their kinds.
+
+        mixers, networks: the two of each layer, in order; None where a layer has only the other one. head: None for the plain
+        language head.
+        """
+        layers = [[part for part in pair if part is not None] for pair in zip(mixers, networks, strict=True)]
+        return self.varied([{part.kind: part for part in parts} for parts in layers], embedding, head)
 
 
 def decoder(

@@ -58,7 +58,8 @@ class Fields:
 
     config: the fields. where: the file, for errors. sequence: the requested length in tokens (None: the configuration's
     largest). dtype: name of the parameters' dtype. part: the path of this configuration in its file, such as `text_config.`,
-    for errors. read: the fields that were used, with their values or defaults; the methods that read a field write to it.
+    for errors. planned: whether the model is read to be planned, so that one of which plans are not made yet is refused. read:
+    the fields that were used, with their values or defaults; the methods that read a field write to it.
     """
 
     config: Mapping[str, Any]
@@ -66,6 +67,7 @@ class Fields:
     sequence: int | None = None
     dtype: str = "float32"
     part: str = ""
+    planned: bool = True
     read: dict[str, Any] = field(default_factory=dict)
 
     def fail(self, name: str, problem: str, fix: str) -> InputError:

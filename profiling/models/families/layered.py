@@ -30,6 +30,7 @@ def layered(
     *,
     windows: Sequence[int] | None = None,
     rotating: Sequence[bool] | None = None,
+    networks: Sequence[Sublayer] | None = None,
     side_by_side: bool = False,
     embedding: Mapping[str, Any] | None = None,
     head: Mapping[str, Any] | None = None,
@@ -42,7 +43,8 @@ def layered(
     fields: the configuration, from which dropout, the padding token and tying are read. sizes: the model's sizes, read
     before. attention, ffn, embedding, head: keyword arguments of these parts; rotary: keyword arguments of attention for its
     rotary positions. windows: each layer's sliding window in tokens (None: no windows). rotating: whether each layer has
-    rotary positions (None: all have). side_by_side: whether attention and feed-forward network read the same norm's result in
+    rotary positions (None: all have). networks: each layer's feed-forward network or experts, in place of `ffn` (None: all
+    layers have the same network). side_by_side: whether attention and feed-forward network read the same norm's result in
     parallel. tied, padding: whether head and embedding share one matrix, and the padding token, if the configuration does not
     state them. Raises InputError for fields that are invalid.
     """
@@ -50,16 +52,18 @@ def layered(
         attention = {"attention_dropout": fields.dropout("attention_dropout", default=0.0), **attention}
     pairs = list(zip(windows or [0] * sizes.layers, rotating or [True] * sizes.layers, strict=True))
     network = sizes.feed_forward(**ffn)
-    parts: dict[tuple[int, bool], dict[str, Sublayer]] = {}
-    for window, turns in dict.fromkeys(pairs):
-        own_rotary = rotary if turns else NO_ROTATION
-        own = sizes.attention(sliding=window, **attention, **own_rotary)
-        parts[window, turns] = {"attention": own, "ffn": network}
-        if side_by_side:
-            block = ParallelBlock(**sizes.common, attention=own, feed_forward=network, shared_norm=True)
-            parts[window, turns] = {"block": block}
+    mixers = {
+        (window, turns): sizes.attention(sliding=window, **attention, **(rotary if turns else NO_ROTATION))
+        for window, turns in dict.fromkeys(pairs)
+    }
     table = sizes.embedding(padding=fields.padding(sizes.vocabulary, padding), **(embedding or {}))
-    units = sizes.varied([parts[pair] for pair in pairs], table, sizes.head(**(head or {})))
+    last = sizes.head(**(head or {}))
+    if side_by_side:
+        common = {**sizes.common, "feed_forward": network, "shared_norm": True}
+        blocks = {pair: {"block": ParallelBlock(**common, attention=mixer)} for pair, mixer in mixers.items()}
+        units = sizes.varied([blocks[pair] for pair in pairs], table, last)
+    else:
+        units = sizes.patterned([mixers[pair] for pair in pairs], networks or [network] * sizes.layers, table, last)
     return units, fields.flag("tie_word_embeddings", tied)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.models.families.classes import other_file
-from trainplan.profiling.models.families.fields import Family, Fields, names
+from trainplan.profiling.models.families.fields import Family, Fields, Unit, names
 from trainplan.profiling.shipped import known_configs, mixture_of
 
 EXPERTS = re.compile(r"(^|_)(n|num|number_of)_(\w+_)?experts$|^n_?experts?$|^num_experts_total$")
@@ -86,6 +86,7 @@ MIXTURES: dict[str, tuple[int, int]] = {
 }
 VARIED = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_kv_heads", "ffn_hidden_size")
 DENSE = "give a dense decoder, or --model NAME"
+SHOWS = "`trainplan model show` has this one's parameters, flops and bytes"
 MOST_NAMED = 12
 OTHER_INPUT = re.compile(
     r"^(vision|visual|audio|speech)(_\w+)?$|^mm_(vision|hidden|projector)|^img_processor$|_(vision|audio)_config$"
@@ -133,7 +134,7 @@ def refuse_unread(fields: Fields, families: Mapping[str, Family]) -> InputError:
         if (file := other_file(config)) is not None:
             return fields.fail("model_type", f"is missing: this is {file[0]}", file[1])
         return fields.fail("model_type", "is missing", usual)
-    described = _unsupported_kind(config)
+    described = unsupported_kind(config)
     if described is not None:
         return fields.fail("model_type", f"is {shown(kind)}: {described} is not planned", DENSE)
     known = [name for name, family in families.items() if family.fields is not None]
@@ -168,19 +169,33 @@ def refuse_features(fields: Fields, described: Family) -> None:
         raise fields.fail(varied, problem, DENSE)
 
 
-def check_dense(fields: Fields) -> None:
-    """Raise InputError for a mixture of experts, recognised by any of its fields or its `model_type`; other models pass."""
+def refuse_unplanned(fields: Fields, units: Sequence[Unit]) -> None:
+    """Raise InputError if any unit of a model's chain, read from these fields, has what is not planned yet, such as experts."""
+    feature = next((feature for unit in units if (feature := unit.sublayer.unplanned_feature)), "")
+    if feature:
+        problem = f"is {shown(fields.config.get('model_type'))}: plans of {feature}: not yet"
+        raise fields.fail("model_type", problem, f"{DENSE}; {SHOWS}")
+
+
+def check_dense(fields: Fields, reads: bool = False) -> None:
+    """Raise InputError for a mixture of experts, recognised by any of its fields or its `model_type`; other models pass.
+
+    reads: whether the model's family is read and shown, as the error then says."""
     kind = str(fields.config.get("model_type"))
-    fix = "give a dense model"
+    fix = f"give a dense model; {SHOWS}" if reads else "give a dense model"
+    counted = False
     for path, config in _nested_configs(fields.config):
         if any(config.get(name) is False for name in OFF) or (kind == "doge" and not config.get("is_moe")):
             return
         for name, value in config.items():
+            counted = counted or (_counts_experts(name) and value is not None)
             if _counts_experts(name) and (count := _experts(value)) > 1:
                 chosen = next((_experts(config[key]) for key in config if key in CHOSEN and _experts(config[key])), 0)
                 raise fields.fail(path + name, f"is {shown(value)}: {mixture_of(count, chosen)} is not planned yet", fix)
     if kind in MIXTURES and all(value is None for name, value in fields.config.items() if _counts_experts(name)):
         raise fields.fail("model_type", f"is {kind!r}: {mixture_of(*MIXTURES[kind])} is not planned yet", fix)
+    if reads and counted:  # one expert or none: a dense model
+        return
     if "moe" in re.split(r"[^a-z]+", kind.lower()) or kind.lower().endswith("moe"):
         raise fields.fail("model_type", f"is {kind!r}: a mixture of experts is not planned yet", fix)
 
@@ -206,7 +221,7 @@ def _experts(value: Any) -> int:
     return max((count for count in several if type(count) is int), default=0)
 
 
-def _unsupported_kind(config: Mapping[str, Any]) -> str | None:
+def unsupported_kind(config: Mapping[str, Any]) -> str | None:
     """A phrase for the kind of a model that trainplan does not plan, such as "an encoder", judged by its configuration; None
     if it may be a decoder of attention and feed-forward networks.
     """

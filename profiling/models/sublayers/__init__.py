@@ -27,10 +27,12 @@ from trainplan.profiling.models.sublayers.base import (
 from trainplan.profiling.models.sublayers.between import Norm, PatchMerging, Upsample
 from trainplan.profiling.models.sublayers.delta_net import GatedDeltaNet
 from trainplan.profiling.models.sublayers.embeddings import InputProjection, TokenEmbedding
+from trainplan.profiling.models.sublayers.experts import Experts
 from trainplan.profiling.models.sublayers.feed_forward import FeedForward
 from trainplan.profiling.models.sublayers.head_pieces import HeadPieces
 from trainplan.profiling.models.sublayers.head_share import HeadShare, why_no_head_share
 from trainplan.profiling.models.sublayers.heads import LanguageHead, ValueHead
+from trainplan.profiling.models.sublayers.latent import Indexer, LatentAttention
 from trainplan.profiling.models.sublayers.mixers import TokenMixer
 from trainplan.profiling.models.sublayers.modules import SelectiveRecomputation, modules_of
 from trainplan.profiling.models.sublayers.parallel import ParallelBlock, attention_of
@@ -43,14 +45,17 @@ __all__ = [
     "LAYER_KINDS",
     "Activation",
     "Attention",
+    "Experts",
     "FeedForward",
     "GatedDeltaNet",
     "HeadPieces",
     "HeadShare",
+    "Indexer",
     "InputProjection",
     "KeyShare",
     "Kind",
     "LanguageHead",
+    "LatentAttention",
     "Norm",
     "Operator",
     "ParallelBlock",

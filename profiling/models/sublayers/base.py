@@ -8,8 +8,11 @@ from typing import ClassVar, Literal
 
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 
-Kind = Literal["embedding", "attention", "ffn", "head", "norm", "merge", "upsample", "block", "state_space", "delta_net"]
-LAYER_KINDS: tuple[Kind, ...] = ("attention", "ffn", "block", "state_space", "delta_net")  # kinds within transformer layers
+Kind = Literal[
+    "embedding", "attention", "state_space", "delta_net", "ffn", "experts", "head", "norm", "merge", "upsample", "block"
+]
+# Kinds within transformer layers.
+LAYER_KINDS: tuple[Kind, ...] = ("attention", "state_space", "delta_net", "ffn", "experts", "block")
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "relu2", "xielu"]
 Core = Literal["scores", "values", "chunk"] | None
 INDEX_BYTES = 8  # of a token id
@@ -21,11 +24,15 @@ DRAWING_BYTES = 8  # alive for each number of such a block: two words of 32 bits
 class Parameter:
     """One parameter tensor of a sub-layer: its name, its whole shape, and the dimension that tensor parallelism splits (None
     if every rank holds the whole tensor).
+
+    routed: whether its first dimension counts routed experts, of which a token uses only some, and which expert parallelism
+    splits.
     """
 
     name: str
     shape: tuple[int, ...]
     split: int | None = None
+    routed: bool = False
 
     def shard_shape(self, tp: int, index: int) -> tuple[int, ...]:
         """Shape of the part of the tensor that rank `index` of `tp` tensor-parallel ranks holds; the whole shape if it is
@@ -50,16 +57,19 @@ class Operator:
     """One kernel of a forward pass: `count` matrix multiplications of (m, k) by (k, n) matrices, or, if m = 0, a pass that
     reads and writes `touched_bytes` of memory.
 
-    backward: work of its backward pass in multiples of the forward pass (2 for a matrix multiplication; fused attention also
-    recomputes). core: for the two multiplications inside a fused attention kernel, which one it is: "scores", queries (m, k)
-    by keys (k, n), or "values", probabilities (m, k) by values (k, n). The scores of a fused kernel are never in memory. A
-    "chunk" is one of the small products of a scan over tokens, which a recipe of few bits leaves in the model's dtype.
+    groups: number of weight matrices, of as many experts, among which the m rows are divided; each row meets one of them (a
+    grouped product), so that the number of operations is that of one matrix. backward: work of its backward pass in multiples
+    of the forward pass (2 for a matrix multiplication; fused attention also recomputes). core: for the two multiplications
+    inside a fused attention kernel, which one it is: "scores", queries (m, k) by keys (k, n), or "values", probabilities (m, k)
+    by values (k, n). The scores of a fused kernel are never in memory. A "chunk" is one of the small products of a scan over
+    tokens, which a recipe of few bits leaves in the model's dtype.
     """
 
     m: int = 0
     n: int = 0
     k: int = 0
     count: int = 1
+    groups: int = 1
     touched_bytes: int = 0
     backward: float = 2.0
     core: Core = None
@@ -125,6 +135,12 @@ class Sublayer:
         return next((what for what, present in unlike.items() if present), "")
 
     @property
+    def unplanned_feature(self) -> str:
+        """Name, for users, of a feature of the sub-layer whose plans trainplan does not make yet, in the plural or without an
+        article ("mixtures of experts"); empty if there is none. A model with such a sub-layer can be read and shown."""
+        return ""
+
+    @property
     def element_bytes(self) -> int:
         """Bytes of one number in the sub-layer's dtype."""
         return DTYPE_BYTES[self.dtype]
@@ -136,6 +152,10 @@ class Sublayer:
     def parameter_count(self, tp: int = 1, index: int = 0) -> int:
         """Total number of parameters that rank `index` of `tp` tensor-parallel ranks holds."""
         return sum(prod(p.shard_shape(tp, index)) for p in self.parameters())
+
+    def active_count(self) -> int:
+        """Number of parameters that one token uses; all of them, unless a router chooses some of the sub-layer's experts."""
+        return self.parameter_count()
 
     @property
     def replicated_count(self) -> int:

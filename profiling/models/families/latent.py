@@ -1,0 +1,87 @@
+"""Decoders with latent attention: DeepSeek V2 and V3, and families with the same layers.
+
+The builders return the units of a configuration, and whether the matrix of its language head is the embedding's ("tied"); they
+raise InputError for a configuration that they cannot read.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from trainplan.profiling.models.families.decoder import Decoder, decoder
+from trainplan.profiling.models.families.fields import Fields, names
+from trainplan.profiling.models.families.layered import Chain, described, gated
+from trainplan.profiling.models.families.rotation import rotation
+from trainplan.profiling.models.families.routing import (
+    ROUTER_FIELDS,
+    dense_first,
+    experts_of,
+    further_tokens,
+    grouped,
+    networks_of,
+    shared_inner,
+)
+from trainplan.profiling.models.sublayers import LatentAttention
+
+
+def latent_attention(fields: Fields, sizes: Decoder, interleaved: bool, **options: Any) -> LatentAttention:
+    """Read a latent attention from the fields that DeepSeek's files have: `q_lora_rank` (null: none), `kv_lora_rank`,
+    `qk_nope_head_dim`, `qk_rope_head_dim` and `v_head_dim`.
+
+    sizes: the model's sizes, read before. interleaved: whether rotary positions turn pairs of adjacent numbers. options:
+    further keyword arguments of `LatentAttention`. Raises InputError for fields that are missing or invalid.
+    """
+    ranked = fields.config.get("q_lora_rank") is not None
+    queries = fields.size("q_lora_rank", such_as=1536) if ranked else 0
+    plain, turned = fields.size("qk_nope_head_dim", such_as=128), fields.size("qk_rope_head_dim", such_as=64)
+    rotary = rotation(fields, sizes.positions, sizes.tokens, turned)
+    rope = fields.config.get("rope_parameters") or fields.config.get("rope_scaling") or {}
+    stretch = 0.1 * rope.get("mscale_all_dim", 0) * math.log(rope["factor"]) + 1 if rope.get("factor", 1) > 1 else 1.0
+    return LatentAttention(
+        **sizes.common,
+        heads=sizes.heads,
+        query_latent=queries,
+        latent=fields.size("kv_lora_rank", such_as=512),
+        plain=plain,
+        turned=turned,
+        value_width=fields.size("v_head_dim", such_as=128),
+        bias=fields.flag("attention_bias", False),
+        rotary=rotary["rotary"],
+        scaling=rotary["scaling"],
+        interleaved=interleaved,
+        scale=stretch * stretch / math.sqrt(plain + turned),
+        attention_dropout=fields.dropout("attention_dropout", default=0.0),
+        **options,
+    )
+
+
+def deepseek_v3(fields: Fields) -> Chain:
+    """Build the chain of sub-layers of a DeepSeek V3 or V3.1, or of a Kimi K2: latent attention, first dense layers, then
+    experts that a sigmoid scores, in groups, and shared experts.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
+    sizes = decoder(fields, width=fields.size("qk_rope_head_dim", such_as=64))
+    attention = latent_attention(fields, sizes, fields.flag("rope_interleave", True))
+    groups, shared = grouped(fields, "n_routed_experts", (8, 4)), shared_inner(fields, "n_shared_experts", 1)
+    routing = {"scoring": "sigmoid", "balanced": True, "shared_inner": shared, **groups}
+    experts = experts_of(fields, sizes, "n_routed_experts", **routing)
+    networks = networks_of(dense_first(fields, sizes.layers, 3), experts, sizes.feed_forward(**gated(fields, False)))
+    further_tokens(fields)
+    table = sizes.embedding(padding=fields.padding(sizes.vocabulary))
+    return sizes.patterned([attention] * sizes.layers, networks, table), fields.flag("tie_word_embeddings", False)
+
+
+LATENT = names("q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim rope_interleave")
+SPARSE = names(
+    """
+    n_routed_experts n_shared_experts num_experts_per_tok moe_intermediate_size first_k_dense_replace moe_layer_freq n_group
+    topk_group mlp_layer_types num_nextn_predict_layers num_mtp_layers
+    """
+)
+FIELDS = " ".join(sorted(ROUTER_FIELDS | LATENT | SPARSE)) + " rms_norm_eps attention_bias"
+OTHER_NAMES = {"num_experts": "n_routed_experts", "num_local_experts": "n_routed_experts"}
+DEEPSEEK_V3 = described(deepseek_v3, FIELDS, OTHER_NAMES | {"num_mtp_layers": "num_nextn_predict_layers"})
