@@ -115,7 +115,7 @@ def _attention_bytes(part: Attention, tokens: float, layout: RunLayout) -> float
     normed = (element + COPY_BYTES * layout.framework.composed) * part.normed_heads
     eager = layout.framework.composed and part.keeps_scores  # which has keys and values of all heads
     size = tokens * ((2 * query + 2 * (query if eager else key)) * element + (query + key) * normed)
-    size += tokens * part.heads // tp * 4 * (not eager)
+    size += tokens * part.heads // tp * 4 * (not eager) + tokens * 2 * query * element * part.gated
     if layout.framework.memory.copies_heads:  # queries, keys and values by heads, and keys joined with values
         size += tokens * (query + 2 * key + 2 * key) * element
     if layout.exchanges_heads and not layout.recompute.attention:
