@@ -64,6 +64,8 @@ BUILT_IN |= {other: BUILT_IN[name] for other, name in OTHER_NAMES.items()}
 SHOWN: dict[str, str] = {
     "mixtures": "mixtral qwen3_moe",
     "latent": "deepseek_v3",
+    "hybrids": "nemotron_h jamba bamba mamba2",
+    "delta_nets": "qwen3_next qwen3_5_text qwen3_5_moe_text",
 }
 UNPLANNED = {name: f"{__name__}.{module}:{name.upper()}" for module, group in SHOWN.items() for name in group.split()}
 READABLE = BUILT_IN | UNPLANNED
