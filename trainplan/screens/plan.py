@@ -27,6 +27,7 @@ from trainplan.profiling.base.quantities import format_gap, format_share, format
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
 from trainplan.profiling.clusters.sheets import sheet, sheets
 from trainplan.screens.equal import Layout, equal_lines, equal_rows
+from trainplan.screens.stages import stage_lines
 from trainplan.validation.fitting import fit_of, tight_words
 from trainplan.validation.predict import GIB, Prediction
 
@@ -47,6 +48,7 @@ def screen(answer: PlanningResult, plan_file: Path | None = None) -> list[Row]:
     rows: list[Row] = [
         ("FITS", [[*memory_words(answer.plan, parts_of(answer.run, answer.performance)), *_tight(answer)]]),
         ("RUN", [run_words(answer.plan), *layouts(answer.plan)]),
+        ("STAGES", stage_lines(answer.plan)),
         ("SPEED", [speed_words(answer.step_ns, answer.performance, likely_ns(answer)), [whose_numbers(answer.plan)]]),
         ("BEST?", [*_proof(answer), others.faster]),
         ("WHY NOT", [others.why_not]),

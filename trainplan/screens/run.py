@@ -9,6 +9,7 @@ from trainplan.plan_words import layouts, run_words, whose_numbers
 from trainplan.planning.proof import proof
 from trainplan.profiling.base.quantities import format_share, format_time, plural
 from trainplan.screens.plan import Row, difference, gib, memory_words, parts_of, speed_words
+from trainplan.screens.stages import stage_lines
 from trainplan.validation.fitting import tight_words
 from trainplan.validation.predict import Prediction
 
@@ -26,6 +27,7 @@ def run_screen(judged: JudgedRun, measured: list[str]) -> list[Row]:
     rows: list[Row] = [
         ("FITS" if judged.fits or judged.close else "FITS NOT", [_memory(judged)]),
         ("RUN", [_subject(judged), run_words(judged.plan), *layouts(judged.plan)]),
+        ("STAGES", stage_lines(judged.plan)),
         ("SPEED", _speed(judged)),
         ("MEASURED", [[text] for text in measured]),
         ("BEST?", [_proof(judged), *_found(judged)]),
