@@ -369,9 +369,9 @@ def same_as(wanted: Plan, back: Plan) -> None:
             ("p2p", "allgather", "a2a"),
         ),
         (
-            "layout.txt", "Et*17", "t*17", "--pipeline-model-parallel-layout", "t*17|t*15L", ("E", "t", "L", "Ettt|ttttL"),
+            "layout.txt", "Et*17", "t*17", "--pipeline-model-parallel-layout", ("t*17|t*15L", "E"), "Et*16|t*16L",
         ),
-        ("layout.txt", "Et*17", "Et*16", "--pipeline-model-parallel-layout", (2, "[33, 31]"), (2, 66)),
+        ("layout.txt", "Et*17", "Et*16", "--pipeline-model-parallel-layout", (31, 32), "Et*16|t*16L"),
         (
             "titanpp.toml", "Interleaved1F1B", "ZBVZeroBubble", "parallelism.pipeline_parallel_schedule", "ZBVZeroBubble",
             ("1F1B", "GPipe", "Interleaved1F1B"),

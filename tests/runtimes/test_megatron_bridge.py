@@ -114,7 +114,7 @@ def test_misspelt_fields_are_found(tmp_path: Path) -> None:
             31,
             (2, "model.pipeline_model_parallel_layout"),
         ),
-        ({"model__num_layers": 31}, "model.pipeline_model_parallel_layout", (2, "[33, 33]"), (2, 64)),
+        ({"model__num_layers": 31}, "model.pipeline_model_parallel_layout", (32, 31), "Et*16|t*15L"),
         ({"model__context_parallel_size": 0}, "model.context_parallel_size", 0, 1),
         (
             {"model__context_parallel_size": 2, "model__cp_comm_type": "a2a+p2p"},

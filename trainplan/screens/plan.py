@@ -15,6 +15,7 @@ from trainplan.screens.equal import equal_lines
 from trainplan.screens.others import other_plans
 from trainplan.screens.predicted import gib, likely_ns, memory_words, parts_of, speed_words
 from trainplan.screens.proven import proof_lines
+from trainplan.screens.stages import stage_lines
 from trainplan.validation.fitting import fit_of, tight_words
 
 Row = tuple[str, list[list[str]]]  # a label and its lines; the pieces of a line are printed with dots between them
@@ -32,6 +33,7 @@ def screen(answer: PlanningResult, plan_file: Path | None = None) -> list[Row]:
     rows: list[Row] = [
         ("FITS", [[*memory_words(answer.plan, parts_of(answer.run, answer.performance)), *_tight(answer)]]),
         ("RUN", [run_words(answer.plan), *layouts(answer.plan)]),
+        ("STAGES", stage_lines(answer.plan)),
         ("SPEED", [speed_words(answer.step_ns, answer.performance, likely_ns(answer)), [whose_numbers(answer.plan)]]),
         ("BEST?", [*proof_lines(answer), others.faster]),
         ("WHY NOT", [others.why_not]),

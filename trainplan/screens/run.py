@@ -11,6 +11,7 @@ from trainplan.profiling.base.quantities import format_share, format_time, plura
 from trainplan.screens.others import difference
 from trainplan.screens.plan import Row
 from trainplan.screens.predicted import gib, memory_words, parts_of, speed_words
+from trainplan.screens.stages import stage_lines
 from trainplan.validation.fitting import tight_words
 from trainplan.validation.predict import Prediction
 
@@ -28,6 +29,7 @@ def run_screen(judged: JudgedRun, measured: list[str]) -> list[Row]:
     rows: list[Row] = [
         ("FITS" if judged.fits or judged.close else "FITS NOT", [_memory(judged)]),
         ("RUN", [_subject(judged), run_words(judged.plan), *layouts(judged.plan)]),
+        ("STAGES", stage_lines(judged.plan)),
         ("SPEED", _speed(judged)),
         ("MEASURED", [[text] for text in measured]),
         ("BEST?", [_proof(judged), *_found(judged)]),

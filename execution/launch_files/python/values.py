@@ -223,8 +223,11 @@ class Expressions:
 
     def _computed(self, node: ast.BinOp, scope: Scope) -> Any:
         """The result of a binary operation such as `8 * nodes` in the followed Python file: arithmetic on known numbers, or
-        concatenation of known lists or texts; otherwise an UnreadExpression."""
+        concatenation or repetition of known lists, or concatenation of texts; otherwise an UnreadExpression."""
         left, right = self.value(node.left, scope), self.value(node.right, scope)
+        if isinstance(node.op, ast.Mult) and {type(left), type(right)} == {list, int}:
+            items, count = (left, right) if isinstance(left, list) else (right, left)
+            return items * count if len(items) * count <= LONGEST else unread(node)
         numbers = all(isinstance(operand, int | float) and abs(operand) < 2**63 for operand in (left, right))
         lists = all(isinstance(operand, list) for operand in (left, right)) or all(
             type(operand) is str for operand in (left, right)

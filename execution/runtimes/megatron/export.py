@@ -5,8 +5,8 @@ plan and of precision. Data and the optimizer's numbers are the user's, from env
 on mock data.
 
 Cuts between layers are given by `--pipeline-model-parallel-layout`
-(megatron/core/transformer/pipeline_parallel_layer_layout.py): a string of stages separated by `|`, with `E` for the embedding,
-`t` for a layer and `L` for final norm, head and loss; `t*3` is `ttt`. If the middle stages are equal,
+(core 0.13, 2025; see `megatron.layouts`): a string of stages separated by `|`, with `E` for the embedding, `t` for a layer and
+`L` for final norm, head and loss; `t*3` is `ttt`, `(tt|)*3` is `tt|tt|tt|`. If the middle stages are equal,
 `--decoder-first-pipeline-num-layers` and `--decoder-last-pipeline-num-layers` say the same to older versions. For interleaved
 stages the layout lists all chunks in order. Cuts within a layer need HybridModel's `--hybrid-layer-pattern`
 (megatron/core/models/hybrid/hybrid_layer_allocation.py, 2026), where `*` is an attention layer, `-` a feed-forward layer and
@@ -38,7 +38,6 @@ forward passes, recomputation of single units, the order of levels, placement.
 
 from __future__ import annotations
 
-import re
 import shlex
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -63,6 +62,7 @@ from trainplan.execution.runtimes.export_common import (
     refuse_half_cut,
 )
 from trainplan.execution.runtimes.launch_scripts import here, page, slurm, torchrun
+from trainplan.execution.runtimes.megatron import layouts
 from trainplan.execution.runtimes.megatron.capabilities import CAPABILITIES
 from trainplan.execution.runtimes.megatron.export_model import model_arguments
 from trainplan.execution.runtimes.megatron.fields import (
@@ -87,6 +87,7 @@ from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.sublayers import Attention
 
 RUNTIME, VERSION = "Megatron-LM", "Megatron-LM with megatron-core 0.15 (2025)"
+SINCE = "0.13 (2025)"  # `--pipeline-model-parallel-layout`
 VERSION_OF_MUON = "Megatron-LM with megatron-core 0.16 (2026)"
 NOT_BESIDE = "Muon: Megatron-Core reduces no gradients during the backward pass with it; more time"
 MUON_DECIDES = (
@@ -125,7 +126,7 @@ GATHERED = ("parameters are kept in 8 bits, and gathered so where they are scale
 def layout(plan: Plan) -> str:
     """The stages of a plan in the syntax of Megatron-LM's `--pipeline-model-parallel-layout`, such as "Et*3|t*3L"; the
     stages consist of whole layers."""
-    return re.sub(r"t{3,}", lambda run: f"t*{len(run[0])}", "|".join(layers_of(plan)))
+    return layouts.written(layers_of(plan))
 
 
 def hybrid_pattern(plan: Plan) -> str:
@@ -239,7 +240,7 @@ def export(plan: Plan, where: str) -> Export:
         _array("OPTIMIZER_ARGS", arguments.optimizer) if arguments.optimizer else []
     )
     if arguments.same is not None:
-        lines += ["", "# The same stages for versions without --pipeline-model-parallel-layout, in place of PIPELINE_ARGS."]
+        lines += ["", f"# The same stages before megatron-core {SINCE}, without layouts, in place of PIPELINE_ARGS."]
         lines += _array("END_COUNT_ARGS", arguments.same)
     lines += ["", TRAINING + DATA % (plan.planned_model().vocabulary - 1)]  # its null tokenizer adds a token
     arrays = ["MODEL", "PIPELINE", "PRECISION", *["OPTIMIZER"] * bool(arguments.optimizer), "TRAINING", "DATA"]

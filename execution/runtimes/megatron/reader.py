@@ -23,6 +23,7 @@ from trainplan.execution.launch_files.run_configuration import (
     UserSettings,
 )
 from trainplan.execution.launch_files.shell import Command, command_of, values_of
+from trainplan.execution.runtimes.megatron import layouts
 from trainplan.execution.runtimes.megatron.fields import ARGUMENTS, EXCHANGES, MODULES, STEPPED
 from trainplan.execution.runtimes.megatron.older_versions import (
     CORE,
@@ -45,6 +46,7 @@ from trainplan.execution.runtimes.megatron.read_model import (
 from trainplan.execution.runtimes.megatron.refused import refuse, refuse_mapping, small_differences
 from trainplan.formulations.plan.strategy import Exchange
 from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.quantities import plural
 from trainplan.profiling.clusters.recipes import RECIPES, RecipeName
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.models.optimizers import ITERATIONS, OPTIMIZERS, OptimizerName
@@ -61,6 +63,9 @@ SETTINGS = (
 FUSED_LOSS = "cross-entropy-loss-fusion"
 OF_ENGINE = re.compile(r"(?:no )?(?:overlap_comm|contiguous_gradients)")  # words on how DeepSpeed reduces gradients
 TE_LOSS = "cross-entropy-fusion-impl te"  # Transformer Engine's kernels of the loss
+LAYOUT, VIRTUAL = "--pipeline-model-parallel-layout", "--num-virtual-stages-per-pipeline-rank"
+ENDS = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
+COUNTED = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
 
 
 def read(path: Path, user: UserSettings) -> RunConfiguration:
@@ -312,14 +317,11 @@ def _stages(keys: KeyReader, layers: int, pp: int) -> tuple[tuple[int, ...] | No
     it), and the number of stages per rank. A unit is the embedding, a sub-layer (attention or feed-forward network) or the
     head. layers: number of layers. pp: pipeline-parallel ranks. keys: gives the values of the file's keys, and records which
     keys have been read. Raises InputError if the layers cannot be divided in this way."""
-    pattern, layout = keys.get("--hybrid-layer-pattern"), keys.get("--pipeline-model-parallel-layout")
+    pattern, layout = keys.get("--hybrid-layer-pattern"), keys.get(LAYOUT)
     dealt = keys.get(DEALT)
-    per_chunk, virtual = (
-        keys.whole("--num-layers-per-virtual-pipeline-stage"),
-        keys.whole("--num-virtual-stages-per-pipeline-rank"),
-    )
-    first, last = (keys.whole(f"--decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
-    ends = [keys.flag(f"--account-for-{end}-in-pipeline-split") for end in ("embedding", "loss")]
+    per_chunk, virtual = keys.whole("--num-layers-per-virtual-pipeline-stage"), keys.whole(VIRTUAL)
+    first, last = map(keys.whole, ENDS)
+    ends = list(map(keys.flag, COUNTED))
     ends = _partitioned(keys) or ends
     if pattern is not None:
         counts = [len(stage) for stage in str(pattern).split("|")]
@@ -327,7 +329,7 @@ def _stages(keys: KeyReader, layers: int, pp: int) -> tuple[tuple[int, ...] | No
         counts[-1] += 1
         return _cuts(keys, "--hybrid-layer-pattern", counts, pp, 2 * layers + 2)
     if layout is not None:
-        return _cuts(keys, "--pipeline-model-parallel-layout", _layout(keys, str(layout)), pp, 2 * layers + 2)
+        return _of_layout(keys, str(layout), layers, pp)
     if pp == 1:
         return (), 1
     if dealt is not None:
@@ -340,14 +342,14 @@ def _stages(keys: KeyReader, layers: int, pp: int) -> tuple[tuple[int, ...] | No
     if first is not None or last is not None:
         rest, others = layers - (first or 0) - (last or 0), count - (first is not None) - (last is not None)
         if chunks > 1 or others < 1 or rest % others or rest < others:
-            name = "--decoder-first-pipeline-num-layers" if first is not None else "--decoder-last-pipeline-num-layers"
-            fix = f"leave a multiple of {max(1, others)} layers for the other stages, or give --pipeline-model-parallel-layout"
+            name = ENDS[first is None]
+            fix = f"leave a multiple of {max(1, others)} layers for the other stages, or give {LAYOUT}"
             raise keys.error(name, f"is {first if first is not None else last}, of {layers} layers", fix)
         layer_counts = [rest // others] * others
         layer_counts = ([first] if first is not None else []) + layer_counts + ([last] if last is not None else [])
     else:
         if (layers + sum(less)) % count:
-            fix = f"give a multiple of {count} stages, or --pipeline-model-parallel-layout"
+            fix = f"give a multiple of {count} stages, or {LAYOUT}"
             raise keys.error("--num-layers", f"is {layers}", fix)
         layer_counts = [(layers + sum(less)) // count] * count
         layer_counts[0] -= less[0]
@@ -376,17 +378,25 @@ def _partitioned(keys: KeyReader) -> list[bool] | None:
     return ["embedding" in counted] * 2
 
 
-def _layout(keys: KeyReader, layout: str) -> list[int]:
-    """Number of units (embedding, two sub-layers per layer, head) of each stage of a pipeline layout such as `Et*3|(tt|)*2tL`,
-    here [7, 4, 4, 3]. keys: gives the values of the file's keys, and records which keys have been read. Raises InputError for a
-    key or value that is invalid or that no plan can have."""
-    name, text = "--pipeline-model-parallel-layout", layout.replace(",", "")
-    text = re.sub(r"\(([^()]*)\)\*(\d{1,4})", lambda match: match[1] * int(match[2]), text)
-    text = re.sub(r"([EtL|])\*(\d{1,4})", lambda match: match[1] * int(match[2]), text)
-    if re.search(r"[^EtL|]", text) or text.count("E") != 1 or text.count("L") != 1 or text[0] != "E" or text[-1] != "L":
-        fix = "give E, then layers t with | between stages, then L, such as Ettt|ttttL"
-        raise keys.error(name, f"is {shown(layout)}", fix)
-    return [stage.count("E") + 2 * stage.count("t") + stage.count("L") for stage in text.split("|")]
+def _of_layout(keys: KeyReader, layout: str, layers: int, pp: int) -> tuple[tuple[int, ...], int]:
+    """Two values on the stages of a pipeline layout such as `Et*3|(tt|)*2tL`: the index of the first unit (embedding, sub-layer
+    or head) of every stage but the first, and the number of stages per rank. layers: number of layers. pp: pipeline-parallel
+    ranks. keys: gives the values of the file's keys, and records which keys have been read. Raises InputError for layouts that
+    Megatron-Core refuses, or that no plan has, and for further arguments on stages that contradict the layout."""
+    stages, predicted = layouts.parsed(layout), keys.whole("--mtp-num-layers", 0, least=0) or 0
+    if problem := layouts.fault(stages, pp, layers, predicted):
+        works = layouts.example(len(stages), pp, layers, predicted)
+        fix = f"give one such as {works}" if works else f"give at most {layers + 2} pipeline-parallel ranks"
+        raise keys.error(LAYOUT, f"is {shown(layout)}: it {problem}", fix)
+    chunks = len(stages) // pp
+    for name, other in (*((name, keys.whole(name)) for name in ENDS), *((name, keys.flag(name)) for name in COUNTED)):
+        if other:
+            raise keys.error(name, f"is {'given' if other is True else other}, with {LAYOUT}", "leave one of the two out")
+    if (virtual := keys.whole(VIRTUAL)) not in (None, chunks):
+        fix = f"leave it out, or give {chunks}"
+        raise keys.error(VIRTUAL, f"is {virtual}, and {LAYOUT} has {plural(chunks, 'stage')} on each rank", fix)
+    counts = [stage.count("E") + 2 * stage.count("t") + stage.count("L") for stage in stages]
+    return tuple(accumulate(counts[:-1])), chunks
 
 
 def _dealt(keys: KeyReader, text: str, pp: int) -> list[int]:

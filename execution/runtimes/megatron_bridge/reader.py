@@ -18,6 +18,7 @@ from trainplan.execution.launch_files.known_keys import known_keys
 from trainplan.execution.launch_files.lines import sources_of
 from trainplan.execution.launch_files.run_configuration import KeyReader, RunConfiguration, UserSettings, flattened
 from trainplan.execution.launch_files.settings import with_settings
+from trainplan.execution.runtimes.megatron import layouts
 from trainplan.execution.runtimes.megatron import reader as megatron_reader
 from trainplan.execution.runtimes.megatron.read_model import NULL
 from trainplan.execution.runtimes.megatron_bridge.capabilities import SOFTWARE, TENSOR, stated
@@ -99,7 +100,6 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "dist.use_tp_pp_dp_mapping": (OFF, "ranks are numbered data-parallel before pipeline-parallel"),
     "train.decrease_batch_size_if_needed": (OFF, "a plan is of one batch size"),
 }
-LETTERS = {"embedding": "E", "decoder": "t", "loss": "L"}
 KNOWN = known_keys(__file__)
 SECTIONS = KNOWN.sections()
 
@@ -293,7 +293,7 @@ def _words(keys: KeyReader) -> Iterator[str]:
         if name in ("--swiglu", "--vocab-size") or value is None or value is False:
             continue
         if isinstance(value, list) and name == "--pipeline-model-parallel-layout":
-            value = "|".join("".join(LETTERS.get(str(part), str(part)) for part in stage) for stage in value)
+            value = layouts.of_lists(value)
         yield name
         if isinstance(value, list):
             yield from [",".join(map(str, value))] if name == "--window-size" else map(str, value)
