@@ -32,6 +32,7 @@ from trainplan.profiling.models.sublayers.head_pieces import HeadPieces
 from trainplan.profiling.models.sublayers.head_share import HeadShare, why_no_head_share
 from trainplan.profiling.models.sublayers.heads import LanguageHead, ValueHead
 from trainplan.profiling.models.sublayers.latent import Indexer, LatentAttention
+from trainplan.profiling.models.sublayers.lightning import LightningAttention
 from trainplan.profiling.models.sublayers.modules import SelectiveRecomputation, modules_of
 from trainplan.profiling.models.sublayers.parallel import ParallelBlock, attention_of
 from trainplan.profiling.models.sublayers.pieces import KeyShare, cut, halves, why_not_cut
@@ -52,6 +53,7 @@ __all__ = [
     "Kind",
     "LanguageHead",
     "LatentAttention",
+    "LightningAttention",
     "Norm",
     "Operator",
     "ParallelBlock",
