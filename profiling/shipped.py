@@ -1,4 +1,7 @@
-"""Models, clusters and kinds of devices that come with the package, found by name."""
+"""Models, clusters and kinds of devices that come with the package, found by name.
+
+Models of which plans are made are apart from mixtures of experts, which are read and shown alone: the kinds "models" and
+"mixtures"."""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from trainplan.profiling.base.errors import COMMAND_LINE, InputError, named, one
 
 SUFFIXES = (".yaml", ".json")
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser is tens of times faster
-Shipped = Literal["models", "clusters", "devices"]
+Shipped = Literal["models", "mixtures", "clusters", "devices"]
+SIZES: dict[Shipped, str] = {"models": "sizes.yaml", "mixtures": "mixture_sizes.yaml"}
 HUB_ID = r"[\w.-]+/([\w.-]+)"
 # Beginnings and endings of model names that do not concern their sizes, such as months of publication (2407, 1124).
 _TRAINED = re.compile(
@@ -48,13 +52,13 @@ _SAME = re.compile(r"(original|fp8|fp4|nvfp4|mxfp4|int4|int8|bf16|awq|gptq|exp|p
 
 
 def _files(kind: Shipped) -> dict[str, Traversable]:
-    """The files of one kind (models, clusters or devices) that are shipped with the package, by name without suffix."""
+    """The files of one kind, such as models or clusters, that are shipped with the package, by name without suffix."""
     files = (resources.files("trainplan.data") / kind).iterdir()
     return {PurePath(file.name).stem: file for file in files if file.name.endswith(SUFFIXES)}
 
 
 def shipped(kind: Shipped) -> list[str]:
-    """Names of the models, clusters or devices that are shipped with the package, sorted."""
+    """Names of the models, mixtures, clusters or devices that are shipped with the package, sorted."""
     return sorted(_files(kind))
 
 
@@ -68,21 +72,25 @@ def folded(name: str) -> str:
 
 
 @cache
-def _entries() -> dict[str, dict[str, Any]]:
-    """Read sizes.yaml: for each well-known model that is not shipped as a file of its own, the name of the model that it is
-    based on, and the configuration fields in which it differs from that model.
+def _entries(kind: Shipped = "models") -> dict[str, dict[str, Any]]:
+    """Read sizes.yaml, or mixture_sizes.yaml: for each well-known model that is not shipped as a file of its own, the name of
+    the model that it is based on, and the configuration fields in which it differs from that model.
+
+    kind: models or mixtures.
     """
-    path = resources.files("trainplan.data") / "sizes.yaml"
+    path = resources.files("trainplan.data") / SIZES[kind]
     content: dict[str, dict[str, Any]] = yaml.load(path.read_text(encoding="utf-8"), LOADER)
     return content
 
 
 @cache
-def _sizes() -> dict[str, tuple[str, str, dict[str, Any]]]:
+def _sizes(kind: Shipped = "models") -> dict[str, tuple[str, str, dict[str, Any]]]:
     """Every model that is known by name, by its folded name (lower case, without separators and publisher): the name itself,
     the name of the shipped configuration that it is based on, and the fields in which it differs from that configuration.
+
+    kind: models or mixtures.
     """
-    content = _entries()
+    content = _entries(kind)
     known: dict[str, tuple[str, str, dict[str, Any]]] = {}
     for name in content:
         base = name
@@ -91,14 +99,17 @@ def _sizes() -> dict[str, tuple[str, str, dict[str, Any]]]:
             fields = {**content[base], **fields}
             base = fields.pop("base")
         known[folded(name)] = name, base, fields
-    return known | {folded(name): (name, name, {}) for name in shipped("models")}
+    return known | {folded(name): (name, name, {}) for name in shipped(kind)}
 
 
-def sized(name: str) -> tuple[str, str, dict[str, Any]] | None:
+def sized(name: str, kind: Shipped = "models") -> tuple[str, str, dict[str, Any]] | None:
     """Look up a well-known model by its name in any spelling. Returns its usual name, the name of the shipped configuration
     that it is based on, and the fields in which it differs from that configuration; None if the name is unknown.
+
+    kind: models or mixtures, whose names are also known by their other endings, such as -thinking.
     """
-    return _sizes().get(folded(name))
+    known = _sizes(kind)
+    return known.get(folded(name)) or (known.get(_SAME.sub("", folded(name))) if kind == "mixtures" else None)
 
 
 def mixture(name: str) -> str | None:
@@ -136,11 +147,11 @@ def known_configs() -> Iterator[tuple[str, dict[str, Any]]]:
         yield name, {**bases[base], **fields}
 
 
-def sized_names() -> list[str]:
+def sized_names(kind: Shipped = "models") -> list[str]:
     """Names of the well-known models that are described by their differences from a shipped one, sorted; aliases of a listed
-    model are omitted.
+    model are omitted. kind: models or mixtures.
     """
-    return sorted(name for name, entry in _entries().items() if len(entry) > 1)
+    return sorted(name for name, entry in _entries(kind).items() if len(entry) > 1)
 
 
 def locate(kind: Shipped, name: str, option: str, otherwise: str) -> Any:
@@ -161,7 +172,12 @@ def locate(kind: Shipped, name: str, option: str, otherwise: str) -> Any:
         fix = f"give the path of {otherwise}, or a name from `{listing}`"
         raise InputError(COMMAND_LINE, option, f"is {name!r}: no such file", fix)
     if kind == "models" and (what := mixture(name)) is not None:
-        raise InputError(COMMAND_LINE, option, f"is {name!r}: {what} is not planned yet", "give a dense model")
+        fix = (
+            f"give a dense model; `trainplan model show {name}` has its sizes"
+            if sized(name, "mixtures")
+            else "give a dense model"
+        )
+        raise InputError(COMMAND_LINE, option, f"is {name!r}: {what} is not planned yet", fix)
     other = next((what for words, what in _OTHERS.items() if re.search(words, name.lower())), None)
     if kind == "models" and other is not None:
         raise InputError(COMMAND_LINE, option, f"is {name!r}: {other}", "give a dense decoder's name or config.json")

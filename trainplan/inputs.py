@@ -35,6 +35,7 @@ def model_of(
     dtype: str | None,
     profile: Profile | None = None,
     cluster: Cluster | None = None,
+    planned: bool = True,
 ) -> Model:
     """The model that a user names by a shipped name or a config.json file; a Model is returned unchanged.
 
@@ -48,13 +49,18 @@ def model_of(
             float32, it is the half precision that the cluster's devices train in (bfloat16 without a cluster).
         profile: times and bytes of the model that were measured or estimated earlier, if there are any.
         cluster: the devices to train on, if they are known.
+        planned: whether the model is to be planned, so that one of which plans are not made yet is refused.
     """
     if isinstance(model, Model):
+        if planned and (feature := model.unplanned_feature):
+            problem = f"is {model.name!r}: plans of {feature}: not yet"
+            raise InputError(COMMAND_LINE, "--model", problem, "give a dense model")
         return model
     if profile is not None:
         dtype = dtype or profile.dtype
         sequence = (profile.model or {}).get("sequence") if sequence is None else sequence
-    loaded = load_model(model, sequence, dtype, "bfloat16" if cluster is None else cluster.training_dtype)
+    half = "bfloat16" if cluster is None else cluster.training_dtype
+    loaded = load_model(model, sequence, dtype, half, planned)
     if sequence is None and loaded.vocabulary and loaded.sequence_tokens > LONG:
         problem = f"is not given, and the longest that {loaded.name} allows is {loaded.sequence_tokens} tokens"
         caution("command line", "--sequence", problem, "all of these are planned; give what a sample has, such as 4096")

@@ -25,7 +25,7 @@ from trainplan.profiling.models.config_files import (
 )
 from trainplan.profiling.models.families import Fields, Role, Unit, build_chain, family, family_names, sized_config
 from trainplan.profiling.models.sublayers import Sublayer, cut
-from trainplan.profiling.shipped import PUBLISHERS, locate, sized
+from trainplan.profiling.shipped import PUBLISHERS, Shipped, locate, sized
 
 # Fields of a configuration that are about a run, not about the architecture.
 EAGER = "eager, as attn_implementation of its configuration says: scores are kept; without that field they are not"
@@ -130,9 +130,10 @@ class Model:
 
     @property
     def unplanned_feature(self) -> str:
-        """Name, for users, of what the model has that trainplan does not plan yet, such as mixtures of experts; empty if it can
+        """Names, for users, of what the model has that trainplan does not plan yet, such as mixtures of experts; empty if it
+        can
         be planned."""
-        return next((feature for part in self.sublayers.values() if (feature := part.unplanned_feature)), "")
+        return " and ".join(dict.fromkeys(feature for part in self.sublayers.values() if (feature := part.unplanned_feature)))
 
     def tp_degrees(self, group: int) -> tuple[int, ...]:
         """Possible degrees of tensor parallelism, ascending: powers of two up to `group` on which every sub-layer can run.
@@ -262,14 +263,16 @@ def load_model(
     name = os.fspath(source)
     if os.path.isfile(os.path.join(name, "config.json")):
         name = os.path.join(name, "config.json")  # of a checkpoint's folder
-    known = None if os.path.exists(name) or name.startswith((".", "/", "~")) else sized(name)
+    kinds: tuple[Shipped, ...] = ("models",) if planned else ("models", "mixtures")
+    own_file = os.path.exists(name) or name.startswith((".", "/", "~"))
+    kind, known = next(((k, found) for k in kinds if not own_file and (found := sized(name, k))), ("models", None))
     owner, _, own_name = name.rpartition("/")
     if known is not None and owner and owner.lower() not in PUBLISHERS:
         fix = f"it is planned as {known[0]}, as which it is called; give its config.json where its sizes are others"
         caution(COMMAND_LINE, "--model", f"is {own_name!r} of {owner!r}", fix)
-    if known is not None and known[2]:
+    if known is not None and (known[2] or kind == "mixtures"):
         known_as, base, fields = known
-        config = sized_config(read_data(locate("models", base, "--model", "a config.json")), fields)
+        config = sized_config(read_data(locate(kind, base, "--model", "a config.json")), fields)
         return model_from_config(config, known_as, sequence, dtype or shipped_dtype(config, known_as, half), planned=planned)
     name = known[1] if known else name
     file = locate("models", name, "--model", "a config.json")

@@ -71,7 +71,7 @@ def _stretched(rates: Tensor, scaling: RotaryScaling, theta: float) -> Tensor:
         return rates / scaling.factor
     if scaling.kind == "llama3":
         turns = scaling.positions * rates / (2 * math.pi)
-        kept = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
+        kept = ((turns - scaling.low) / max(scaling.high - scaling.low, 1e-6)).clamp(0, 1)  # Llama 4's are equal
     else:
         ends = (_pair_that_turns(times, 2 * len(rates), scaling.positions, theta) for times in (scaling.high, scaling.low))
         first, last = ends

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from trainplan.formulations.costs.overlapped.analytic_step import gathered_bytes, streams_step
+from trainplan.formulations.costs.overlapped.analytic_step import streams_step
 from trainplan.formulations.costs.overlapped.layout import Framework, RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
+from trainplan.formulations.costs.overlapped.state_exchange import gathered_bytes
 from trainplan.formulations.costs.overlapped.sublayer_time import splittable, unit_times
 from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies

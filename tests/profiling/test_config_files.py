@@ -191,8 +191,8 @@ def test_interleaved_rotations_are_noted() -> None:
         ({"rope_scaling": {"rope_type": "linear"}}, ("rope_scaling.factor", (), (1, 8))),
         ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "factor": "8"}}, ("rope_scaling.factor", "'8'", (1, 8))),
         (
-            {"rope_scaling": {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1}},
-            ("rope_scaling.high_freq_factor", 1, "low_freq_factor = 1"),
+            {"rope_scaling": {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 0.5}},
+            ("rope_scaling.high_freq_factor", 0.5, "low_freq_factor = 1"),
         ),
     ],
 )

@@ -17,9 +17,10 @@ from trainplan.formulations.costs.overlapped.analytic_shards import (
     tensors_of,
     whole_stages_ns,
 )
-from trainplan.formulations.costs.overlapped.analytic_step import buckets_of, chunks_of
+from trainplan.formulations.costs.overlapped.analytic_step import chunks_of
 from trainplan.formulations.costs.overlapped.frameworks import FLASH_2_RATES
 from trainplan.formulations.costs.overlapped.links import Links
+from trainplan.formulations.costs.overlapped.state_exchange import buckets_of
 from trainplan.formulations.costs.overlapped.sublayer_time import unit_times
 from trainplan.formulations.costs.overlapped.torch_rings import merged_bytes
 from trainplan.profiling.clusters.cluster import DeviceKind

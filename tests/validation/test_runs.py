@@ -86,19 +86,60 @@ NEEDED: dict[str, dict[str, Any]] = {  # of what the field speaks
     "megatron_fsdp": {"zero": None},
     "cuda_graph": {"note": "launch-bound"},
 }
-REFUSED = {"experts": 8, "topk": 2, "ep": 2}  # predictions say that they cannot
+# A mixture of experts, and what each of its fields becomes.
+SIZES = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 32000}
+EXPERTS = {"experts": 8, "topk": 2, "moe_ffn": 4096, "ep": 4, "etp": 2, "capacity_factor": 2.0}
+WINDOWS = {"window": 512, "window_every": 2}
+GRAPHS = {"cuda_graph": "full_iteration", "vpp": 1}
+MIXTURE = {**ROW, "model": "a mixture", **SIZES, **EXPERTS, **WINDOWS, **GRAPHS}
+MIXTURE_CHANGES: dict[str, dict[str, Any]] = {
+    "experts": {"experts": 16},
+    "topk": {"topk": 1},
+    "ep": {"ep": 2},
+    "moe_ffn": {"moe_ffn": 2048},
+    "shared_ffn": {"shared_ffn": 2048},
+    "shared_experts": {"shared_experts": 1},
+    "dense_first": {"dense_first": 2},
+    "moe_layer_freq": {"moe_layer_freq": 2},
+    "head_dim": {"head_dim": 64},
+    "window": {"window": 1024},
+    "window_every": {"window_every": 1},
+    "mla": {"mla": {"q_lora": 768, "kv_lora": 512, "qk_nope": 128, "qk_rope": 64, "v_head": 128}},
+    "mtp": {"mtp": 1},
+    "untied": {"untied": False},
+    "swiglu": {"swiglu": False},
+    "etp": {"etp": 1},
+    "dispatcher": {"dispatcher": "deepep"},
+    "ep_overlap": {"ep_overlap": True},
+    "grouped_gemm": {"grouped_gemm": False},
+    "capacity_factor": {"capacity_factor": 1.1},
+    "pad_to_capacity": {"pad_to_capacity": True},
+    "cuda_graph": {"cuda_graph": None},
+    "routing": {"routing": "forced balance"},
+    "imbalance": {"imbalance": 1.5},
+    "pp_layout": {"pp_layout": "Et*20|t*12L"},
+}
+MIXTURE_NEEDED = {"cuda_graph": {"seq": 512}, "untied": {"pp": 1, "dp": 16}}
+REFUSED = {"ep": 2}  # without experts, predictions say that they cannot
 
 
-@pytest.mark.parametrize("field", Run.model_fields)
+@pytest.mark.parametrize("field", MIXTURE_CHANGES)
+def test_every_field_of_a_mixture_moves_its_prediction(field: str) -> None:
+    before = {**MIXTURE, **MIXTURE_NEEDED.get(field, {})}
+    first, second = (predict_runs(load_runs([row]))[0] for row in (before, {**before, **MIXTURE_CHANGES[field]}))
+    assert not first.cannot, first.cannot
+    assert not second.cannot, second.cannot
+    assert (first.step_s, first.peak_gib) != (second.step_s, second.peak_gib)
+
+
+@pytest.mark.parametrize("field", [field for field in Run.model_fields if field not in MIXTURE_CHANGES or field in REFUSED])
 def test_every_field_moves_the_prediction_or_says_why_it_does_not(field: str) -> None:
     before = {**ROW, **NEEDED.get(field, {})}
     if field in UNMOVED:
         value = {"params": 1e9, "oom": True}.get(field, f"{before.get(field)}!" if field in ("id", "source", "file") else 7.0)
         after = {**before, field: value}
     elif field in REFUSED:
-        after = (
-            {**before, field: REFUSED[field], "experts": 8} if field in ("topk", "ep") else {**before, field: REFUSED[field]}
-        )
+        after = {**before, field: REFUSED[field]}
     else:
         after = {**before, **CHANGES[field]}
     first, second = predict_runs(load_runs([before]))[0], predict_runs(load_runs([after]))[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from trainplan.formulations.costs.overlapped import sublayer_time
+from trainplan.formulations.costs.overlapped import kernel_time
 from trainplan.formulations.costs.overlapped.layout import RecomputePolicy
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
 from trainplan.profiling.clusters.recipes import RECIPES
@@ -224,14 +224,8 @@ def test_a_stage_that_is_stated_stays_next_to_words_that_say_nothing() -> None:
         *((word, RecomputePolicy(first=10)) for word in ("block 10", "block(10)", "first 10", "first-10", "full(10 layers)")),
         ("selective(core_attn)+sequence-parallel", RecomputePolicy(attention=True)),
         *((word, RecomputePolicy(norms=True)) for word in ("selective(layernorm)", "norms", "selective(ln)")),
-        *(
-            (word, RecomputePolicy(activation=True))
-            for word in ("act", "mlp act", "mlp_act", "swiglu", "moe_act", "gelu", "act_fn")
-        ),
-        *(
-            (word, RecomputePolicy(network=True))
-            for word in ("mlp", "selective(mlp)", "moe", "ffn", "feed-forward", "full(mlp)")
-        ),
+        *((word, RecomputePolicy(activation=True)) for word in ("act", "mlp act", "mlp_act", "swiglu", "gelu", "act_fn")),
+        *((word, RecomputePolicy(network=True)) for word in ("mlp", "selective(mlp)", "ffn", "feed-forward", "full(mlp)")),
         *((word, RecomputePolicy(loss=True)) for word in ("loss", "selective(loss)")),
         ("mlp, layernorm", RecomputePolicy(network=True, norms=True)),
         ("mlp, layernorm; 5 layers", RecomputePolicy(network=True, norms=True)),
@@ -577,8 +571,8 @@ def test_adapters_take_time_in_addition_to_frozen_weights(monkeypatch: pytest.Mo
         return step.computing_ns
 
     by_precision = {precision: computed_ns(precision) for precision in ("bf16", "FP8")}
-    monkeypatch.setattr(sublayer_time, "ADAPTER_READS", 0)
-    monkeypatch.setattr(sublayer_time, "ADAPTER_WRITES", 0)
+    monkeypatch.setattr(kernel_time, "ADAPTER_READS", 0)
+    monkeypatch.setattr(kernel_time, "ADAPTER_WRITES", 0)
     more = {precision: time_ns / computed_ns(precision) for precision, time_ns in by_precision.items()}
     assert 1.04 < more["bf16"] < more["FP8"] < 1.12
 

@@ -57,6 +57,7 @@ def _having(words: list[str] | None, texts: Mapping[str, str], listing: str) -> 
 def list_models(words: list[str] | None) -> Outcome:
     """List the shipped models by family, with their sizes: parameters, layers, hidden size, attention heads, context."""
     loaded = [load_model(name) for name in [*shipped("models"), *sized_names()]]
+    loaded += [load_model(name, planned=False) for name in [*shipped("mixtures"), *sized_names("mixtures")]]
     kept = _having(words, {model.name: f"{model.name} {model.family}" for model in loaded}, "model list")
     rows = [tables.model_row(model) for model in loaded if model.name in kept]
     return Outcome(rows, partial(tables.models, rows))
@@ -76,9 +77,9 @@ def show_model(model: str, rows: int, tp: int, sequence: int | None, dtype: str 
     for option, value in (("--rows", rows), ("--tp", tp)):
         if not 1 <= value <= 2**20:
             raise InputError("command line", option, f"is {value}", "give a whole number from 1 to 1048576")
-    loaded = model_of(model, sequence, dtype)
+    loaded = model_of(model, sequence, dtype, planned=False)
     parts = tables.sublayer_rows(loaded, rows, tp)
-    content = {**loaded.shape(), "parameters": loaded.total_parameters, "sublayers": parts}
+    content = {**loaded.shape(), "parameters": loaded.total_parameters, **tables.active(loaded), "sublayers": parts}
     return Outcome(content, partial(tables.model, loaded, rows, tp))
 
 

@@ -32,12 +32,20 @@ def model_row(model: Model) -> dict[str, Any]:
         "name": model.name,
         "family": model.family,
         "parameters": model.total_parameters,
+        **active(model),
         "layers": model.layers,
         "hidden": _distinct(part.hidden for part in attentions),
         "heads": _distinct(part.heads for part in attentions),
         "kv_heads": _distinct(part.kv_heads for part in attentions),
         "context": model.sequence_tokens,
     }
+
+
+def active(model: Model) -> dict[str, int]:
+    """The number of parameters that one token uses, as the field `active_parameters`; empty for a model that uses all of them
+    for every token."""
+    used = model.active_parameters
+    return {} if used == model.total_parameters else {"active_parameters": used}
 
 
 def _distinct(values: Iterable[int]) -> int | list[int]:
@@ -54,7 +62,8 @@ def models(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in sorted(rows, key=lambda row: (row["family"], row["parameters"], row["name"])):
         hidden, heads, kv_heads = (_range(row[name]) for name in ("hidden", "heads", "kv_heads"))
         family = row["family"] if row["family"] != before else ""
-        sizes = [format_count(row["parameters"]), str(row["layers"]), hidden, heads, kv_heads, f"{row['context']:,}"]
+        used = f" ({format_count(row['active_parameters'])} active)" if "active_parameters" in row else ""
+        sizes = [format_count(row["parameters"]) + used, str(row["layers"]), hidden, heads, kv_heads, f"{row['context']:,}"]
         cells.append([family, row["name"], *sizes])
         before = row["family"]
     names = ("family", "model", "parameters", "layers", "hidden", "heads", "kv heads", "context")
@@ -86,6 +95,7 @@ def sublayer_rows(model: Model, rows: int, tp: int) -> list[dict[str, Any]]:
                 "tokens": part.tokens,
                 "hidden": part.hidden,
                 "parameters": part.parameter_count(degree),
+                **({} if part.active_count() == part.parameter_count() else {"active_parameters": part.active_count()}),
                 "forward_flops": part.forward_flops(rows, degree),
                 "input_bytes": part.input_bytes(rows),
                 "kept_bytes": part.kept_bytes(rows, degree),
@@ -104,6 +114,7 @@ def model(model: Model, rows: int, tp: int) -> None:
         [
             ("model", f"{model.name} ({model.family}), {model.layers} layers, {len(model.units)} sub-layers, {model.dtype}"),
             ("parameters", f"{model.total_parameters:,}" + (", tied" if model.tied else "")),
+            *_of_a_token(model),
             *([("attention", model.attention)] if model.attention else []),
             ("shown for", f"{plural(rows, 'row')}, tp {tp}; flops of a forward pass, bytes of one device"),
         ]
@@ -119,6 +130,21 @@ def model(model: Model, rows: int, tp: int) -> None:
     ]
     names = ("sub-layer", "count", "tokens", "hidden", "parameters", "flops", "input", "kept", "boundary")
     table(names, texts, left=("sub-layer",))
+
+
+def _of_a_token(model: Model) -> list[tuple[str, str]]:
+    """Lines about one token, as pairs of a label and a text: the parameters that it uses and the operations of a forward pass,
+    for a model whose tokens use a part of its parameters; and what of the model is not planned yet. Empty for other models."""
+    lines = []
+    if used := active(model):
+        flops = sum(unit.sublayer.forward_flops(1, 1) for unit in model.units) // model.sequence_tokens
+        text = (
+            f"{used['active_parameters']:,} parameters, {format_count(flops)} flops forward, of {model.sequence_tokens} tokens"
+        )
+        lines.append(("a token", text))
+    if model.unplanned_feature:
+        lines.append(("plans", f"of {model.unplanned_feature}: not yet"))
+    return lines
 
 
 def clusters(listed: Mapping[str, Cluster]) -> None:

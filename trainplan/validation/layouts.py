@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainplan.execution.launch_files.trainer_buffers import Buffers
+from trainplan.formulations.costs.overlapped.folding import NO_EXPERTS
 from trainplan.formulations.costs.overlapped.layout import Framework, RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.formulations.costs.overlapped.sublayer_time import splittable
@@ -28,6 +29,7 @@ from trainplan.validation.frameworks import captured, framework_of, overlap_left
 from trainplan.validation.memory_words import optimizer_instances
 from trainplan.validation.offloading import hosted, hosted_layers
 from trainplan.validation.recomputation import recompute_of_words
+from trainplan.validation.row_mixtures import experts_layout, is_mixture, string_stages
 from trainplan.validation.row_models import row_model
 from trainplan.validation.rows import Run
 from trainplan.validation.stages import default_stages, stated_stages, with_ends
@@ -120,8 +122,6 @@ def laid_run(run: Run) -> LaidRun:
     """
     if run.unread is not None:
         raise run.unread
-    if run.experts or (run.ep or 1) > 1:
-        raise InputError(run.id, "experts", "is a mixture of experts", "leave the row out: dense models are predicted")
     words = f"{run.note or ''} {run.task or ''} {run.model}".lower()
     if (reason := next((reason for reason, pattern in OTHERS.items() if flag(words, pattern)), None)) is not None:
         raise InputError(run.id, "note", f"{reason}, which is not predicted", "leave the row out")
@@ -224,14 +224,17 @@ def laid_out(
     recompute, shared = recompute_of_words(run, assumed), shares_tokens(run, tp, framework, assumed)
     count, exchanged = pp * chunks, _exchanged(run, model, tp, cp, framework, assumed)
     cut_by_default = pp > 1 and (torchtitan or framework.costs_stages)
-    stages = default_stages(run, model, count, framework) if cut_by_default else stated_stages(run, model, pp, chunks)
+    stages = string_stages(run, model.layers, count) if run.pp_layout and pp > 1 else None
+    if stages is None:
+        stages = default_stages(run, model, count, framework) if cut_by_default else stated_stages(run, model, pp, chunks)
     reserved, stages = with_ends(run, model, count, stages)
+    experts = experts_layout(run, model, dp * cp * tp, tp, framework, assumed) if is_mixture(run) else NO_EXPERTS
     layout = RunLayout(
         dp, tp, pp, cp, chunks, zero, shard, shared, recompute, base, precision, micro, batch, framework,
         reserved=reserved,
         on_host=hosted(run, framework.pads > 1, assumed), offloaded_layers=hosted_layers(run),
         frozen=_adapters(run), schedule=schedule_of(run, assumed) if pp > 1 else "1f1b",
-        exchange=exchanged, optimizer=optimizer, recipe=recipe,
+        exchange=exchanged, optimizer=optimizer, recipe=recipe, experts=experts,
         stage_layers=stages,
     )  # fmt: skip
     if model.layers + 2 * layout.reserved < count:
@@ -253,7 +256,11 @@ def _data_degree(run: Run, tp: int, pp: int, cp: int, assumed: dict[str, str]) -
         fix = "give degrees whose product divides gpus"
         raise InputError(run.id, "gpus", f"is {run.gpus}, of tp {tp}, pp {pp} and cp {cp}", fix)
     dp = run.gpus // (tp * pp * cp)
-    if run.dp not in (None, dp, dp * cp):  # some count context-parallel ranks among the data-parallel ones
+    counted = {None, dp, dp * cp}  # some count context-parallel ranks among the data-parallel ones
+    if is_mixture(run):  # some count the ranks that hold the same experts
+        counted |= {dp // (run.ep or 1), *(dp * cp * tp // ((run.ep or 1) * etp) for etp in (1, run.etp or tp))}
+    if run.dp not in counted:
+        assert run.dp is not None
         if not re.search(r"hsdp|hybrid|shard|x", (run.fsdp or "").lower()) or dp % run.dp:
             problem = f"is {run.dp}, and {run.gpus} devices with tp {tp}, pp {pp} and cp {cp} leave {dp}"
             raise InputError(run.id, "dp", problem, f"give {dp}, or other degrees")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainplan.profiling.models.model import Model, Unit
-from trainplan.profiling.models.sublayers import attention_of
+from trainplan.profiling.models.sublayers import LatentAttention, attention_of
 from trainplan.validation.frameworks import year_of
 from trainplan.validation.layouts import LaidRun
 from trainplan.validation.measures import GIB, MEASURES
@@ -251,7 +251,7 @@ def _products_flops(unit: Unit) -> float:
     """FLOPs of a unit's (sub-layer's) forward pass for one sample, without the core of attention (scores, and their products
     with values).
     """
-    part = attention_of(unit.sublayer)
+    part = unit.sublayer if isinstance(unit.sublayer, LatentAttention) else attention_of(unit.sublayer)
     core = 0 if part is None else sum(operator.flops for operator in part.core_operators(1, 1))
     return float(unit.sublayer.forward_flops(1, 1) - core)
 
@@ -261,7 +261,9 @@ def _core_flops(model: Model) -> float:
     layers in the forward pass of one sample.
     """
     parts = (attention_of(unit.sublayer) for unit in model.units)
-    return sum(4.0 * part.tokens * part.keys * part.heads * part.width for part in parts if part is not None)
+    latent = (unit.sublayer for unit in model.units if isinstance(unit.sublayer, LatentAttention))
+    own = sum(4.0 * part.tokens * part.keys * part.heads * part.width for part in parts if part is not None)
+    return own + sum(2.0 * part.tokens * part.keys * part.heads * (part.width + part.value_width) for part in latent)
 
 
 def _again_flops(laid: LaidRun, products: float, core: float) -> float:

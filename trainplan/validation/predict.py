@@ -299,6 +299,8 @@ def _layout_text(laid: LaidRun) -> str:
     degrees = {"dp": layout.dp, "tp": layout.tp, "pp": layout.pp, "vpp": layout.chunks, "cp": layout.cp}
     words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1] or ["single"]
     words[-1] += HEADS_WORD * layout.exchanges_heads
+    if any(unit.kind == "experts" for unit in laid.model.units):
+        words.append(f"experts {layout.expert_words}")
     shared = [f"hsdp {layout.dp // layout.shard}x{layout.shard}"] * (layout.zero > 0 and layout.shard < layout.dp)
     host = [f"{name} on host" for name in sorted(layout.on_host)]
     return " ".join([*words, f"zero{layout.zero}", *shared, f"mbs{layout.micro}", f"gbs{layout.batch}", laid.products, *host])

@@ -22,9 +22,10 @@ OPERATIONS = re.compile(r"\bop\b|selective[_ -]op|sel[_ -]op|per[_ -]op|\bsac\b|
 SAVED_PRODUCTS = re.compile(r"minimal|save[_ -]?dots?|dots[_ -]saveable|save[_ -]?matmul")
 SAVED_ATTENTION = re.compile(r"save[_ -]qkvo?")  # AXLearn's word for keeping the products of attention
 ACTIVATION = re.compile(
-    r"\b(mlp|ffn|moe)[ _-]*act(ivation)?\b|gelu|swiglu|silu"
+    r"\b(mlp|ffn)[ _-]*act(ivation)?\b|gelu|swiglu|silu"
     r"|\bact(ivation)?([ _-]*(fn|func\w*))?\b(?![ _-]*(re)?(check|comp|ckpt|mat))"
 )
+EXPERTS_ACTIVATION = re.compile(r"\bmoe[ _-]*act(ivation)?\b")
 CHECKPOINTS = re.compile(r"checkpoint|recompute|remat|ckpt|\bac\b|\bgc\b|unsloth")
 SECOND_LAYERS = "every second layer, as torchtitan has it unless it is told otherwise"
 WHOLE = re.compile(r"full|block|uniform|\ball\b|(every|each|per)[_ -]layer|layer[_ -]?wise|whole")
@@ -103,17 +104,23 @@ def _share_of_layers(words: str, assumed: Assumed) -> float | None:
 
 def _named_modules(words: str) -> RecomputePolicy | None:
     """The recomputation policy for the modules that a text names (those in brackets if it has brackets): `mlp` is the
-    feed-forward network, `act` or `mlp_act` its activation function. None if the text names no module. words: the text, as the
+    feed-forward network, `act` or `mlp_act` its activation function; `moe`, `moe_act`, `shared_experts` and `mla_up_proj` are
+    Megatron-Core's. None if the text names no module. words: the text, as the
     run states it.
     """
     bracketed = re.search(r"\((.*)\)", words)
     text = bracketed[1] if bracketed else words
-    network = ACTIVATION.sub("", text)
+    own = EXPERTS_ACTIVATION.sub("", text)
+    network = ACTIVATION.sub("", own)
     named = RecomputePolicy(
         attention=re.search(r"att|core|\bsdpa\b", text) is not None,
         norms=re.search(r"norm|\bln\b", text) is not None,
-        activation=network != text,
-        network=re.search(r"mlp|ffn|\bmoe\b|feed[ _-]?forward", network) is not None,
+        activation=network != own,
+        network=re.search(r"mlp|ffn|feed[ _-]?forward", network) is not None,
+        experts=re.search(r"\bmoe\b", network) is not None,
+        experts_activation=own != text,
+        shared_experts=re.search(r"shared[ _-]experts?", network) is not None,
+        latent=re.search(r"mla[ _-]up[ _-]?proj|\bmla\b", text) is not None,
         loss=re.search(r"\bloss\b|cross[ _-]?entropy", text) is not None,
     )
     return None if named == RecomputePolicy() else named

@@ -21,6 +21,7 @@ from trainplan.profiling.models.families import sized_config
 from trainplan.profiling.models.model import Model, model_from_config
 from trainplan.profiling.models.sublayers import attention_of
 from trainplan.profiling.shipped import locate, mixture, sized
+from trainplan.validation.row_mixtures import is_mixture, mixture_model
 from trainplan.validation.rows import Run
 
 # The shipped configuration with the architecture of a family, by how names of the family's models begin.
@@ -86,11 +87,13 @@ def row_model(run: Run, tp: int, framework: Framework, dtype: str, assumed: dict
         assumed: assumptions as texts by name, written to: gets an entry for each thing that the run does not specify.
 
     Raises:
-        InputError: for a mixture of experts, for an unknown model without sizes, and for sizes that no model has.
+        InputError: for a mixture of experts or an unknown model without sizes, and for sizes that no model has.
     """
+    if is_mixture(run):
+        return mixture_model(run, tp, framework, dtype, assumed)
     if (reason := mixture(run.model)) is not None:
         problem = f"is {run.model!r}, {reason}: not predicted"
-        raise InputError(run.id, "model", problem, "leave the row out: dense models are predicted")
+        raise InputError(run.id, "model", problem, "give experts, topk, moe_ffn and the other sizes")
     known = sized(run.model)
     if known is not None:
         return _Sized(run, known[1], known[2], True, tp, framework, dtype).model(assumed)

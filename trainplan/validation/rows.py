@@ -14,8 +14,9 @@ from pydantic import Field, PrivateAttr, ValidationError
 
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError, caution, shown
-from trainplan.profiling.base.files import Record, as_input_error, read_data
+from trainplan.profiling.base.files import as_input_error, read_data
 from trainplan.validation.measures import MEASURES, OPEN, folded, measure_named, measured_number
+from trainplan.validation.mixture_fields import MIXTURE_TEXTS, MIXTURE_WHOLE, MixtureFields
 
 Count = Annotated[int, Field(ge=1, le=2**40)]
 Measure = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
@@ -26,15 +27,15 @@ SHIPPED_RUNS = str(resources.files("trainplan.data") / "measured" / "steps.json"
 
 
 @in_one_line
-class Run(Record):
+class Run(MixtureFields):
     """A measured training run, a row of a table of published or own runs; a field that is null or missing is not stated.
+    Fields on mixtures of experts are those of `MixtureFields`.
 
     Attributes:
         id: the run's own name; source: the publication that it is from; file: the place in the publication.
         model: name of a shipped configuration or of a family; the sizes below override its fields.
         params: number of parameters.
         layers, hidden, heads, kv_heads, head_dim, ffn, vocab: sizes of the model; head_dim is that of one head.
-        experts, topk: for a mixture of experts, the number of experts, and how many of them process a token.
         gpu: the device, in words of its data sheet's name; gpus: the number of devices.
         seq: tokens per sample; gbs: samples per step; mbs: samples per micro-batch on one rank.
         tp, pp, cp, ep, dp: degrees of parallelism; vpp: the number of pipeline stages per device.
@@ -67,8 +68,6 @@ class Run(Record):
     head_dim: Count | None = None
     ffn: Count | None = None
     vocab: Count | None = None
-    experts: Count | None = None
-    topk: Count | None = None
     gpu: Text
     gpus: Count
     seq: Count | None = None
@@ -291,7 +290,7 @@ def _plain(name: str, value: Any) -> Any:
         return str(value).lower() if isinstance(value, bool) else str(value)
     if name in WHOLE and isinstance(value, bool | float) and value == int(value):
         value = int(value)
-    return None if name in WHOLE and name not in ("zero", "gpus") and value == 0 else value
+    return None if name in WHOLE and name not in MAYBE_NONE and value == 0 else value
 
 
 def _number(name: str, text: str) -> Any:
@@ -322,10 +321,11 @@ UNSAID = ("", "-", "--", "n/a", "na", "none", "null", "nan", "?")
 BOOLEANS = ("oom", "asym_embed", "asym_loss", "megatron_fsdp", "overlap_grad_reduce", "overlap_param_gather")
 TEXTS = frozenset((
     "id", "source", "model", "gpu", "fsdp", "recompute", "precision", "note", "facts", "task", "date", "framework", "file",
-    "mem_rank", "cuda_graph",
+    "mem_rank", "cuda_graph", *MIXTURE_TEXTS,
 ))  # fmt: skip
 SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "experts", "topk", "seq")
-WHOLE = frozenset((*SIZES, "gpus", "gbs", "mbs", "tp", "pp", "vpp", "cp", "ep", "dp", "zero", "offload_layers"))
+MAYBE_NONE = ("zero", "gpus", "shared_ffn", "shared_experts", "dense_first", "mtp")  # counts that may be 0
+WHOLE = frozenset((*SIZES, "gpus", "gbs", "mbs", "tp", "pp", "vpp", "cp", "ep", "dp", "zero", "offload_layers", *MIXTURE_WHOLE))
 # Values of the fields that every row has, for people whose row has none that can be read.
 NECESSARY = {
     "id": 'a name of the row, such as "mine"',

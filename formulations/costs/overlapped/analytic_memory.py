@@ -6,7 +6,7 @@ optimizer's step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainplan.formulations.costs.overlapped.analytic_step import (
     Chunk,
@@ -16,6 +16,7 @@ from trainplan.formulations.costs.overlapped.analytic_step import (
     stepped_parameters,
 )
 from trainplan.formulations.costs.overlapped.layout import RUN_SCHEDULES, RunLayout
+from trainplan.formulations.costs.overlapped.state_exchange import routed_parameters
 from trainplan.formulations.costs.overlapped.unit_memory import (
     COPY_BYTES,
     exchanged_bytes,
@@ -266,8 +267,17 @@ def memory_of_rank(model: Model, layout: RunLayout, chunks: list[Chunk], rank: i
     last = sum(size for size, _ in kept) if "activations" not in layout.on_host else 0.0
     if half > last + workspace:  # at the end of a backward pass, when its own activations are gone
         activations, workspace, unreduced = max(0.0, activations - last), 0.0, unreduced + half
-    states = states_bytes(parameters, layout, largest, stepped, saved) + copies + fixed
-    standing = states_bytes(parameters, layout, 0.0, stepped, saved) + fixed
+    routed = routed_parameters(units, layout)
+    if routed and layout.zero >= 2:
+        most = max(routed_parameters(of, layout) for of in layers.values())
+        dense = max(blocks[layer] - routed_parameters(of, layout) for layer, of in layers.items())
+        apart = replace(layout, dp=layout.edp, cp=1, shard=layout.expert_sharing)
+        states = states_bytes(parameters - routed, layout, dense, stepped, saved) + states_bytes(routed, apart, most)
+        standing = states_bytes(parameters - routed, layout, 0.0, stepped, saved) + states_bytes(routed, apart)
+    else:
+        states = states_bytes(parameters, layout, largest, stepped, saved)
+        standing = states_bytes(parameters, layout, 0.0, stepped, saved)
+    states, standing = states + copies + fixed, standing + fixed
     reserved = layout.framework.memory.fragmented
     buffers, copied = _buffers_bytes(parameters, layout), _step_bytes(stepped, layout)
     return RunMemory(states, activations, workspace, buffers, standing, copied, unreduced, messages, reserved)

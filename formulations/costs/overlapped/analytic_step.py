@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import accumulate
 from math import log2
 
@@ -24,9 +24,16 @@ from trainplan.formulations.costs.overlapped.analytic_shards import (
     tensors_of,
     whole_stages_ns,
 )
+from trainplan.formulations.costs.overlapped.kernel_time import UnitTimes
 from trainplan.formulations.costs.overlapped.layout import RUN_SCHEDULES, Framework, RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
-from trainplan.formulations.costs.overlapped.sublayer_time import UnitTimes, unit_times
+from trainplan.formulations.costs.overlapped.state_exchange import (
+    block_exchange_ns,
+    rank_parameters,
+    routed_parameters,
+    states_exchange_ns,
+)
+from trainplan.formulations.costs.overlapped.sublayer_time import unit_times
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.estimate import orthogonal_ns
@@ -38,7 +45,6 @@ OPTIMIZER_BYTES = 36  # read and written for each parameter by AdamW with fp32 c
 FULL = Framework("AdamW in fp32")  # whose step that is
 MOMENT_TRAFFIC_BYTES = 8  # of these, a moment in and out
 BACKWARD_ISSUE = 1.5  # what the host takes to issue a backward pass, over its forward pass
-BUCKET, BUCKET_OF_A_RANK = 40e6, 1e6  # parameters
 LEAST_BUCKETS = 8  # that gradients are reduced in, and parameters gathered
 JITTER = 0.004  # of the step, for each doubling of the devices beyond one node, assumed
 
@@ -55,6 +61,11 @@ class Chunk:
     def layers(self) -> int:
         """The number of transformer layers of the chunk; embedding and head do not count."""
         return len({unit.layer for unit in self.units if unit.kind not in ("embedding", "head")})
+
+    @cached_property
+    def expert_units(self) -> int:
+        """The number of units of experts of the chunk."""
+        return sum(unit.kind == "experts" for unit in self.units)
 
     @cached_property
     def first_layer(self) -> int:
@@ -157,7 +168,9 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     ended = pipeline_ns(forward, backward, round(transfer), whole, layout.chunks, parallel)
     passes_ns = max(ended) - (whole - micro) * computing / micro
     passes_ns = computing + RUN_SCHEDULES[layout.schedule].bubble * (passes_ns - computing)
-    reduce, gather = zip(*(data_ns(devices[rank], rank, passes, layout, links) for rank in range(layout.pp)), strict=True)
+    routed = [routed_parameters(_units(chunks[rank :: layout.pp]), layout) for rank in range(layout.pp)]
+    exchanged = (data_ns(devices[rank], rank, passes, layout, links, routed[rank]) for rank in range(layout.pp))
+    reduce, gather = zip(*exchanged, strict=True)
     gathered = max(gather) + max(
         sliced_ns(tensors_of(_units(chunks[rank :: layout.pp])), devices[rank], layout, kind) for rank in range(layout.pp)
     )
@@ -166,18 +179,6 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
         gathered, reduce = whole_stages_ns(stages, layout.pp)
     exposed = max(end + reduce_ns for end, reduce_ns in zip(ended, reduce, strict=True)) - max(ended)
     return StreamsStep(passes_ns, computing, exposed, optimizer, gathered, ends, jitter, forward_ns=forward_ns)
-
-
-def buckets_of(parameters: float, layout: RunLayout) -> float:
-    """The number of buckets, as a fraction, in which a device's parameters are reduced and gathered. Buckets have the size that
-    the framework states, or else that of Megatron-Core's: a million parameters for each data-parallel rank, so that latency is
-    a small part, and at least BUCKET.
-    parameters: the number of the device's parameters. layout: how the run is laid out on its devices: degrees, batch,
-    precision and framework.
-    """
-    if layout.framework.bucket_bytes:
-        return parameters * DTYPE_BYTES[layout.base] / layout.framework.bucket_bytes
-    return parameters / max(BUCKET, BUCKET_OF_A_RANK * layout.dp * layout.cp)
 
 
 def jitter_of(layout: RunLayout, links: Links) -> float:
@@ -235,23 +236,17 @@ def muon_part(part: Sublayer, layout: RunLayout, kind: DeviceKind) -> tuple[int,
 
 
 def parameters_of(model: Model, chunk: Chunk, layout: RunLayout) -> int:
-    """The number of parameters of a chunk (pipeline stage) on one tensor-parallel rank. A weight table that embedding and head
-    share counts once where both are in the chunk, and in each chunk where they are in different ones. layout: how the run
-    is laid out on its devices: degrees, batch, precision and framework.
+    """The number of parameters of a chunk (pipeline stage) on one rank, its part of routed experts included. A weight table
+    that embedding and head share counts once where both are in the chunk, and in each chunk where they are in different ones.
+    layout: how the run is laid out on its devices: degrees, batch, precision and framework.
     """
     parts = {id(unit.sublayer): unit.sublayer for unit in chunk.units}  # few, of many layers that are alike
-    sizes = {own: _parameter_count(part, layout.tp) for own, part in parts.items()}
+    sizes = {own: sum(rank_parameters(part, layout)) for own, part in parts.items()}
     count = sum(sizes[id(unit.sublayer)] for unit in chunk.units)
     kinds = {unit.kind for unit in chunk.units}
     if model.tied and {"embedding", "head"} <= kinds:
         count -= model.tied_elements // layout.tp
     return count
-
-
-@lru_cache(maxsize=4096)
-def _parameter_count(part: Sublayer, tp: int) -> int:
-    """The number of parameters of a sub-layer on one of `tp` tensor-parallel ranks; kept, since searches ask again."""
-    return part.parameter_count(part.degree(tp))
 
 
 def _units(chunks: Sequence[Chunk]) -> list[Unit]:
@@ -270,9 +265,9 @@ def stepped_parameters(model: Model, chunks: Sequence[Chunk], layout: RunLayout)
     moments. Under Muon, embedding and head are stepped whole on every rank. chunks: the rank's pipeline stages. layout: how
     the run is laid out on its devices: degrees, batch, precision and framework.
     """
-    whole = sum(parameters_of(model, chunk, layout) for chunk in chunks)
+    whole, routed = sum(parameters_of(model, chunk, layout) for chunk in chunks), routed_parameters(_units(chunks), layout)
     if not OPTIMIZERS[layout.optimizer].whole_matrices:
-        return whole / layout.sharing
+        return (whole - routed) / layout.sharing + routed / layout.expert_sharing
     outside = [Chunk(tuple(unit for unit in chunk.units if unit.kind not in LAYER_KINDS)) for chunk in chunks]
     tables = sum(parameters_of(model, chunk, layout) for chunk in outside)
     return (whole - tables) / layout.sharing + tables
@@ -298,12 +293,12 @@ def chunk_ns(
             + share * unit_ns.forward_with_collectives_ns
             + (1 - share) * unit_ns.recompute_ns
         )
-    issued = chunk.layers * layout.framework.issue_ns
+    issued = chunk.layers * layout.framework.issue_ns + chunk.expert_units * layout.experts.issue_ns
     return max(forward, issued), max(backward, BACKWARD_ISSUE * issued)
 
 
 def data_ns(
-    parameters: int, rank: int, passes: list[tuple[float, float]], layout: RunLayout, links: Links
+    parameters: int, rank: int, passes: list[tuple[float, float]], layout: RunLayout, links: Links, routed: int = 0
 ) -> tuple[float, float]:
     """Two times in ns that a pipeline rank's data-parallel communication adds to its passes: the part of the reduction of
     gradients beyond the backward passes, and the part of the gathering of parameters beyond the forward passes, each with the
@@ -311,22 +306,15 @@ def data_ns(
 
     parameters: the number of parameters of pipeline rank `rank`. passes: the forward and the backward pass in ns of every
     stage. layout: how the run is laid out on its devices: degrees, batch, precision and framework. links: bandwidths and
-    latencies of a device's links.
+    latencies of a device's links. routed: of these parameters, the number that is of routed experts.
     """
     if layout.frozen:
         return 0.0, 0.0
-    stride, ranks = layout.tp, layout.dp * layout.cp
-    sharing = layout.sharing
-    size, numbers = parameters * layout.framework.gradient_bytes, parameters * gathered_bytes(layout)
-    reduce = gather = 0.0
-    times = max(1.0, buckets_of(parameters, layout))
-    if layout.zero:
-        gather = links.collective_ns(1, numbers, sharing, stride, times) + sharing * layout.framework.broadcast_ns
-    if layout.sums_gradients:
-        reduce = links.collective_ns(2, size, ranks, stride, times)
-    else:
-        reduce = links.collective_ns(1, size, sharing, stride, times)
-        reduce += links.collective_ns(2, size / sharing, layout.copies, stride * sharing, times)
+    reduce, gather = states_exchange_ns(parameters - routed, layout.dp * layout.cp, layout.tp, layout.sharing, layout, links)
+    if routed:
+        stride = layout.experts.ep * layout.experts.etp
+        apart = states_exchange_ns(routed, layout.edp, stride, layout.expert_sharing, layout, links)
+        reduce, gather = reduce + apart[0], gather + apart[1]
     mine = passes[rank :: layout.pp]
     buckets = max(len(mine), LEAST_BUCKETS)
     if layout.framework.overlaps_gradients:
@@ -335,21 +323,6 @@ def data_ns(
         reduce = shown + layout.framework.contention * (reduce - shown)
     shown = exposed_gather_ns(gather, [forward for forward, _ in mine], layout)
     return reduce, shown + layout.framework.contention * (gather - shown)
-
-
-def gathered_bytes(layout: RunLayout, layered: bool = True) -> float:
-    """Bytes of a parameter where data-parallel ranks gather parameters: those of the model's dtype, or of the products' recipe
-    if the framework gathers in few bits. Megatron-Core's `--fp8-param-gather` gathers in 8 bits where a scale factor is of a
-    whole tensor; with factors of blocks it gathers in the model's dtype, and casts then (`reuse_grad_buf_for_mxfp8_param_ag`).
-    So does FSDP2 with float8 (`enable_fsdp_float8_all_gather` needs the recipe of whole tensors).
-
-    layered: whether the parameter is of a transformer layer; others are never in few bits. layout: how the run is laid out on
-    its devices: degrees, batch, precision and framework.
-    """
-    recipe = layout.recipe
-    if layered and recipe is not None and not recipe.block and layout.framework.shards_in_bits:
-        return recipe.operand_bytes
-    return DTYPE_BYTES[layout.base]
 
 
 def blocks_of(
@@ -373,11 +346,9 @@ def blocks_of(
         forward, backward = chunk_ns(model, chunk, layout, times, first)
         parameters = parameters_of(model, chunk, layout)
         copies_forward, copies_backward = copied_ns(parameters, layout, kind)
-        size = parameters * gathered_bytes(layout, bool(chunk.layers))
-        gather = links.collective_ns(1, size, layout.sharing, layout.tp)
-        size = 0 if layout.frozen else parameters * layout.framework.gradient_bytes
-        reduce = links.collective_ns(1, size, layout.sharing, layout.tp)
-        copies = links.collective_ns(2, size / layout.sharing, layout.copies, layout.tp * layout.sharing)
+        gather, reduce, copies = block_exchange_ns(
+            parameters, routed_parameters(units, layout), layout, links, chunk.layers > 0
+        )
         forward, backward = forward + copies_forward, backward + copies_backward
         alongside = gather * (layout.zero == 3)
         forward += layout.framework.contention * min(forward, alongside)

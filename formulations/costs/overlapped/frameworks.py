@@ -25,8 +25,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from trainplan.formulations.costs.overlapped.kernel_time import CONTENTION
 from trainplan.formulations.costs.overlapped.layout import Framework
-from trainplan.formulations.costs.overlapped.sublayer_time import CONTENTION
 from trainplan.profiling.models.optimizers import OPTIMIZERS, OptimizerName
 
 MEGATRON = Framework(

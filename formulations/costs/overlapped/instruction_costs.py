@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
-from trainplan.formulations.costs.overlapped.analytic_step import buckets_of, jitter_of, muon_part, optimizer_ns
+from trainplan.formulations.costs.overlapped.analytic_step import jitter_of, muon_part, optimizer_ns
+from trainplan.formulations.costs.overlapped.kernel_time import UnitTimes
 from trainplan.formulations.costs.overlapped.layout import RunLayout, recompute_of
 from trainplan.formulations.costs.overlapped.links import Links
-from trainplan.formulations.costs.overlapped.sublayer_time import UnitTimes, unit_times
+from trainplan.formulations.costs.overlapped.state_exchange import buckets_of
+from trainplan.formulations.costs.overlapped.sublayer_time import unit_times
 from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.optimizers import moments_saved, ranks_sharing_states

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
+from trainplan.formulations.costs.overlapped.folding import NO_EXPERTS, ExpertsLayout, expert_data_degree, folded_words
 from trainplan.formulations.costs.overlapped.framework_memory import MEGATRON_MEMORY, FrameworkMemory
 from trainplan.formulations.plan.strategy import Exchange
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
@@ -54,6 +55,10 @@ class RecomputePolicy:
         activation: whether the activation function of the feed-forward network is, with its gate.
         network: instead of `activation`, whether the whole feed-forward network is, from the result of its norm.
         loss: whether logits and the loss are.
+        experts: whether whole units of experts are, with their exchange, from their input.
+        experts_activation: whether the activation function of routed experts is, with its gate.
+        shared_experts: whether shared experts are.
+        latent: whether the up-projections of latent attention are, with the rotation of queries and keys.
     """
 
     layers: float = 0.0
@@ -65,6 +70,10 @@ class RecomputePolicy:
     activation: bool = False
     network: bool = False
     loss: bool = False
+    experts: bool = False
+    experts_activation: bool = False
+    shared_experts: bool = False
+    latent: bool = False
 
     def share(self, index: int) -> float:
         """The share, 0 to 1, of one transformer layer that is recomputed as a whole (a fraction if only some layers are and it
@@ -265,6 +274,7 @@ class RunLayout:
         held: the memory that the trainer holds in addition.
         schedule: the pipeline schedule; `zb-h1` and `zero-bubble` (Qi et al., 2023) have a third of 1F1B's bubble, and
             almost none.
+        experts: the layout of units of experts, on the same devices.
     """
 
     dp: int
@@ -291,6 +301,7 @@ class RunLayout:
     offloaded_layers: int | None = None
     held: Held = NOTHING_HELD
     schedule: RunSchedule = "1f1b"
+    experts: ExpertsLayout = NO_EXPERTS
 
     def hosted_layers(self, layers: int) -> int:
         """The number of a stage's transformer layers whose activations are on the host: the stated number, or else all of them;
@@ -337,6 +348,28 @@ class RunLayout:
     def sharing(self) -> int:
         """The number of ranks that share model states under ZeRO, context-parallel ones included; 1 without ZeRO."""
         return self.shard * self.cp if self.zero else 1
+
+    @property
+    def edp(self) -> int:
+        """The number of ranks that hold the same part of the same experts. Raises InputError where ep and etp do not divide the
+        devices of a stage."""
+        return expert_data_degree(self.dp * self.cp * self.tp, self.experts.ep, self.experts.etp)
+
+    @property
+    def expert_sharing(self) -> int:
+        """The number of ranks that share the states of experts under ZeRO; 1 without ZeRO."""
+        return max(1, self.edp // max(1, self.dp // self.shard)) if self.zero else 1
+
+    @property
+    def expert_words(self) -> str:
+        """The strategy of units of experts as text, such as edp4-ep8."""
+        return folded_words(self.edp, self.experts.ep, self.experts.etp)
+
+    @property
+    def border_ranks(self) -> int:
+        """The number of tensor-parallel ranks that share a sample's tokens where they enter a unit of experts: each routes its
+        own tokens (sequence parallelism, which Megatron-Core requires of experts with tensor parallelism)."""
+        return self.tp if self.sequence_parallel else 1
 
     @property
     def sums_gradients(self) -> bool:

@@ -19,21 +19,24 @@ by itself, heads are exchanged again, too.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from trainplan.formulations.costs.overlapped.expert_time import expert_times
+from trainplan.formulations.costs.overlapped.kernel_time import CONTENTION, UnitTimes, kernel_ns
 from trainplan.formulations.costs.overlapped.layout import RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
 from trainplan.formulations.costs.overlapped.torch_rings import merged_ring_ns
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.clusters.cluster import DeviceKind
-from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.derived_costs import shared_operators
 from trainplan.profiling.estimate import operator_ns
 from trainplan.profiling.models.sublayers import (
     LAYER_KINDS,
     Attention,
+    Experts,
     FeedForward,
     HeadShare,
+    LatentAttention,
     Operator,
     Sublayer,
     TokenShare,
@@ -41,39 +44,6 @@ from trainplan.profiling.models.sublayers import (
     why_not_shared,
 )
 from trainplan.profiling.models.sublayers.parallel import ParallelBlock
-
-# An adapter next to a product, in either pass: its input is read, its result written and added, in kernels of their own. Its
-# products have so few columns that they take what memory does. Assumed.
-ADAPTER_READS, ADAPTER_WRITES = 1, 2
-# Devices with this recipe multiply 8-bit matrices in either order of their numbers, so that a tensor with one scale factor
-# needs no transposed copy (`nvte_is_non_tn_fp8_gemm_supported`, Transformer Engine 2.20).
-READING_BOTH_ORDERS = "nvfp4"
-CONTENTION = (
-    0.25  # part of a collective's time that it adds to kernels in parallel with it, assumed; 0.13 to 0.3 by Galvatron-BMW
-)
-
-
-@dataclass(frozen=True)
-class UnitTimes:
-    """Times of one sub-layer for one micro-batch on one rank, in ns.
-
-    Attributes:
-        forward_ns, backward_ns: kernels of both passes.
-        recompute_ns: kernels and collectives that the backward pass runs again, if it does not run the whole forward pass
-            again.
-        collectives_ns, backward_collectives_ns: collectives of the forward and of the backward pass that no kernel hides.
-    """
-
-    forward_ns: float
-    backward_ns: float
-    recompute_ns: float
-    collectives_ns: float
-    backward_collectives_ns: float
-
-    @property
-    def forward_with_collectives_ns(self) -> float:
-        """The time in ns of the forward pass, with its collectives that no kernel hides."""
-        return self.forward_ns + self.collectives_ns
 
 
 def splittable(part: Sublayer, tp: int) -> Sublayer:
@@ -92,15 +62,17 @@ def unit_times(part: Sublayer, layout: RunLayout, kind: DeviceKind, links: Links
     """The times of one sub-layer for one micro-batch on one rank. part: the sub-layer. layout: the run's degrees, precision and
     recomputation. kind: the kind of device. links: its links to other devices. Raises KeyError for a precision for which the
     kind of device has no rate."""
+    if isinstance(part, Experts):
+        return expert_times(part, layout, kind, links)
     part, shared = splittable(part, layout.tp), _shares_tokens(part, layout)
     work = _kernels(part, layout)
     layered = part.kind in LAYER_KINDS
-    forward = sum(_kernel_ns(operator, layout, kind, layered, False) for operator in work)
-    backward = sum(_kernel_ns(operator, layout, kind, layered, True) for operator in work)
+    forward = sum(kernel_ns(operator, layout, kind, layered, False) for operator in work)
+    backward = sum(kernel_ns(operator, layout, kind, layered, True) for operator in work)
     matrices = [operator for operator in work if operator.m and not operator.core]
-    gradients = sum(_kernel_ns(operator, layout, kind, layered, True) for operator in matrices) / 2
-    products = sum(_kernel_ns(operator, layout, kind, layered, False) for operator in matrices)
-    core = sum(_kernel_ns(operator, layout, kind, layered, False) for operator in _cores(part, layout))
+    gradients = sum(kernel_ns(operator, layout, kind, layered, True) for operator in matrices) / 2
+    products = sum(kernel_ns(operator, layout, kind, layered, False) for operator in matrices)
+    core = sum(kernel_ns(operator, layout, kind, layered, False) for operator in _cores(part, layout))
     recompute = _recompute_ns(part, layout, kind, work, core)
     gathered, (back, hideable) = _tensor_ns(part, layout, links, shared)
     gathered -= min(gathered, products) * layout.framework.tensor_overlap
@@ -138,7 +110,8 @@ def _shares_tokens(part: Sublayer, layout: RunLayout) -> bool:
     """Whether tensor-parallel ranks split the tokens of a sub-layer between matrix multiplications (sequence parallelism).
     part: the sub-layer. layout: how the run is laid out on its devices: degrees, batch, precision and framework.
     """
-    return layout.sequence_parallel and layout.tp > 1 and why_not_shared(part, layout.tp) is None
+    shareable = isinstance(part, LatentAttention) or why_not_shared(part, layout.tp) is None
+    return layout.sequence_parallel and layout.tp > 1 and shareable
 
 
 def _kernels(part: Sublayer, layout: RunLayout) -> list[Operator]:
@@ -147,12 +120,30 @@ def _kernels(part: Sublayer, layout: RunLayout) -> list[Operator]:
     framework.
     """
     tp, micro = layout.tp, layout.micro
-    operators = shared_operators(TokenShare(part, tp), micro) if _shares_tokens(part, layout) else part.operators(micro, tp)
+    shared = _shares_tokens(part, layout)
+    if isinstance(part, LatentAttention):
+        operators = _latent_operators(part, micro, tp, shared)
+    else:
+        operators = shared_operators(TokenShare(part, tp), micro) if shared else part.operators(micro, tp)
     if layout.framework.fuses_passes:
         operators = _with_fused_passes(part, operators)
     if layout.framework.joins_products:
         operators = _joined(operators)
     return [_on_share(operator, layout) for operator in operators]
+
+
+def _latent_operators(part: LatentAttention, micro: int, tp: int, shared: bool) -> list[Operator]:
+    """The kernels of a latent attention's forward pass on one of `tp` tensor-parallel ranks. Where these share tokens, each
+    computes norms and latents of its own tokens, and the latents are gathered (Megatron-Core's `MLASelfAttention`, whose
+    down-projections every rank has). micro: samples. shared: whether the ranks share tokens."""
+    operators = part.operators(micro, tp)
+    if not shared:
+        return operators
+    own, down = replace(part, tokens=part.tokens // tp), len(part.down_operators(1))
+    first = part.operators_before + down
+    last = len(operators) - 1 - 2 * part.sandwich
+    mine = own.operators(micro, tp)
+    return mine[:first] + operators[first:last] + mine[last:]
 
 
 def _joined(operators: Iterable[Operator]) -> list[Operator]:
@@ -202,49 +193,13 @@ def _on_share(operator: Operator, layout: RunLayout) -> Operator:
     return replace(operator, m=-(-operator.m // layout.cp), touched_bytes=operator.touched_bytes // layout.cp)
 
 
-def _kernel_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered: bool, backward: bool) -> float:
-    """The time in ns of a kernel. operator: the kernel's sizes. kind: the kind of device. layered: whether the kernel belongs
-    to a transformer layer, for which the layout states the precision separately. backward: True for the backward pass,
-    False for the forward pass. layout: how the run is laid out on its devices: degrees, batch, precision and framework.
-    """
-    base = layout.base
-    if not operator.m:
-        passes = layout.framework.memory_passes if layered else layout.framework.loss_passes
-        passes = 1.0 if layout.held.in_place and not layered else passes  # of a loss that one kernel computes
-        return operator_ns(replace(operator, touched_bytes=int(operator.touched_bytes * passes)), kind, base, 2, backward)
-    if layout.frozen and layered and not operator.core:
-        numbers = operator.m * operator.count * (ADAPTER_READS * operator.k + ADAPTER_WRITES * operator.n)
-        adapter_ns = operator_ns(Operator(touched_bytes=numbers * DTYPE_BYTES[base]), kind, base, DTYPE_BYTES[base])
-        return adapter_ns + _product_ns(operator, layout, kind, layered, backward)
-    return _product_ns(operator, layout, kind, layered, backward)
-
-
-def _product_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered: bool, backward: bool) -> float:
-    """The time in ns of a matrix multiplication, or of an attention core, with the casts of its operands to low precision.
-    operator: its sizes. kind: the kind of device. layered: whether it belongs to a transformer layer, for which the layout
-    states the precision separately. backward: True for the backward pass, False for the forward pass. layout: how the run
-    is laid out on its devices: degrees, batch, precision and framework.
-    """
-    base, recipe = layout.base, layout.recipe
-    if backward and layout.frozen and not operator.core:
-        operator = replace(operator, backward=operator.backward / 2)  # no gradients of weights
-    if operator.core or not layered or recipe is None:
-        precision: Precision = layout.precision if (layered and not operator.core) or layout.precision == "tfloat32" else base
-        rate = layout.framework.attention_rate if operator.core in ("scores", "values") else 1.0
-        return operator_ns(operator, kind, precision, DTYPE_BYTES[base], backward) / rate
-    written = operator.m * (operator.n if backward else operator.k) * operator.count
-    transposes = recipe.block > 0 or READING_BOTH_ORDERS not in kind.recipes
-    streaming = Operator(touched_bytes=round(written * recipe.cast_bytes(DTYPE_BYTES[base], transposes)))
-    product = operator_ns(operator, kind, recipe.precision, recipe.operand_bytes, backward) / recipe.product_rate
-    return product + operator_ns(streaming, kind, base, DTYPE_BYTES[base])
-
-
 def _cores(part: Sublayer, layout: RunLayout) -> list[Operator]:
     """The attention cores (softmax of scores times values) of a sub-layer on one rank, as kernels; empty for a sub-layer
     without attention. part: the sub-layer. layout: how the run is laid out on its devices: degrees, batch, precision and
     framework.
     """
-    if (attention := attention_of(part)) is None:
+    attention = part if isinstance(part, LatentAttention) else attention_of(part)
+    if attention is None:
         return []
     return [_on_share(operator, layout) for operator in attention.core_operators(layout.micro, layout.tp)]
 
@@ -258,14 +213,14 @@ def _recompute_ns(part: Sublayer, layout: RunLayout, kind: DeviceKind, work: lis
     recompute = layout.recompute
     if part.kind not in LAYER_KINDS:
         head_work = work[_before(part, layout) :] if recompute.loss and part.kind == "head" else []
-        return sum(_kernel_ns(operator, layout, kind, False, False) for operator in head_work)
-    streaming = sum(_kernel_ns(operator, layout, kind, True, False) for operator in work if not operator.m)
+        return sum(kernel_ns(operator, layout, kind, False, False) for operator in head_work)
+    streaming = sum(kernel_ns(operator, layout, kind, True, False) for operator in work if not operator.m)
     again = 0.0
     if recompute.operations:
-        products = sum(_kernel_ns(operator, layout, kind, True, False) for operator in work if operator.m and not operator.core)
+        products = sum(kernel_ns(operator, layout, kind, True, False) for operator in work if operator.m and not operator.core)
         again += streaming + products / 2
     if not recompute.operations:
-        again += sum(_kernel_ns(operator, layout, kind, True, False) for operator in _recomputed_modules(part, layout, work))
+        again += sum(kernel_ns(operator, layout, kind, True, False) for operator in _recomputed_modules(part, layout, work))
     if recompute.attention and not recompute.operations:
         again += core_ns
     return again
@@ -281,6 +236,8 @@ def _recomputed_modules(part: Sublayer, layout: RunLayout, work: list[Operator])
         before = part.attention if isinstance(part, ParallelBlock) else part
         twice = isinstance(part, ParallelBlock) and not part.shared_norm
         again += work[: _before(before, layout)] * (1 + twice)
+    if isinstance(part, LatentAttention) and recompute.latent:
+        again += [_on_share(operator, layout) for operator in part.up_operators(layout.micro, layout.tp)]
     if isinstance(network, FeedForward) and (recompute.network or recompute.activation):
         inner = network.activation_operators(layout.micro, layout.tp)[layout.framework.fuses_passes and network.gated :]
         if recompute.network:
@@ -311,6 +268,9 @@ def _tensor_ns(part: Sublayer, layout: RunLayout, links: Links, shared: bool) ->
         return (one, (one, 0.0)) if shared else (both, (0.0, 0.0))
     if part.kind == "head":
         return (one, (0.0, 2 * one)) if shared else (0.0, (0.0, both))
+    if isinstance(part, LatentAttention) and shared:
+        latents = hidden / part.hidden * (part.query_latent + part.latent + part.turned)
+        gathered = links.collective_ns(1, latents, layout.tp, 1)
     again = 0.0 if layout.framework.keeps_gathered else gathered
     return (gathered + one, (gathered, again + one)) if shared else (both, (0.0, both))
 
@@ -320,7 +280,7 @@ def _ring_ns(part: Sublayer, layout: RunLayout, links: Links) -> float:
     without context parallelism, and where ranks exchange heads. part: the sub-layer. layout: how the run is laid out on its
     devices: degrees, batch, precision and framework. links: bandwidths and latencies of a device's links.
     """
-    attention = attention_of(part)
+    attention = part if isinstance(part, LatentAttention) else attention_of(part)
     if layout.cp == 1 or layout.exchanges_heads or attention is None:
         return 0.0
     heads = attention.heads if layout.framework.merges_rings else attention.kv_heads  # torch repeats keys for their queries

@@ -10,11 +10,21 @@ its inputs before they are exchanged. What frameworks keep beyond that is in `fr
 
 from __future__ import annotations
 
+from trainplan.formulations.costs.overlapped.expert_memory import experts_again_bytes, experts_kept_bytes, latent_kept_bytes
 from trainplan.formulations.costs.overlapped.layout import RunLayout
 from trainplan.formulations.costs.overlapped.sublayer_time import splittable
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.models.model import Unit
-from trainplan.profiling.models.sublayers import Attention, FeedForward, HeadShare, Sublayer, TokenMixer, attention_of
+from trainplan.profiling.models.sublayers import (
+    Attention,
+    Experts,
+    FeedForward,
+    HeadShare,
+    LatentAttention,
+    Sublayer,
+    TokenMixer,
+    attention_of,
+)
 from trainplan.profiling.models.sublayers.parallel import ParallelBlock
 
 COPY_BYTES = 4  # of a copy in fp32
@@ -39,6 +49,14 @@ def kept_bytes(unit: Unit, layout: RunLayout) -> float:
     )
     entered = hidden + normed + own * part.hidden * _cast_bytes(part, layout)  # a norm's input, and its result
     norm_after = part.sandwich * (hidden + own * part.hidden * _composed_norm_bytes(part, layout))
+    if isinstance(part, Experts):
+        return (
+            hidden
+            + own * part.hidden * DTYPE_BYTES[layout.base] * (not layout.recompute.norms)
+            + experts_kept_bytes(part, layout, operand_bytes(layout))
+        )
+    if isinstance(part, LatentAttention):
+        return entered + latent_kept_bytes(part, tokens, own, layout, operand_bytes(layout))
     if isinstance(part, ParallelBlock):
         entered += normed * (not part.shared_norm)
         inner = _attention_bytes(part.attention, tokens, layout) + _network_bytes(part.feed_forward, tokens, layout)
@@ -181,6 +199,8 @@ def network_again_bytes(unit: Unit, layout: RunLayout) -> float:
     on its devices: degrees, batch, precision and framework.
     """
     part = splittable(unit.sublayer, layout.tp)
+    if isinstance(part, Experts):
+        return experts_again_bytes(part, layout, operand_bytes(layout))
     network = part.feed_forward if isinstance(part, ParallelBlock) else part
     if not layout.recompute.network or not isinstance(network, FeedForward):
         return 0.0

@@ -62,8 +62,9 @@ BUILT_IN |= {other: BUILT_IN[name] for other, name in OTHER_NAMES.items()}
 # Families whose models are read and shown, but of which plans are not made yet, by their modules: mixtures of experts, latent
 # attention.
 SHOWN: dict[str, str] = {
-    "mixtures": "mixtral qwen3_moe",
-    "latent": "deepseek_v3",
+    "mixtures": "mixtral qwen2_moe qwen3_moe olmoe flex_olmo phimoe granitemoe granitemoeshared minimax minimax_m2 gpt_oss",
+    "shared_experts": "glm4_moe dots1 ernie4_5_moe hunyuan_v1_moe llama4_text",
+    "latent": "deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite",
     "hybrids": "nemotron_h jamba bamba mamba2",
     "delta_nets": "qwen3_next qwen3_5_text qwen3_5_moe_text",
 }

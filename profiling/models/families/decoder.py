@@ -21,6 +21,7 @@ from trainplan.profiling.models.sublayers import (
     TokenEmbedding,
 )
 
+MOST_POSITIONS = 2**26
 LAYER_TYPES = ("full_attention", "sliding_attention")
 SIZES: dict[Role, str] = {**USUAL_SIZES, "width": "head_dim"}
 # Fields that every such family has in transformers; the last two are of its earlier versions.
@@ -129,7 +130,10 @@ def decoder(
     hidden size over heads. Raises InputError for fields that are missing or invalid.
     """
     hidden, heads = fields.size("hidden_size", 4096), fields.size("num_attention_heads", 32)
-    layers, positions = fields.layers("num_hidden_layers", such_as=32), fields.size("max_position_embeddings", 4096)
+    layers, positions = (
+        fields.layers("num_hidden_layers", such_as=32),
+        fields.count("max_position_embeddings", most=MOST_POSITIONS, such_as=4096),
+    )
     kv_heads = _kv_heads(fields, heads)
     if fields.config.get("head_dim") is None and width is None:
         fields.divisor("num_attention_heads", heads, "hidden_size", hidden)

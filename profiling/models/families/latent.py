@@ -22,7 +22,7 @@ from trainplan.profiling.models.families.routing import (
     networks_of,
     shared_inner,
 )
-from trainplan.profiling.models.sublayers import LatentAttention
+from trainplan.profiling.models.sublayers import Indexer, LatentAttention
 
 
 def latent_attention(fields: Fields, sizes: Decoder, interleaved: bool, **options: Any) -> LatentAttention:
@@ -32,8 +32,10 @@ def latent_attention(fields: Fields, sizes: Decoder, interleaved: bool, **option
     sizes: the model's sizes, read before. interleaved: whether rotary positions turn pairs of adjacent numbers. options:
     further keyword arguments of `LatentAttention`. Raises InputError for fields that are missing or invalid.
     """
-    ranked = fields.config.get("q_lora_rank") is not None
-    queries = fields.size("q_lora_rank", such_as=1536) if ranked else 0
+    whole = "q_lora_rank" in fields.config and fields.config["q_lora_rank"] is None  # which differs from a missing field
+    queries = 0 if whole else fields.size("q_lora_rank", such_as=1536)
+    if whole:
+        fields.read["q_lora_rank"] = None
     plain, turned = fields.size("qk_nope_head_dim", such_as=128), fields.size("qk_rope_head_dim", such_as=64)
     rotary = rotation(fields, sizes.positions, sizes.tokens, turned)
     rope = fields.config.get("rope_parameters") or fields.config.get("rope_scaling") or {}
@@ -56,6 +58,20 @@ def latent_attention(fields: Fields, sizes: Decoder, interleaved: bool, **option
     )
 
 
+def deepseek_v2(fields: Fields) -> Chain:
+    """Build the chain of sub-layers of a DeepSeek V2 model: latent attention, first dense layers, then experts that a softmax
+    scores, and shared experts.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
+    fields.note("topk_method")
+    in_groups = fields.config.get("topk_method") == "group_limited_greedy"
+    groups = grouped(fields, "n_routed_experts") if in_groups else {}
+    return _deepseek(fields, True, shared=2, dense=0, routing=groups)
+
+
 def deepseek_v3(fields: Fields) -> Chain:
     """Build the chain of sub-layers of a DeepSeek V3 or V3.1, or of a Kimi K2: latent attention, first dense layers, then
     experts that a sigmoid scores, in groups, and shared experts.
@@ -64,24 +80,75 @@ def deepseek_v3(fields: Fields) -> Chain:
     the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
     that are missing or invalid.
     """
-    sizes = decoder(fields, width=fields.size("qk_rope_head_dim", such_as=64))
-    attention = latent_attention(fields, sizes, fields.flag("rope_interleave", True))
-    groups, shared = grouped(fields, "n_routed_experts", (8, 4)), shared_inner(fields, "n_shared_experts", 1)
-    routing = {"scoring": "sigmoid", "balanced": True, "shared_inner": shared, **groups}
-    experts = experts_of(fields, sizes, "n_routed_experts", **routing)
-    networks = networks_of(dense_first(fields, sizes.layers, 3), experts, sizes.feed_forward(**gated(fields, False)))
     further_tokens(fields)
+    routing = {"scoring": "sigmoid", "balanced": True, **grouped(fields, "n_routed_experts", (8, 4))}
+    return _deepseek(fields, fields.flag("rope_interleave", True), shared=1, dense=3, routing=routing)
+
+
+def deepseek_v32(fields: Fields) -> Chain:
+    """Build the chain of sub-layers of a DeepSeek V3.2 model: V3 whose attention sees only the keys that an indexer chooses.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
+    further_tokens(fields)
+    names = {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
+    indexer = Indexer(*(fields.count(name, usual) for name, usual in names.items()))
+    routing = {"scoring": "sigmoid", "balanced": True, **grouped(fields, "n_routed_experts", (8, 4))}
+    return _deepseek(fields, True, shared=1, dense=3, routing=routing, indexer=indexer)
+
+
+def glm4_moe_lite(fields: Fields) -> Chain:
+    """Build the chain of sub-layers of a GLM 4.7 Flash model: the layers of DeepSeek V3, of which the first is dense.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
+    further_tokens(fields)
+    routing = {"scoring": "sigmoid", "balanced": True, **grouped(fields, "n_routed_experts")}
+    return _deepseek(fields, fields.flag("rope_interleave", True), shared=1, dense=1, routing=routing)
+
+
+def _deepseek(
+    fields: Fields, interleaved: bool, shared: int, dense: int, routing: dict[str, Any], indexer: Indexer | None = None
+) -> Chain:
+    """Build the chain of sub-layers of a decoder of latent attention, first dense layers, and experts with shared ones.
+
+    interleaved: whether rotary positions turn pairs of adjacent numbers. shared, dense: the numbers of shared experts and of
+    dense layers, if the configuration states none. routing: further keyword arguments of `Experts`. indexer: the choice of
+    keys of sparse attention. fields: the configuration; fields that are read are recorded in it. Returns the units in order,
+    and whether head and embedding share one matrix. Raises InputError for fields that are missing or invalid.
+    """
+    sizes = decoder(fields, width=fields.size("qk_rope_head_dim", such_as=64))
+    attention, bias = latent_attention(fields, sizes, interleaved, indexer=indexer), fields.flag("mlp_bias", False)
+    always = shared_inner(fields, "n_shared_experts", shared)
+    experts = experts_of(fields, sizes, "n_routed_experts", shared_inner=always, shared_bias=bias, **routing)
+    networks = networks_of(dense_first(fields, sizes.layers, dense), experts, sizes.feed_forward(**gated(fields, bias)))
     table = sizes.embedding(padding=fields.padding(sizes.vocabulary))
     return sizes.patterned([attention] * sizes.layers, networks, table), fields.flag("tie_word_embeddings", False)
 
 
-LATENT = names("q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim rope_interleave")
+LATENT = names(
+    """
+    q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim rope_interleave index_n_heads
+    index_head_dim index_topk layer_types
+    """
+)
 SPARSE = names(
     """
     n_routed_experts n_shared_experts num_experts_per_tok moe_intermediate_size first_k_dense_replace moe_layer_freq n_group
-    topk_group mlp_layer_types num_nextn_predict_layers num_mtp_layers
+    topk_group mlp_layer_types mlp_bias num_nextn_predict_layers
     """
 )
 FIELDS = " ".join(sorted(ROUTER_FIELDS | LATENT | SPARSE)) + " rms_norm_eps attention_bias"
-OTHER_NAMES = {"num_experts": "n_routed_experts", "num_local_experts": "n_routed_experts"}
-DEEPSEEK_V3 = described(deepseek_v3, FIELDS, OTHER_NAMES | {"num_mtp_layers": "num_nextn_predict_layers"})
+OTHER_NAMES = {
+    "num_experts": "n_routed_experts",
+    "num_local_experts": "n_routed_experts",
+    "num_mtp_layers": "num_nextn_predict_layers",
+}
+DEEPSEEK_V2 = described(deepseek_v2, FIELDS, OTHER_NAMES)
+DEEPSEEK_V3 = described(deepseek_v3, FIELDS, OTHER_NAMES)
+GLM4_MOE_LITE = described(glm4_moe_lite, FIELDS, OTHER_NAMES)
+DEEPSEEK_V32 = described(deepseek_v32, FIELDS, OTHER_NAMES)

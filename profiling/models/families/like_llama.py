@@ -7,11 +7,13 @@ raise InputError for a configuration that they cannot read.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from trainplan.profiling.base.errors import shown
 from trainplan.profiling.models.families.decoder import Decoder, decoder, layer_windows, sliding_window
 from trainplan.profiling.models.families.fields import Fields
 from trainplan.profiling.models.families.layered import Chain, described, gated, layered, plain, rotary_of, stretched_rotary
+from trainplan.profiling.models.sublayers import Sublayer
 
 
 def internlm3(fields: Fields) -> Chain:
@@ -159,7 +161,7 @@ def smollm3(fields: Fields) -> Chain:
     """
     sizes, bias = decoder(fields), fields.flag("attention_bias", False)
     every = fields.count("no_rope_layer_interval", 4)
-    rotating = _rotating_layers(fields, "no_rope_layers", [(i + 1) % every > 0 for i in range(sizes.layers)])
+    rotating = rotating_layers(fields, "no_rope_layers", [(i + 1) % every > 0 for i in range(sizes.layers)])
     window = sliding_window(fields) if fields.flag("use_sliding_window", False) else 0
     windows = layer_windows(fields, sizes.layers, window, [not turns for turns in rotating])
     inner, base = fields.flag("mlp_bias", False), 2e6
@@ -167,7 +169,7 @@ def smollm3(fields: Fields) -> Chain:
     return plain(fields, sizes, bias, bias, inner, base=base, **options)
 
 
-def _rotating_layers(fields: Fields, name: str, usual: list[bool]) -> list[bool]:
+def rotating_layers(fields: Fields, name: str, usual: list[bool]) -> list[bool]:
     """Whether each layer has rotary positions, from a list of 1 (it has) and 0 in a field.
 
     fields: the configuration; fields that are read are recorded in it. name: the field. usual: the result if the field is
@@ -191,7 +193,7 @@ def granite(fields: Fields) -> Chain:
     that are missing or invalid.
     """
     sizes, bias = decoder(fields), fields.flag("attention_bias", False)
-    return _scaled(fields, sizes, bias, fields.flag("mlp_bias", False), sandwich=False, usual_scale=1.0)
+    return scaled(fields, sizes, bias, fields.flag("mlp_bias", False), sandwich=False, usual_scale=1.0)
 
 
 def hyperclovax(fields: Fields) -> Chain:
@@ -203,18 +205,27 @@ def hyperclovax(fields: Fields) -> Chain:
     """
     sizes, bias = decoder(fields), fields.flag("attention_bias", False)
     sandwich = fields.flag("use_post_norm", True)
-    return _scaled(fields, sizes, bias, fields.flag("mlp_bias", False), sandwich, sizes.width**-0.5)
+    return scaled(fields, sizes, bias, fields.flag("mlp_bias", False), sandwich, sizes.width**-0.5)
 
 
-def _scaled(fields: Fields, sizes: Decoder, bias: bool, inner_bias: bool, sandwich: bool, usual_scale: float) -> Chain:
+def scaled(
+    fields: Fields,
+    sizes: Decoder,
+    bias: bool,
+    inner_bias: bool,
+    sandwich: bool,
+    usual_scale: float,
+    network: Callable[..., Sublayer] | None = None,
+) -> Chain:
     """Build the chain of sub-layers of a Granite-like decoder, with factors on embeddings, scores, logits and residual
     branches.
 
     sizes: the model's sizes, read before. bias: whether attention's projections have a bias; inner_bias: whether the
     feed-forward network's projections have one. sandwich: whether there are norms also after both. usual_scale: the factor of
-    scores if the configuration has no `attention_multiplier`. fields: the configuration (config.json), written to:
-    `fields.read` gets every field that is read, with its value. Returns the units (sub-layers with names) in order, and
-    whether head and embedding share one matrix. Raises InputError for fields that are missing or invalid.
+    scores if the configuration has no `attention_multiplier`. network: makes the unit that all layers have in place of the
+    feed-forward network, from the keyword arguments of its residual; None for that network. fields: the configuration
+    (config.json), written to: `fields.read` gets every field that is read, with its value. Returns the units (sub-layers with
+    names) in order, and whether head and embedding share one matrix. Raises InputError for fields that are missing or invalid.
     """
     scale = fields.share("attention_multiplier", usual_scale, most=1e3)
     added = {"residual": fields.share("residual_multiplier", 1.0, most=1e3), "sandwich": sandwich}
@@ -222,7 +233,8 @@ def _scaled(fields: Fields, sizes: Decoder, bias: bool, inner_bias: bool, sandwi
     head = {"scale": 1 / fields.share("logits_scaling", 1.0, most=1e4)}
     inside = {"bias": bias, "out_bias": bias, "scale": scale, **added}
     ffn, rotary = gated(fields, inner_bias, **added), rotary_of(fields, sizes)
-    return layered(fields, sizes, inside, ffn, rotary, embedding=embedding, head=head)
+    networks = None if network is None else [network(**added)] * sizes.layers
+    return layered(fields, sizes, inside, ffn, rotary, networks=networks, embedding=embedding, head=head)
 
 
 def qwen2_vl_text(fields: Fields) -> Chain:

@@ -100,8 +100,8 @@ def _scaling(
         return RotaryScaling("linear", number("factor", least=1.0))
     if kind == "llama3":
         low, high = number("low_freq_factor"), number("high_freq_factor")
-        if low >= high:
-            raise fields.fail("rope_scaling.high_freq_factor", f"is {high:g}", f"give more than low_freq_factor = {low:g}")
+        if low > high:
+            raise fields.fail("rope_scaling.high_freq_factor", f"is {high:g}", f"give at least low_freq_factor = {low:g}")
         return RotaryScaling("llama3", number("factor", least=1.0), original, low, high)
     if kind == "yarn":
         factor = number("factor", positions / original, 1.0)

@@ -28,7 +28,7 @@ def experts_of(
     chosen: str = "num_experts_per_tok",
     **options: Any,
 ) -> Experts | FeedForward:
-    """Read a layer's routed experts: the mixture as a sub-layer, or, of one expert alone, the feed-forward network that it is.
+    """Read a layer's routed experts: the mixture as a sub-layer, or, of one expert, the feed-forward network that it is.
 
     sizes: the model's sizes, read before. count, inner, chosen: the fields with the number of experts, their inner size, and
     the number that works on a token. options: further keyword arguments of `Experts`. Raises InputError for fields that are
@@ -38,7 +38,8 @@ def experts_of(
     experts, width = fields.count(count, usual[0], such_as=8), fields.size(inner, such_as=1408)
     activation = fields.activation("hidden_act", "silu")
     if experts == 1:
-        return sizes.feed_forward(inner=width, activation=activation, gated=True, bias=bool(options.get("bias")))
+        inner = width + int(options.get("shared_inner", 0))
+        return sizes.feed_forward(inner=inner, activation=activation, gated=True, bias=bool(options.get("bias")))
     used = fields.count(chosen, usual[1], most=experts, such_as=2)
     return sizes.experts(experts=experts, chosen=used, inner=width, **{"activation": activation, **options})
 

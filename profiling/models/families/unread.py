@@ -171,9 +171,9 @@ def refuse_features(fields: Fields, described: Family) -> None:
 
 def refuse_unplanned(fields: Fields, units: Sequence[Unit]) -> None:
     """Raise InputError if any unit of a model's chain, read from these fields, has what is not planned yet, such as experts."""
-    feature = next((feature for unit in units if (feature := unit.sublayer.unplanned_feature)), "")
-    if feature:
-        problem = f"is {shown(fields.config.get('model_type'))}: plans of {feature}: not yet"
+    features = dict.fromkeys(feature for unit in units if (feature := unit.sublayer.unplanned_feature))
+    if features:
+        problem = f"is {shown(fields.config.get('model_type'))}: plans of {' and '.join(features)}: not yet"
         raise fields.fail("model_type", problem, f"{DENSE}; {SHOWS}")
 
 

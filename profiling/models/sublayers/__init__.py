@@ -33,6 +33,7 @@ from trainplan.profiling.models.sublayers.head_pieces import HeadPieces
 from trainplan.profiling.models.sublayers.head_share import HeadShare, why_no_head_share
 from trainplan.profiling.models.sublayers.heads import LanguageHead, ValueHead
 from trainplan.profiling.models.sublayers.latent import Indexer, LatentAttention
+from trainplan.profiling.models.sublayers.lightning import LightningAttention
 from trainplan.profiling.models.sublayers.mixers import TokenMixer
 from trainplan.profiling.models.sublayers.modules import SelectiveRecomputation, modules_of
 from trainplan.profiling.models.sublayers.parallel import ParallelBlock, attention_of
@@ -56,6 +57,7 @@ __all__ = [
     "Kind",
     "LanguageHead",
     "LatentAttention",
+    "LightningAttention",
     "Norm",
     "Operator",
     "ParallelBlock",

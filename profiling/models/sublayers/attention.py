@@ -68,7 +68,9 @@ class Attention(Sublayer):
     rotary: base of rotary position embedding (0: none), which rotates the first `rotary_width` numbers of every head (0: all),
     stretched for long sequences by `scaling`, in pairs of adjacent numbers if `interleaved`. normed_heads: whether queries and
     keys are normed. head_weights: how: by one weight "shared" by all heads, a weight of "each" head, or one norm over "all"
-    heads (OLMo 2). turned_first: whether these norms come after the rotation.
+    heads (OLMo 2); "none" is a norm without weights (Llama 4). turned_first: whether these norms come after the rotation.
+    chunk: tokens of the chunks within which queries see keys (Llama 4; 0: no chunks). sinks: whether every head has a learned
+    score of no key (gpt-oss).
 
     memory_tokens: length of the sequence that a cross-attention reads (0: self-attention). window: side of Swin's square
     windows (0: none), shift: their offset; the tokens then form a square image. relative: the kind of learned position biases:
@@ -99,9 +101,11 @@ class Attention(Sublayer):
     rotary_width: int = 0
     interleaved: bool = False
     normed_heads: bool = False
-    head_weights: Literal["shared", "each", "all"] = "shared"
+    head_weights: Literal["shared", "each", "all", "none"] = "shared"
     turned_first: bool = False
     sliding: int = 0
+    chunk: int = 0
+    sinks: bool = False
     softcap: float = 0.0
     alibi: float = 0.0
     attention_dropout: float = 0.0
@@ -123,6 +127,8 @@ class Attention(Sublayer):
             return "norms of heads that are not RMS norms with one weight before the rotation"
         if self.gated:
             return "a gate of attention's result"
+        if self.sinks or self.chunk:
+            return "attention sinks" if self.sinks else "attention in chunks"
         return super().unexecuted_feature
 
     @property
@@ -159,7 +165,8 @@ class Attention(Sublayer):
 
         `models.blockwise` then computes it block by block.
         """
-        return bool(self.alibi or self.softcap or (self.sliding and self.sliding < self.tokens * self.pieces))
+        seen = self.tokens * self.pieces
+        return bool(self.alibi or self.softcap or 0 < self.sliding < seen or 0 < self.chunk < seen)
 
     @property
     def in_halves(self) -> bool:
@@ -175,6 +182,8 @@ class Attention(Sublayer):
     def mean_keys(self) -> int:
         """Mean number of keys that a query sees: about half of all under a causal mask, fewer within a sliding window."""
         keys = min(self.keys, self.sliding or self.keys)
+        if self.chunk and self.causal and self.chunk < keys:
+            return self.chunk - self.chunk // 2
         return keys - keys * keys // (2 * self.keys) if self.causal else keys
 
     @property
@@ -210,6 +219,7 @@ class Attention(Sublayer):
         if self.holds_table:
             rows = (2 * self.window - 1) ** 2 if self.relative == "swin" else self.buckets
             parameters.append(Parameter("relative.weight", (rows, self.heads), 1))
+        parameters += [Parameter("sinks", (self.heads,), 0)] * self.sinks
         if self.normed_heads:
             parameters += [*self._head_norm("q_norm", self.heads), *self._head_norm("k_norm", self.kv_heads)]
         return (*parameters, *self._norm_parameters())
@@ -219,6 +229,8 @@ class Attention(Sublayer):
 
         name: the beginning of their names, "q_norm" or "k_norm". heads: number of heads of the queries or keys.
         """
+        if self.head_weights == "none":
+            return []
         if self.head_weights == "shared":
             biased = self.norm == "layer" and self.norm_bias
             return [Parameter(f"{name}.{what}", (self.width,)) for what in ("weight", "bias")[: 1 + biased]]
