@@ -19,6 +19,7 @@ from trainplan.profiling.models.model import Model, load_model
 
 import trainplan as tp
 from tests.helpers.refusals import refused
+from tests.helpers.sizes import of_all
 from trainplan.planning.planning_run import limits_bytes
 from trainplan.planning.presets import PRESETS
 from trainplan.planning.result import PlanningResult
@@ -121,12 +122,13 @@ def test_claims_name_problem_and_costs(every: int = EVERY) -> None:
 
 @pytest.mark.long
 def test_all_of_it_holds_of_every_request() -> None:
-    """In one test, so that each request is planned once."""
-    test_equal_plans_have_equal_predictions_whoever_made_them(1)
-    test_a_prediction_is_what_simulate_says(1)
-    test_every_plan_fits_its_own_limit(1)
-    test_what_does_not_fit_names_a_memory_that_does(1)
-    test_claims_name_problem_and_costs(1)
+    """In one test, so that each request is planned once. One request in three; `make test-all` has all."""
+    every = of_all(3, 1)
+    test_equal_plans_have_equal_predictions_whoever_made_them(every)
+    test_a_prediction_is_what_simulate_says(every)
+    test_every_plan_fits_its_own_limit(every)
+    test_what_does_not_fit_names_a_memory_that_does(every)
+    test_claims_name_problem_and_costs(every)
 
 
 def test_presets_are_named_in_their_table_alone() -> None:

@@ -71,7 +71,7 @@ def said(answer: Any) -> tuple[int, int]:
     return answer.step_ns, max(answer.peak_bytes)
 
 
-@pytest.mark.parametrize("number", first_and_others([*range(len(RUNS))], len(SMALL), 3))
+@pytest.mark.parametrize("number", first_and_others([*range(len(RUNS))], len(SMALL), 4))
 def test_every_command_says_one_step_and_one_memory_of_a_run(number: int, tmp_path: Path) -> None:
     case = RUNS[number]
     run = imported(case, tmp_path)

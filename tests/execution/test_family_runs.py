@@ -41,7 +41,7 @@ def _runnable_plan(rng: random.Random, model: Model) -> Plan:
             return plan
 
 
-@pytest.mark.parametrize("rounds", some_and_all(1, 3))
+@pytest.mark.parametrize("rounds", some_and_all(1, 3, 2))
 def test_gradients_of_every_family_on_4_processes(rounds: int) -> None:
     rng = random.Random(31)
     plans = [_runnable_plan(rng, model) for _ in range(rounds) for model in MODELS.values()]

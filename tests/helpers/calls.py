@@ -39,23 +39,28 @@ PRELOADED = [  # of what commands import when they run, what most of them do
 PROCESSES.set_forkserver_preload(PRELOADED)
 
 
-def call(*arguments: str | Path, folder: Path | None = None) -> CompletedProcess[str]:
-    """Run `trainplan` with these arguments in a folder; its exit code and both of its outputs."""
+def call(*arguments: str | Path, folder: Path | None = None, columns: str | None = None) -> CompletedProcess[str]:
+    """Run `trainplan` with these arguments in a folder; its exit code and both of its outputs. columns: the width of lines."""
     words = ["trainplan", *(str(argument) for argument in arguments)]
     with TemporaryDirectory() as scratch:
         streams = [Path(scratch) / name for name in ("output", "error")]
         os.unsetenv("COLUMNS")  # readline sets it for new processes when it is imported, and os.environ does not show it
-        process = PROCESSES.Process(target=_run, args=(words, folder or Path.cwd(), warm.folder, *streams))
+        process = PROCESSES.Process(target=_run, args=(words, folder or Path.cwd(), warm.folder, columns, *streams))
         process.start()
         process.join()
         return CompletedProcess(words, process.exitcode or 0, *(stream.read_text() for stream in streams))
 
 
-def _run(words: list[str], folder: Path, sockets: str | None, output: Path, error: Path) -> None:
+def _run(words: list[str], folder: Path, sockets: str | None, columns: str | None, output: Path, error: Path) -> None:
     for descriptor, stream in ((1, output), (2, error)):
         os.dup2(os.open(stream, os.O_CREAT | os.O_WRONLY | os.O_APPEND), descriptor)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(folder)
+    if columns is not None:
+        from trainplan.command import printing
+
+        os.environ["COLUMNS"] = columns
+        printing.out.width = int(columns)  # which was read when it was imported
     sys.argv = words
     if sockets is not None:
         warm.install(sockets)

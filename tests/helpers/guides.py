@@ -12,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +25,7 @@ PICTURES = {  # by page, the files that its commands write and that are kept in 
     "docs/index.md": {"plan.png": "plan.png"},
     "docs/guides/engineer.md": {"plan.png": "plan-8b.png", "step.png": "step-8b.png"},
 }
+Run = Callable[[Sequence[str], Path], subprocess.CompletedProcess[str]]  # a command's words, and the folder that it runs in
 MOST_LINES = 40  # lines of an output that are shown
 COLUMNS = "100"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "COLUMNS": COLUMNS}
@@ -61,15 +62,21 @@ def blocks(text: str) -> Iterator[Block]:
         yield Block([word[1:] for word in words if word[:1] == ["trainplan"]], found["output"], found.span("output"))
 
 
-def printed(block: Block, folder: Path) -> str:
+def as_users_do(words: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a `trainplan` command in a folder, by a new Python; its exit code and its outputs. words: those after `trainplan`."""
+    command = [sys.executable, "-m", "trainplan", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=ENVIRONMENT, check=False)
+
+
+def printed(block: Block, folder: Path, run: Run = as_users_do) -> str:
     """The output of a block's commands, run in a folder; of a long output, the end is replaced by the number of its lines.
+    run: what runs a command.
 
     Raises AssertionError where a command fails; that no plan fits is no failure.
     """
     texts = []
     for words in block.commands:
-        command = [sys.executable, "-m", "trainplan", *words]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=ENVIRONMENT, check=False)
+        done = run(words, folder)
         assert done.returncode == 0 or "no plan fits" in done.stdout, (words, done.stderr)
         texts.append(done.stdout)
     lines = [line.rstrip() for line in "".join(texts).strip("\n").splitlines()]
@@ -79,17 +86,20 @@ def printed(block: Block, folder: Path) -> str:
 
 
 def comparable(text: str) -> list[str]:
-    """The lines of an output that are the same on every machine, measured numbers masked."""
-    kept = [line.rstrip() for line in PROVEN.sub("", text).splitlines() if not TIMED.search(line)]
+    """The lines of an output that are the same on every machine, measured numbers masked; columns, which are as wide as the
+    longest number of seconds, a space apart."""
+    lines = [line.rstrip() for line in PROVEN.sub("", text).splitlines() if not TIMED.search(line)]
+    kept = [re.sub(r"(?<=\S) {2,}", " ", line) for line in lines]
     return [re.sub(r"\d[\d.,e+-]*", "N", line) if MEASURED.search(line) else SECONDS.sub("N", line) for line in kept]
 
 
-def written(page: Path) -> str:
-    """The page's text with the output that its commands print now; its pictures are written to docs/pictures."""
+def written(page: Path, run: Run = as_users_do) -> str:
+    """The page's text with the output that its commands print now; its pictures are written to docs/pictures. run: what runs a
+    command."""
     text, parts, end = page.read_text(), [], 0
     with TemporaryDirectory() as folder:
         for block in blocks(text):
-            output = printed(block, Path(folder))
+            output = printed(block, Path(folder), run)
             if block.output is not None:
                 parts += [text[end : block.span[0]], output]
                 end = block.span[1]

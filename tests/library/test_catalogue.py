@@ -71,8 +71,8 @@ def test_an_entry_is_what_its_request_makes(name: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_entry_is_what_its_request_makes_and_holds(part: int) -> None:
-    """Of the entries one in two; `make test-all` has all."""
-    for shipped in one_in(2, SHIPPED)[part::PARTS]:
+    """Of the entries one in five; `make test-all` has all."""
+    for shipped in one_in(5, SHIPPED)[part::PARTS]:
         _is_rebuilt(shipped)
         assert check_entry(shipped).faults == (), shipped.name
 

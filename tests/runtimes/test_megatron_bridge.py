@@ -55,7 +55,7 @@ def exported(folder: Path, **changes: Any) -> Path:
     return folder / CONFIG
 
 
-@pytest.mark.parametrize("seed", first_and_others(range(12)))
+@pytest.mark.parametrize("seed", first_and_others(range(12), stride=2))
 def test_every_field_says_what_the_plan_does_and_comes_back(tmp_path: Path, seed: int) -> None:
     plan = in_bfloat16(random_exported(random.Random(seed)))
     made = tp.export(plan, "megatron-bridge")
