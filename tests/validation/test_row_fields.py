@@ -63,8 +63,9 @@ def test_what_overlaps_is_named_where_a_row_leaves_it_open() -> None:
         {**ROW, "id": "alone", "zero": 0, "overlap_grad_reduce": False},
         {**ROW, "id": "recipe", "framework": "NeMo 2"},
         {**ROW, "id": "always", "framework": "torchtitan", "fsdp": "full_shard", "zero": None},
+        {**ROW, "id": "zero", "framework": "DeepSpeed", "tp": 1, "pp": 1, "vpp": 1, "cp": 1, "dp": 64, "zero": 2},
     ]
-    first, half, *told, recipe, always = predict_runs(load_runs(rows))
+    first, half, *told, recipe, always, zero = predict_runs(load_runs(rows))
     assert first.left_open["overlap"] == (
         "gradients reduced after backward passes and parameters gathered before forward passes; "
         "give overlap_grad_reduce and overlap_param_gather"
@@ -72,6 +73,7 @@ def test_what_overlaps_is_named_where_a_row_leaves_it_open() -> None:
     assert half.left_open["overlap"].endswith("give overlap_param_gather")
     assert "gradients reduced alongside" in recipe.left_open["overlap"]
     assert all("overlap" not in run.left_open for run in (*told, always))
+    assert zero.left_open["overlap"] == "gradients reduced alongside backward passes; give overlap_grad_reduce"
 
 
 @pytest.mark.parametrize(
