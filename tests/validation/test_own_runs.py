@@ -168,8 +168,13 @@ def test_what_cannot_be_corrected_is_one_line(tmp_path: Path) -> None:
     path.write_text((Path(tp.__file__).parent / "data" / "efficiencies.yaml").read_text())
     with refused("own_runs", fix="--calibrated"):
         tp.calibrate([own], calibrated=path)
+    path.write_text("[1, 2]")
+    with refused("", problem="not written over", fix="mine.yaml"):
+        tp.calibrate([own], calibrated=path)
     path.unlink()
     tp.calibrate([own], calibrated=path)
+    with refused("step_s", fix="5.2"):
+        tp.calibrate([{**own, "step_s": 0}], calibrated=path)
     with refused("--calibrated", problem="A100", fix="h100:8"):
         calibrated_cluster("a100:8", path)
     with refused("--calibrated", problem="a100-16", fix="h100:8x4"):

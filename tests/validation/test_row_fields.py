@@ -63,8 +63,9 @@ def test_what_overlaps_is_named_where_a_row_leaves_it_open() -> None:
         {**ROW, "id": "alone", "zero": 0, "overlap_grad_reduce": False},
         {**ROW, "id": "recipe", "framework": "NeMo 2"},
         {**ROW, "id": "always", "framework": "torchtitan", "fsdp": "full_shard", "zero": None},
+        {**ROW, "id": "zero", "framework": "DeepSpeed", "tp": 1, "pp": 1, "vpp": 1, "cp": 1, "dp": 64, "zero": 2},
     ]
-    first, half, *told, recipe, always = predict_runs(load_runs(rows))
+    first, half, *told, recipe, always, zero = predict_runs(load_runs(rows))
     assert first.left_open["overlap"] == (
         "gradients reduced after backward passes and parameters gathered before forward passes; "
         "give overlap_grad_reduce and overlap_param_gather"
@@ -72,6 +73,7 @@ def test_what_overlaps_is_named_where_a_row_leaves_it_open() -> None:
     assert half.left_open["overlap"].endswith("give overlap_param_gather")
     assert "gradients reduced alongside" in recipe.left_open["overlap"]
     assert all("overlap" not in run.left_open for run in (*told, always))
+    assert zero.left_open["overlap"] == "gradients reduced alongside backward passes; give overlap_grad_reduce"
 
 
 @pytest.mark.parametrize(
@@ -99,14 +101,21 @@ def test_an_error_names_file_row_field_value_and_a_value_that_works(tmp_path: Pa
         ({"gpus": "8x2"}, "gpus is '8x2'", ("devices", "8")),
         ({"gpu": None}, "gpu is missing", ("h100", "trainplan cluster kinds")),
         ({"mbs": -1}, "mbs is -1", ("at least", "1")),
+        ({"model": "lama3-8b"}, "model is 'lama3-8b'", ("llama3-8b", "layers, hidden and heads")),
         ({"tp": 3}, "gpus is 64, of tp 3", ("divides", "gpus")),
     ]
     path.write_text(json.dumps([{**ROW, "id": f"r{index}", **fields} for index, (fields, _, _) in enumerate(wrong)]))
     lines = [text for text in call("validate", path).stdout.splitlines() if "cannot be predicted" in text]
     assert len(lines) == len(wrong)
-    for index, (text, (_, problem, fix)) in enumerate(zip(lines, wrong, strict=True)):
-        assert text.startswith(f"{path}: [{index}] r{index} (llama3-8b) cannot be predicted: {problem}")
+    for index, (text, (fields, problem, fix)) in enumerate(zip(lines, wrong, strict=True)):
+        name = fields.get("model", ROW["model"])
+        assert text.startswith(f"{path}: [{index}] r{index} ({name}) cannot be predicted: {problem}")
         assert all(word in text for word in fix)
+
+
+def test_a_measurement_of_nothing_is_named() -> None:
+    [run] = tp.validate([{**ROW, "step_s": 0, "mfu": 0.0}])
+    assert run.measured_s is None and [text.split(" is ")[0] for text in run.remarks] == ["step_s 0", "mfu 0"]
 
 
 def test_a_table_of_runs_fits_eighty_columns_and_details_have_the_rest(

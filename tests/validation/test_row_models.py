@@ -110,7 +110,7 @@ def test_parameters_decide_what_a_row_leaves_open(name: str, billions: float, fi
 def test_what_does_not_come_out_is_reported() -> None:
     made = laid(model="somebody-13b", params=99e9, seq=512, **sizes(40, 5120, 40, 40, 20480, 50257))
     assert "99 stated" in made.assumed["params"]
-    with refused("layers", fix="somebody-13b"):
+    with refused("model", problem="somebody-13b", fix="layers, hidden and heads"):
         laid(model="somebody-13b")
 
 

@@ -115,6 +115,10 @@ def calibrate(
     else:
         predictions = predict_runs(load_runs(runs))  # type: ignore[arg-type]
         own = own_runs_of(predictions)
+    if not own:
+        where = "runs" if isinstance(runs, Sequence) and not isinstance(runs, str) else str(runs)
+        problem = "is in no row that can be predicted and compared"
+        raise InputError(where, "step_s", problem, 'give rows with a measured step, such as "step_s": 5.2')
     name = "own runs" if calibrated is None else Path(calibrated).name
     earlier = [] if calibrated is None else earlier_runs(calibrated)
     found = calibration(shipped_efficiencies(), [*earlier, *own], name)

@@ -172,14 +172,18 @@ def overlap_left_open(run: Run, framework: Framework, zero: int) -> str:
     it, with the fields to give; empty if it states all that its ZeRO stage needs. framework: the settings for the run's
     framework, with the overlap that is taken. zero: the ZeRO stage.
     """
-    if framework.pads == 1:  # others have no such flags
+    deepspeed = framework.name == DEEPSPEED.name
+    if framework.pads == 1 and not deepspeed:  # others have no such flags
         return ""
     texts, fields = [], []
-    reduces, gathers = stated_overlap(run, (run.note or "").lower())
+    note = (run.note or "").lower()
+    reduces, gathers = stated_overlap(run, note)
+    if deepspeed and (zero == 3 or flag(note, "overlap[_ -]comm")):
+        return ""
     if reduces is None:
         texts.append(f"gradients reduced {'alongside' if framework.overlaps_gradients else 'after'} backward passes")
         fields.append("overlap_grad_reduce")
-    if gathers is None and zero:
+    if gathers is None and zero and not deepspeed:
         texts.append(f"parameters gathered {'alongside' if framework.overlaps_parameters else 'before'} forward passes")
         fields.append("overlap_param_gather")
     return f"{' and '.join(texts)}; give {' and '.join(fields)}" if texts else ""

@@ -87,6 +87,7 @@ def compared_values(laid: LaidRun, step_s: float, peak_bytes: float) -> Compared
         return ComparedValues(
             remarks=(f"it ran out of memory, and has {fields}, compared with nothing: leave out oom, or these",)
         )
+    remarks += [f"{field} 0 is compared with nothing: give what was measured" for field in MEASURES if getattr(run, field) == 0]
     for step in measured:
         if why := _impossible(laid, step) or _of_another_unit(step.step_s, step_s, f"{step.by} makes its step", "s"):
             remarks.append(f"{step.by} {getattr(run, step.by):g} is compared with nothing: {why}")

@@ -97,7 +97,7 @@ class Calibration(Tabular):
         lines = [
             f"error of {count}: {before} before, {after} after (absolute mean)",
             f"efficiencies corrected: {factors}",
-            f"four of five steps here are likely within {self.error:.0%}, by what is left of {count}",
+            f"four of five steps of such runs here are likely within {self.error:.0%}, by what is left of {count}",
         ]
         worst, run = max(zip(map(abs, self.after), self.table.own_runs, strict=True), key=lambda pair: pair[0])
         if worst > MUCH:
@@ -298,7 +298,15 @@ def earlier_runs(path: FilePath) -> list[OwnRun]:
     """The own runs of a file of corrected efficiencies, to which others are added; none if there is no such file yet. Raises
     InputError if the file is something else.
     """
-    return calibrated_table(path).own_runs if Path(path).exists() else []
+    if not Path(path).exists():
+        return []
+    try:
+        return calibrated_table(path).own_runs
+    except InputError as error:
+        problem = "is a file of something else, which is not written over"
+        raise InputError(
+            str(path), error.command_field, problem, "name a new file, such as mine.yaml, for --calibrated"
+        ) from None
 
 
 def calibrated_cluster(cluster: FilePath | Cluster, calibrated: FilePath) -> Cluster:

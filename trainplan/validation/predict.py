@@ -205,7 +205,7 @@ class Predictions(Tabular, list[Prediction]):
         """The lines below the table of predictions: why runs cannot be predicted, remarks with the ids of the runs that they
         concern, and efficiencies that were taken from another kind of device.
         """
-        cannot = [f"{_named(each.run)} cannot be predicted: {each.cannot}" for each in self if each.cannot]
+        cannot = [f"{_named(made.run)} cannot be predicted: {made.cannot}" for made in self if made.cannot]
         borrowed = dict.fromkeys(
             f"{prediction.laid.sheet.name}, {text}" for prediction in self if prediction.laid for text in prediction.borrowed
         )
@@ -218,7 +218,7 @@ class Predictions(Tabular, list[Prediction]):
 
 def _named(run: Run) -> str:
     """A run that cannot be predicted, as people find it: its file and index, its id and its model."""
-    names = [run.place, run.id * (not run.place.endswith(run.id)), f"({run.model})" * bool(run.model)]
+    names = [run.found_in, run.id * (not run.found_in.endswith(run.id)), f"({run.model})" * bool(run.model)]
     return " ".join(filter(None, names))
 
 

@@ -15,12 +15,12 @@ from math import log
 from typing import Any
 
 from trainplan.formulations.costs.overlapped.layout import Framework
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import InputError, one_of
 from trainplan.profiling.base.files import read_data
 from trainplan.profiling.models.families import sized_config
 from trainplan.profiling.models.model import Model, model_from_config
 from trainplan.profiling.models.sublayers import attention_of
-from trainplan.profiling.shipped import locate, mixture, sized
+from trainplan.profiling.shipped import locate, mixture, shipped, sized, sized_names
 from trainplan.validation.row_mixtures import is_mixture, mixture_model
 from trainplan.validation.rows import Run
 
@@ -98,6 +98,10 @@ def row_model(run: Run, tp: int, framework: Framework, dtype: str, assumed: dict
     if known is not None:
         return _Sized(run, known[1], known[2], True, tp, framework, dtype).model(assumed)
     if missing := next((size for size in ("layers", "hidden", "heads") if getattr(run, size) is None), None):
+        if all(getattr(run, size) is None for size in ("layers", "hidden", "heads", "ffn", "vocab")):
+            advice = one_of(run.model, [*shipped("models"), *sized_names()], "trainplan model list")
+            fix = f"{advice}, or give layers, hidden and heads"
+            raise InputError(run.id, "model", f"is {run.model!r}, which is no shipped model", fix)
         raise InputError(run.id, missing, "is missing", f"give it: no shipped model is named {run.model!r}")
     bases = dict.fromkeys((_family(run), *(OTHERS if run.params else ())))
     best: tuple[float, str, Model, dict[str, str]] | None = None

@@ -108,12 +108,12 @@ class Run(MixtureFields):
     file: Text | None = None
 
     _unread: InputError | None = PrivateAttr(default=None)
-    _place: str = PrivateAttr(default="")
+    _found_in: str = PrivateAttr(default="")
 
     @property
-    def place(self) -> str:
+    def found_in(self) -> str:
         """The file that the run was read from and its index there, such as "runs.json: [2]"; empty if it is from no file."""
-        return self._place
+        return self._found_in
 
     @property
     def unread(self) -> InputError | None:
@@ -269,7 +269,7 @@ def _run(row: Mapping[str, Any], where: str, index: int) -> Run:
         fix = f"give {NECESSARY[wrong.field]}" if wrong.field in NECESSARY else wrong.fix
         run = Run(id=str(fields.get("id", f"[{index}]"))[:100], model=str(fields.get("model", ""))[:100], gpu="", gpus=1)
         run._unread = InputError(where, wrong.field, wrong.problem, fix)
-    run._place = f"{where}: [{index}]"
+    run._found_in = f"{where}: [{index}]"
     return run
 
 

@@ -74,10 +74,10 @@ def with_ends(run: Run, model: Model, count: int, stages: tuple[int, ...] | None
     if stages is not None or count == 1 or (run.asym_embed is None and run.asym_loss is None):
         return model.layers % count > 0 and (model.layers + 2) % count == 0, stages
     first, last = bool(run.asym_embed), bool(run.asym_loss)
-    each, rest = divmod(model.layers + first + last, count)
+    layers, rest = divmod(model.layers + first + last, count)
     if rest and (first or last):
         problem = f"is true, and {model.layers + first + last} layers with it do not divide among {count} stages"
         raise InputError(run.id, "asym_embed" if first else "asym_loss", problem, "give false, or another pp or vpp")
     if first == last:
         return first, None
-    return False, (each - first, *[each] * (count - 2), each - last)
+    return False, (layers - first, *[layers] * (count - 2), layers - last)
