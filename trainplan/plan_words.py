@@ -16,6 +16,7 @@ from trainplan.profiling.models.optimizers import OPTIMIZERS
 
 NOTHING_AGAIN = "nothing recomputed"
 OF_OWN = "of trainplan's"
+SHAPE = "trainplan's programs of this plan, for its shape; not the predicted step"  # of a plan for another runtime
 OVERLAPPED = "overlapped"  # the lanes of the cost model `streams`
 ENDS = ("embedding", "head")  # units that are not in layers
 MOST_LAYOUTS = 4  # layouts that are listed of a plan whose sub-layers differ
@@ -73,7 +74,7 @@ def _bare(strategy: Strategy) -> tuple[object, ...]:
 
 
 def _recomputed(plan: Plan) -> str:
-    """What a plan recomputes in its backward passes, as a text such as "12 of 32 layers recomputed" or "attention and norms of
+    """Put into words what a plan recomputes in its backward passes: "12 of 32 layers recomputed", or "attention and norms of
     all 32 layers recomputed"; NOTHING_AGAIN if nothing.
 
     Of a plan for another runtime (training framework), a layer counts if any of its sub-layers is to be recomputed, and

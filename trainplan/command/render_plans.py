@@ -9,6 +9,7 @@ from typing import Any
 from trainplan.command.printing import line, table, wrapped
 from trainplan.explanation import Difference, Explained
 from trainplan.formulations.plan.strategy_words import in_words
+from trainplan.plan_words import SHAPE
 from trainplan.planning.proof import proof
 from trainplan.planning.result_rows import compared_by, devices_per_sample
 from trainplan.profiling.base.quantities import format_bytes, format_gap, format_time, plural
@@ -172,6 +173,8 @@ def explained(plan: Explained) -> None:
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     title = "time and memory of each stage (exposed: communication, not hidden)"
     table(columns, rows, title, ("more memory",))
+    if plan.software:
+        line(f"shares of time: of {SHAPE}")
     _changes(plan)
     _neighbours(plan)
     if not plan.complete:
