@@ -15,7 +15,9 @@ from trainplan.profiling.base.quantities import plural
 from trainplan.profiling.models.optimizers import OPTIMIZERS
 
 NOTHING_AGAIN = "nothing recomputed"
+UNLIKE = "unlike layouts"
 OF_OWN = "of trainplan's"
+SHAPE = "trainplan's programs of this plan, for its shape; not the predicted step"  # of a plan for another runtime
 OVERLAPPED = "overlapped"  # the lanes of the cost model `streams`
 ENDS = ("embedding", "head")  # units that are not in layers
 MOST_LAYOUTS = 4  # layouts that are listed of a plan whose sub-layers differ
@@ -25,12 +27,12 @@ def run_words(plan: Plan) -> list[str]:
     """How a plan runs, as a list of short texts such as ["TP2", "PP4", "DP8", "8 micro-batches", "1F1B", "nothing recomputed"].
 
     In order: parallel degrees and ZeRO stage, pipeline stages, micro-batches, schedule, precision, optimizer, and, last, what
-    is recomputed. A plan whose units (sub-layers) have different layouts has no degrees in this list;
-    `layouts` lists the layouts of such a plan.
+    is recomputed. A plan whose units (sub-layers) have different layouts has UNLIKE in this list in place of degrees; `layouts`
+    lists the layouts of such a plan.
     """
     first = plan.units[0].strategy
     alike = all(_bare(unit.strategy) == _bare(first) for unit in plan.units)
-    degrees, leading = (degree_words(first), first.degree("tp") > 1) if alike else ([], False)
+    degrees, leading = (degree_words(first), first.degree("tp") > 1) if alike else ([UNLIKE], False)
     pipeline = [f"PP{plan.depth}"] * (plan.depth > 1) + [f"VPP{plan.chunks}"] * (plan.chunks > 1)
     words = [*degrees[:leading], *pipeline, *degrees[leading:]]
     shares = plan.batch.shares
@@ -73,7 +75,7 @@ def _bare(strategy: Strategy) -> tuple[object, ...]:
 
 
 def _recomputed(plan: Plan) -> str:
-    """What a plan recomputes in its backward passes, as a text such as "12 of 32 layers recomputed" or "attention and norms of
+    """Put into words what a plan recomputes in its backward passes: "12 of 32 layers recomputed", or "attention and norms of
     all 32 layers recomputed"; NOTHING_AGAIN if nothing.
 
     Of a plan for another runtime (training framework), a layer counts if any of its sub-layers is to be recomputed, and

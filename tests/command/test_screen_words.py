@@ -122,6 +122,8 @@ def unlike() -> PlanningResult:
 
 
 def test_a_plan_of_unlike_layouts_names_one_layout_that_is_as_fast_and_what_runs_it() -> None:
+    changed = unlike().plan
+    assert changed is not None and run_words(changed)[0] == "unlike layouts"
     rows = dict(screen(unlike(), Path("plan.json")))
     assert "one layout for all" in rows["EQUAL"][0][0] and "as fast as this" in rows["EQUAL"][0][0]
     for_own = unlike()

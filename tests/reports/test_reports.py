@@ -16,17 +16,20 @@ import pytest
 from trainplan.execution.analysis.memory.peak import held_parts, memory_walk
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.strategy_words import in_words
+from trainplan.formulations.runtimes import devices_of
 from trainplan.profiling.base.quantities import format_bytes, format_time
 
 import trainplan as tp
 from tests.helpers.calls import call
 from tests.helpers.refusals import refused
+from trainplan.plan_words import SHAPE
 from trainplan.planning.proof import proof_of
 from trainplan.prediction.metrics import PARTS, part_of
 from trainplan.prediction.simulate import simulate
 from trainplan.prediction.simulation import Simulation
 from trainplan.reports.memory import stage_curves
 from trainplan.reports.page import following
+from trainplan.reports.runtime import by_runtime
 from trainplan.reports.steps import drawn_step
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -147,6 +150,28 @@ def test_a_step_in_rounds_is_drawn_whole() -> None:
         numbers = {o.instruction.micro_batch for o in mine if o.instruction.micro_batch is not None}
         assert {block[2] for block in lane["blocks"] if block[2] >= 0} == numbers == set(range(32))
     assert max(max(map(sum, curve.columns)) for curve in stage_curves(plan, judged)) == max(judged.peak_bytes)
+
+
+def test_the_page_of_a_plan_for_a_runtime_has_the_numbers_of_the_runtime() -> None:
+    """The parts add up to its step and its peaks, and what is drawn of trainplan's programs says so."""
+    request = {"model": "llama-3.2-1b", "cluster": "h100:8", "batch": 32, "sequence": 2048, "pipeline": 2, "for_": "megatron"}
+    plan = tp.certify(tp.plan(**request, comparisons=False, time_limit=20), time_limit=5).plan
+    assert plan is not None and plan.predicted is not None
+    simulation, cluster = simulate(plan), devices_of(plan)
+    theirs = by_runtime(plan, simulation, cluster)
+    assert theirs is not None and cluster is not None and theirs.whose == "as Megatron-LM runs it"
+    assert round(sum(ns for _, ns in theirs.step)) == pytest.approx(plan.predicted.step_ns, abs=len(theirs.step))
+    for stage, row in zip(plan.stages, theirs.stages, strict=True):
+        assert {plan.predicted.peak_bytes[rank] for rank in stage.ranks} == {row.peak_bytes}
+        assert sum(row.parts.values()) == pytest.approx(row.peak_bytes, abs=1)
+    page = tp.report(plan, time_limit=1)
+    for row in theirs.stages:
+        assert f'<td class="number">{format_bytes(row.peak_bytes)}</td>' in page
+    assert html.unescape(page).count(f"Of {SHAPE}") == 3 and SHAPE not in html.unescape(written())
+    unknown = by_runtime(plan, simulation, None)
+    assert unknown is not None and not unknown.step and not unknown.parts
+    assert [row.peak_bytes for row in unknown.stages] == [row.peak_bytes for row in theirs.stages]
+    assert by_runtime(made(), simulated(), cluster) is None
 
 
 def test_hostile_names_are_text() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from trainplan.command.printing import line, table, wrapped
 from trainplan.explanation import Difference, Explained
 from trainplan.formulations.plan.strategy_words import in_words
+from trainplan.plan_words import SHAPE
 from trainplan.planning.proof import proof
 from trainplan.planning.result_rows import compared_by, devices_per_sample
 from trainplan.profiling.base.quantities import format_bytes, format_gap, format_time, plural
@@ -172,6 +173,8 @@ def explained(plan: Explained) -> None:
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     title = "time and memory of each stage (exposed: communication, not hidden)"
     table(columns, rows, title, ("more memory",))
+    if plan.software:
+        line(f"shares of time: of {SHAPE}")
     _changes(plan)
     _neighbours(plan)
     if not plan.complete:
@@ -226,7 +229,7 @@ def _neighbours(plan: Explained) -> None:
         rows.append([*cells, _over(neighbour.peak_bytes - plan.limit_bytes)])
     if not rows:
         return
-    title = f"changing all {plan.units} units, as {plan.software} is predicted to run them"
+    title = f"changing one decision for the whole plan, as {plan.software} is predicted to run it"
     table(("change", "step", "peak", "fits"), rows, title, ("change", "fits"))
     if (more := len(plan.neighbours) - len(rows)) > 0:
         line(f"and {more} that are slower (--json has all)")

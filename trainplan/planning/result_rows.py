@@ -20,8 +20,8 @@ def row_rank(row: dict[str, Any]) -> tuple[bool, int]:
 
 
 def compared_by(rows: Sequence[dict[str, Any]]) -> Literal["step", "device", ""]:
-    """What plans compare by: "step", their steps, if they are of one model, sequence, batch and number of devices; "device",
-    the throughput of a device, if batches or numbers of devices differ; nothing, an empty text, if models or sequences do.
+    """The quantity that plans compare by: "step", their steps, if they are of one model, sequence, batch and number of devices;
+    "device", the throughput of a device, if batches or numbers of devices differ; an empty text if models or sequences do.
 
     rows: the plans, as `plan_row` makes them.
     """

@@ -15,10 +15,11 @@ from trainplan.formulations.joint.options import cost_words
 from trainplan.formulations.plan.plan import Claim, Plan
 from trainplan.formulations.plan.run_length import runs
 from trainplan.formulations.plan.strategy_words import in_words
+from trainplan.formulations.runtimes import devices_of
 from trainplan.formulations.schedule.orders import SCHEDULES
 from trainplan.pictures.layout import DARK, HOLDS, STRATEGIES
 from trainplan.pictures.plans import KINDS
-from trainplan.plan_words import layouts, whose_numbers
+from trainplan.plan_words import SHAPE, layouts, whose_numbers
 from trainplan.planning.compare_planners import PlannerResult
 from trainplan.planning.proof import proof
 from trainplan.prediction.metrics import PARTS, Performance, performance, stage_shares
@@ -29,8 +30,10 @@ from trainplan.profiling.base.quantities import format_bytes, format_time, plura
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.profiles import Profile
 from trainplan.reports.memory import COLUMNS, HIGH, stage_curves
+from trainplan.reports.runtime import by_runtime
 from trainplan.reports.steps import drawn_step
 from trainplan.reports.templates import template, text_of
+from trainplan.validation.fitting import fit_words
 from trainplan.verification import CheckedClaim, check_claim
 
 MOST_RUNS = 48  # pieces of a stage, beyond which its map has no letters
@@ -52,8 +55,7 @@ def page(
     simulation = simulate(plan)
     prediction = simulation.judged
     assert prediction is not None
-    evidence = None if plan.claim is None else plan.claim.evidence
-    cluster = None if evidence is None or evidence.cluster is None else Cluster.model_validate(evidence.cluster)
+    evidence, cluster = None if plan.claim is None else plan.claim.evidence, devices_of(plan)
     perf = performance(plan, prediction, cluster)
     checked = check_claim(plan, profile)
     try:
@@ -63,7 +65,7 @@ def page(
         explained, unexplained = None, error.command_text
     curves = stage_curves(plan, prediction)
     peak = max(prediction.peak_bytes)
-    most = max(plan.memory_bytes, peak)
+    most = max(plan.memory_bytes, peak, *simulation.peak_bytes)
     top = most if peak > LOW * plan.memory_bytes else round(1.2 * peak)
     return template("page.html").render(
         plan=plan,
@@ -77,6 +79,8 @@ def page(
         following=following(plan, plan_file),
         kinds=list(KINDS),
         parts=PARTS,
+        theirs=by_runtime(plan, simulation, cluster),
+        own=f"Of {SHAPE}",
         strategies=_strategies(plan),
         rows=_stages(plan),
         memory=perf.stages,
@@ -87,6 +91,7 @@ def page(
         most=most,
         top=top,
         step_ns=prediction.step_ns,
+        predicted_ns=simulation.step_ns,
         shares=stage_shares(plan, prediction),
         explained=explained,
         unexplained=unexplained,
@@ -158,8 +163,10 @@ def _head(
             f"{format_bytes(max(simulation.peak_bytes))} on the fullest device, limit {format_bytes(plan.memory_bytes)}",
         ),
     ]
+    if simulation.fit_probability is not None:
+        facts.append(("fits", fit_words(simulation.fit_probability)))
     if simulation.software:
-        drawn = "step and memory are drawn as simulated by the plan's own programs, with which bounds compare"
+        drawn = "the timeline and curves below are of trainplan's programs of this plan"
         facts.append(("predicted", f"{whose_numbers(simulation.plan or plan)}; {drawn}"))
     elif whose := whose_numbers(plan):
         facts.append(("predicted", whose))
