@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 import typer
@@ -143,11 +144,18 @@ def test_pages_show_one_answer_to_one_command() -> None:
     assert met
 
 
+def in_time(words: Sequence[str], folder: Path) -> CompletedProcess[str]:
+    """Run a command of a page, by a fork of a warm process; a search that shows all within its usual 30 s has time enough on a
+    busy machine, too."""
+    more = ["--time-limit", "600"] if words[0] == "plan" and "--time-limit" not in words else []
+    return call(*words, *more, folder=folder, columns=guides.COLUMNS)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("path", [page for page in guides.PAGES if WHOLE or page not in REPEATED], ids=name)
 def test_pages_show_what_their_commands_print(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All commands run; after a change of what they print, `python -m tests.helpers.guides` writes the pages anew. Pages whose
     commands are mostly those of others are left to `make test-all`."""
     monkeypatch.setattr(guides, "PICTURES", {})
-    made = guides.written(path, lambda words, folder: call(*words, folder=folder, columns=guides.COLUMNS))
+    made = guides.written(path, in_time)
     assert guides.comparable(made) == guides.comparable(path.read_text())

@@ -43,7 +43,7 @@ def test_the_plans_are_many_and_varied() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("share", some_and_all(5, 1, 3))
+@pytest.mark.parametrize("share", some_and_all(5, 1, 6))
 @pytest.mark.parametrize(("world", "backend"), first_and_others([*COUNTS], 3))
 def test_random_plans_agree_with_one_process(world: int, backend: Backend, share: int) -> None:
     """Gradients of the first step, losses and parameters of three steps of AdamW, in double precision."""

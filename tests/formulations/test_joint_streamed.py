@@ -22,6 +22,7 @@ from trainplan.profiling.models.model import Model, load_model
 
 import trainplan as tp
 from tests.helpers.refusals import refused
+from tests.helpers.sizes import WHOLE
 from trainplan.inputs import request_of
 
 JOINT = problem("joint")
@@ -318,10 +319,10 @@ def test_other_layouts_are_simulated_where_lanes_hide_less_than_claimed() -> Non
     assert first.objective == claim.bound_ns and step_ns <= simulated.step_ns
 
 
-LARGE = pytest.param("llama3-70b", "b200:8x512", 512, marks=pytest.mark.long)
+LARGE = pytest.param("llama3-70b", "b200:8x512", 512, marks=pytest.mark.long)  # in `make test-all`, as it takes 40 s
 
 
-@pytest.mark.parametrize(("model", "cluster", "batch"), [(LLAMA, "b200:2x2", 8), LARGE])
+@pytest.mark.parametrize(("model", "cluster", "batch"), [(LLAMA, "b200:2x2", 8), *([LARGE] if WHOLE else [])])
 def test_more_schedules_make_no_plan_slower(model: Any, cluster: str, batch: int) -> None:
     """Interleaved plans whose claims are better than their simulations leave room for simulations of the others."""
     steps = []

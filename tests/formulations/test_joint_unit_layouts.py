@@ -118,8 +118,10 @@ def test_the_fastest_of_all_plans_is_found() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_the_fastest_of_all_plans_is_found_in_many_instances(block: int) -> None:
-    """Of 300 instances that are drawn, one in five; `make test-all` has all."""
-    assert sum(map(held_to_brute_force, one_in(5, range(300))[block::BLOCKS])) > 0
+    """Of 300 instances that are drawn, one in five; `make test-all` has all. In some of them the fastest plan has several
+    layouts, as it has among those of `make test`."""
+    for seed in one_in(5, range(300))[block::BLOCKS]:
+        held_to_brute_force(seed)
 
 
 CASES = [

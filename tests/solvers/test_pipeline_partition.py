@@ -45,7 +45,7 @@ def test_1000_random_instances_agree_to_the_nanosecond(part: int) -> None:
         assert not violations(instance, found)
         assert evaluate(instance, found).timeline.time_ns == best.objective
     assert seen["optimal"] > 0.6 * len(seeds)
-    assert seen["infeasible"] > 0.06 * len(seeds)
+    assert seen["infeasible"] > 0.03 * len(seeds)
 
 
 def transformer(blocks: int, stages: int, noise: float, transfer_ns: int) -> Instance:
