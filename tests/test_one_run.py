@@ -184,6 +184,23 @@ def test_a_file_of_megatron_bridge_a_row_that_says_the_same_and_an_export_have_o
         assert exported.settings["peak_bytes"] == stated[1] and format_time(stated[0]) in exported.files["README.md"]
 
 
+@pytest.mark.parametrize("number", [0, pytest.param(4, marks=pytest.mark.long), pytest.param(5, marks=pytest.mark.long)])
+def test_what_import_run_calls_best_is_what_plan_for_the_runtime_finds(number: int, tmp_path: Path) -> None:
+    """Where the run has no better settings than an export: one plan, one step, one bound, and the run's gap to it."""
+    case = SMALL[number]
+    (tmp_path / case.name).write_text(case.text)
+    run = tp.import_run(tmp_path / case.name, cluster=case.cluster, gap=0.0001, time_limit=60, **case.stated)
+    plan = run.plan
+    asked = {"batch": plan.batch.global_samples, "for_": plan.runs_by.name, "gradients": plan.precision.gradients}
+    asked |= {"schedule": "all"} if plan.depth > 1 else {}
+    found = tp.plan(model=plan.planned_model(), cluster=case.cluster, gap=0.0001, comparisons=False, **asked)
+    assert run.by_prediction and run.within.plan.content == found.plan.content
+    assert run.within.step_ns == found.step_ns and run.best.answer.bound_ns == found.answer.bound_ns
+    assert run.found.step_ns <= found.step_ns, "with the run's own settings, such as compiled blocks, it may take less"
+    assert run.found.step_ns == found.step_ns or plan.runs_by.flags != found.plan.runs_by.flags
+    assert run.bound_ns == found.answer.bound_ns and run.gap == 1 - run.bound_ns / run.step_ns
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_plan_for_deepspeed_has_the_numbers_of_a_row_that_says_no_more_than_its_layout(stage: int) -> None:
     """With the second bucket that reductions in parallel with backward passes take in stages 1 and 2."""

@@ -72,11 +72,13 @@ def test_a_run_is_a_feasible_incumbent(seed: int, tmp_path: Path) -> None:
         return
     assert run.fits or run.found.source != "run"
     if run.bound_ns is not None:
-        assert run.bound_ns <= run.measured_ns <= run.judged.step_ns
+        assert run.bound_ns <= run.measured_ns and (run.by_prediction or run.measured_ns <= run.judged.step_ns)
         assert run.checked_ns is None or run.checked_ns <= run.measured_ns
     if run.fits:
         assert run.found.step_ns <= run.step_ns
-    if max(run.judged.peak_bytes) <= run.plan.memory_bytes:
+    if run.by_prediction:
+        assert run.within is not None and run.within.step_ns is not None and run.found.step_ns <= run.within.step_ns
+    elif max(run.judged.peak_bytes) <= run.plan.memory_bytes:
         assert run.best_walk_ns is not None and run.best_walk_ns <= run.judged.step_ns
     for number, change in enumerate(run.changes):
         assert not run.fits or change.share >= LEAST_GAIN

@@ -245,7 +245,7 @@ def test_a_run_without_a_price_of_its_recipe_says_so(tmp_path: Path) -> None:
     priced = tp.import_run(path, cluster="b200:8", gap=0.05, time_limit=5)
     assert priced.best is not None and priced.within is not None and priced.gap is not None
     assert {unit.precision for unit in priced.best.plan.units[1:-1]} == {"mxfp8"}  # type: ignore[union-attr]
-    assert priced.best.answer.bound_ns is not None and priced.best.answer.bound_ns <= priced.judged.step_ns
+    assert priced.best.answer.bound_ns is not None and priced.best.answer.bound_ns <= priced.step_ns
 
 
 def test_the_nearest_plan_keeps_what_the_runtime_has() -> None:

@@ -23,7 +23,7 @@ from tests.helpers.exported_plans import random_exported
 from tests.helpers.plans import plan_of
 from tests.helpers.refusals import Facts, refused
 from tests.helpers.sizes import first_and_others
-from trainplan.imported_runs.assess import changes
+from trainplan.imported_runs.assess import changes, neighbour_runs
 from trainplan.imported_runs.neighbours import neighbours
 from trainplan.imported_runs.to_plan import read
 from trainplan.prediction.predict import predicted_plan
@@ -467,7 +467,7 @@ def test_neighbours_differ_in_one_decision_and_cost_what_the_runtime_takes(tmp_p
         assert all(unit.strategy.zero_stage in (0, 1) for unit in other.units)
         assert other.batch.global_samples == run.plan.batch.global_samples
     request = Request(run.plan.planned_model(), load_cluster("h100:8x2"), 64)
-    first = changes(run.configuration, run.plan, request, run.judged.step_ns)
+    first = changes(run.configuration, run.plan, request, run.judged.step_ns, neighbour_runs("megatron", run.plan, request))
     assert first and first[0].plan.predicted is not None and first[0].plan.predicted.software == "megatron-core"
     assert first[0].share == pytest.approx(1 - first[0].plan.predicted.step_ns / run.step_ns)
     assert [change.share for change in first[:3]] == sorted((change.share for change in first[:3]), reverse=True)
@@ -486,7 +486,7 @@ def test_single_changes_of_runs_that_cut_samples(tmp_path: Path) -> None:
     assert degrees == {1, 2, 4, 8} and not others["keys and values exchanged, around a ring"].units[0].strategy.exchanges_heads
     assert all(other.units[0].strategy.group * other.depth == 8 for other in others.values())
     request = Request(run.plan.planned_model(), load_cluster("h100:8"), 16)
-    first, *_ = changes(run.configuration, run.plan, request, run.judged.step_ns)
+    first, *_ = changes(run.configuration, run.plan, request, run.judged.step_ns, neighbour_runs("megatron", run.plan, request))
     assert first.what == "no recomputation" and first.plan.predicted is not None
     assert first.plan.predicted.step_ns == round((1 - first.share) * run.step_ns) < run.step_ns
 
@@ -506,7 +506,7 @@ def test_the_command_says_what_runs_and_what_would_be_better(tmp_path: Path) -> 
     requested = ("--cluster", "h100:8x2", "--model", "gpt2-xl", "--micro-batch", "4", "--sequence", "1024", "--gap", "0.05")
     done = call("import-run", path, *requested, "--details", "-o", tmp_path / "plan.json")
     assert done.returncode == 0, done.stderr
-    for label in ("predicted time", "predicted memory", "best plan", "proof", "taken otherwise"):
+    for label in ("predicted time", "predicted memory", "best in deepspeed", "proven lower bound", "proof", "taken otherwise"):
         assert f"\n{label} " in done.stdout
     assert "of deepspeed" in done.stdout and " a step (" in done.stdout
     assert "1 stage" in done.stdout and json.loads((tmp_path / "plan.json").read_text())["format"] == "trainplan-plan"

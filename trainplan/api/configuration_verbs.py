@@ -15,7 +15,7 @@ from trainplan.execution.launch_files.run_configuration import RunConfiguration,
 from trainplan.formulations.plan.plan import Plan, RunBy, load_plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.runtimes import RUNTIMES
-from trainplan.imported_runs.assess import JudgedRun, changes, changes_without_gain, priced_as
+from trainplan.imported_runs.assess import JudgedRun, changes, changes_without_gain, neighbour_runs, priced_as
 from trainplan.imported_runs.run_model import model_of, with_model, with_positions
 from trainplan.imported_runs.to_plan import (
     plan_of,
@@ -38,6 +38,7 @@ from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model
 from trainplan.solvers.core.limits import GAP, TIME_LIMIT_S
 from trainplan.validation.plans import as_run
+from trainplan.validation.predict import Prediction
 
 __all__ = ["compare_log", "import_run"]
 CHECK_SECONDS = 5.0  # for making evidence of the lower bound
@@ -66,8 +67,8 @@ def import_run(
     time_limit: float | None = TIME_LIMIT_S,
     progress: Callable[[Any], None] | None = None,
 ) -> JudgedRun:
-    """How good is what a file has a runtime run? It becomes a plan, with its prediction; alongside it the bound and the best
-    plan of the joint problem, the best one within the runtime, and what to change first.
+    """How good is what a file has a runtime run? It becomes a plan, with its prediction; alongside it the best plan within the
+    runtime and its bound, by the same prediction as `plan --for` has them, and what to change first.
 
     Args:
         file: Megatron-LM's arguments (a script or a list), torchtitan's TOML, a JSON or YAML file of DeepSpeed, Accelerate,
@@ -97,8 +98,8 @@ def import_run(
             YAML, JSON and TOML, of keys, in place of the file's.
         ignored: keys of the file that trainplan does not know and that change nothing of the run.
         search: also search for the lower bound, for the best plans, and for single changes that gain.
-        gap: relative gap at which each of the two searches may stop.
-        time_limit: seconds of each of the two searches; None for no limit.
+        gap: relative gap at which a search may stop.
+        time_limit: seconds of a search; None for no limit.
         progress: called with a text that names the part of the work that begins, and with a `Point` (seconds, objective, bound,
             in ns) for each better plan or bound.
 
@@ -136,17 +137,23 @@ def import_run(
         return replace(run, performance=performance(run_plan, judged, machine))
     limits = {"memory": memory, "gap": gap, "time_limit": time_limit, "progress": progress}
     choices = _search_space(configuration, run_plan) | limits
-    best = _best(run_plan, machine, choices)
-    best = best if best.interrupted else certify(best, CHECK_SECONDS, progress)
-    within = _best_within_runtime(configuration, the_model, run_plan, machine, choices)
-    changed = changes(configuration, run_plan, request, judged.step_ns)
+    by_prediction = isinstance(framework, Prediction)
+    best = within = _best_within_runtime(configuration, the_model, run_plan, machine, choices, by_prediction)
+    if best is None or not by_prediction:
+        best = _best(run_plan, machine, choices | priced_as(run_plan))
+    if not best.interrupted:
+        certified = certify(best, CHECK_SECONDS, progress)
+        best, within = certified, certified if within is best else within
+    runs = neighbour_runs(configuration.runtime, run_plan, request)
+    changed = changes(configuration, run_plan, request, judged.step_ns, runs)
     run = JudgedRun(configuration, run_plan, judged, framework, best, within, changed, measured, machine.whose_numbers)
     return replace(
         run,
-        objective_ns=_objective_ns(run_plan, best),
+        objective_ns=None if best is within else _objective_ns(run_plan, best),
         checked_ns=_checked_ns(best),
         performance=performance(run_plan, judged, machine),
-        others=changes_without_gain(configuration, run_plan, request),
+        others=changes_without_gain(run_plan, request, runs),
+        as_set=_as_set(within, run_plan, machine),
     )
 
 
@@ -188,9 +195,14 @@ def _configuration(file: FilePath | None, line: str | None, runtime: str | None,
 
 
 def _best_within_runtime(
-    configuration: RunConfiguration, model: Model, run_plan: Plan, machine: Cluster, choices: dict[str, Any]
+    configuration: RunConfiguration,
+    model: Model,
+    run_plan: Plan,
+    machine: Cluster,
+    choices: dict[str, Any],
+    by_prediction: bool,
 ) -> PlanningResult | None:
-    """The best plan that a run's own runtime can run for the run's model, devices and batch, with that runtime's prediction.
+    """The best plan that a run's own runtime can run for the run's model, devices and batch, as `plan --for` finds it.
 
     Args:
         configuration: the run's configuration, which names its runtime.
@@ -198,6 +210,7 @@ def _best_within_runtime(
         run_plan: the run's plan.
         machine: the cluster that it runs on.
         choices: keywords of `plan`; `host` is left out, since the runtime decides which states it keeps on the host.
+        by_prediction: whether to search by the runtime's prediction; else by the costs of trainplan's own programs.
 
     Returns:
         The search's answer; None if trainplan does not plan for the runtime, or if the runtime does not support the model or
@@ -206,11 +219,22 @@ def _best_within_runtime(
     runtime = RUNTIMES.get(configuration.runtime)
     if runtime is None or runtime.lacks(model) is not None or configuration.recipe not in (None, *runtime.recipes):
         return None
-    without_host = {name: value for name, value in choices.items() if name != "host"}
-    within = _best(run_plan, machine, without_host, configuration.runtime)
-    if within.plan is None:
-        return within
-    return replace(within, plan=as_run(within.plan.changed(runs_by=_by_layers(run_plan.runs_by)), machine)[0])
+    given = {name: value for name, value in choices.items() if name != "host"} | priced_as(run_plan)
+    if by_prediction:
+        given.pop("cost_model", None)
+    return _best(run_plan, machine, given, configuration.runtime)
+
+
+def _as_set(within: PlanningResult | None, run_plan: Plan, machine: Cluster) -> Plan | None:
+    """The plan of a search within a runtime as the runtime runs it with the settings of a run, such as its flags of overlap, in
+    place of those of an export; None if there is no such plan, or no prediction of it.
+
+    within: the search's answer. run_plan: the run's plan. machine: the cluster that it runs on.
+    """
+    if within is None or within.plan is None:
+        return None
+    plan, predicted = as_run(within.plan.changed(runs_by=_by_layers(run_plan.runs_by)), machine)
+    return None if isinstance(predicted, str) else plan
 
 
 def _objective_ns(run_plan: Plan, best: PlanningResult) -> int | None:
@@ -310,7 +334,7 @@ def _best(run_plan: Plan, machine: Cluster, choices: dict[str, Any], runtime: st
         InputError: for a request that cannot be planned.
     """
     given: dict[str, Any] = {"model": run_plan.planned_model(), "cluster": machine, "batch": run_plan.batch.global_samples}
-    given |= {**choices, **priced_as(run_plan)}
+    given |= choices
     try:
         return plan(like=DEFAULT, comparisons=False, for_=runtime, incumbents=(run_plan.in_model_dtype(),), **given)
     except InputError as error:

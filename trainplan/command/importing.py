@@ -258,8 +258,9 @@ def _of_memory(framework: Prediction) -> list[tuple[str, str]]:
 def _searches(judged: JudgedRun) -> list[tuple[str, str]]:
     """Rows (label, text) on the searches for plans that are better than a run; an empty list if nothing was searched.
 
-    The rows are: the best plan of all, compared with the run by simulation of both plans' programs; the best plan that the
-    run's runtime can run, by that runtime's prediction; and the proof, how much faster than the run any plan can be at most.
+    The rows are: the best plan that the run's runtime can run, by that runtime's prediction; and the proof, how much faster
+    than the run any plan can be at most, by the same prediction. If the runtime is not predicted, before them the best plan of
+    all, compared with the run by simulation of both plans' programs.
     """
     best, found, rows = judged.best, judged.found, list[tuple[str, str]]()
     if best is None:
@@ -267,7 +268,7 @@ def _searches(judged: JudgedRun) -> list[tuple[str, str]]:
     simulated_only = isinstance(judged.framework, str)
     if judged.best_walk_ns == judged.judged.step_ns:
         rows.append(("best plan", "what runs: no plan is known that takes less, simulated alike"))
-    else:
+    elif not judged.by_prediction:
         rows.append(_searched("best plan", best, judged.judged.step_ns, "" if simulated_only else "both simulated alike"))
     label = f"best in {judged.configuration.runtime}"
     if found is None:
@@ -283,8 +284,9 @@ def _searches(judged: JudgedRun) -> list[tuple[str, str]]:
         return rows
     text = proof(judged.measured_ns, judged.bound_ns, judged.checked_ns)
     source = best.result.bound_source or "the search"
-    if simulated_only:
+    if simulated_only or judged.by_prediction:
         rows.append(("proven lower bound", f"{format_time(judged.bound_ns)}, by {source}"))
+        text += f", of {judged.bound_of}" * judged.by_prediction
     else:
         why = f"no bound is of the predicted time, since {judged.configuration.software} overlaps otherwise"
         text += f", by the solver's step model; {why}"

@@ -1,7 +1,8 @@
 """The assessment of an imported run: the prediction of its plan, the joint problem's bound, and the decisions to change first.
 
 Every suggested change of one decision (`neighbours`) gains by the prediction that the run itself has: its runtime's, or, if
-there is none, simulation of both plans' programs.
+there is none, simulation of both plans' programs. So do the search for the best plan and its bound: where the runtime is
+predicted, they are those of `plan --for` it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from trainplan.formulations.joint.plan_to_solution import solution_of_plan
 from trainplan.formulations.joint.problem import NAME
 from trainplan.formulations.joint.search_space import SCHEDULES, Space
 from trainplan.formulations.parameters import chosen
-from trainplan.formulations.plan.plan import Plan
+from trainplan.formulations.plan.plan import Plan, Predicted
 from trainplan.formulations.plan.request import Request
+from trainplan.formulations.runtimes import StepAndPeaks, title
 from trainplan.imported_runs.neighbours import neighbours
 from trainplan.planning.compare_planners import ALIKE
 from trainplan.planning.result import PlanningResult
@@ -33,9 +35,11 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 from trainplan.tabular import Tabular
 from trainplan.validation.fitting import Fit, fit_of, fit_probability, peak_error, software_error, tight_words
-from trainplan.validation.plans import as_run, predict
+from trainplan.validation.plans import predict
 from trainplan.validation.predict import Prediction
 
+NeighbourRun = tuple[str, Plan, float, float]  # a decision, its plan, and the predicted step (ns) and peak (bytes)
+OTHER_SETTINGS = "what runs is none of the plans that the bound is of, or has settings that exports leave out"
 WALKED = 3  # number of best changes that are reported
 WALKS = "walks"  # the prediction for trainplan's own runtime: simulation of a plan's programs
 TRIED = 8  # number of changes simulated at most, if simulation is the prediction, until WALKED of them gain
@@ -85,16 +89,17 @@ class JudgedRun(Tabular):
     replace it.
 
     The run's step is predicted as its runtime (training framework) runs it, if that is known, otherwise by simulation of the
-    compiled programs of its plan. Bounds hold for simulated steps only. Its rows are the run and the other plans.
+    compiled programs of its plan. The bound and the best plans are by the same prediction (`by_prediction`), or else by the
+    step model of trainplan's own programs. Its rows are the run and the other plans.
 
     Attributes:
         configuration: the run's values, as read from its file.
         plan: the run's plan, with its prediction: the runtime's, or, if that is not known, by simulation.
-        judged: simulation of the plan's programs, as trainplan's own runtime would run it; bounds and the best plan of all
-            refer to it.
+        judged: simulation of the plan's programs, as trainplan's own runtime would run it.
         framework: the runtime's prediction with its interval, or the reason why there is none.
-        best: the joint problem's answer for the same model, devices and batch; None if no search was requested.
-        within: the best plan that the runtime can run, predicted as the run is; None if no search was requested.
+        best: the answer of the search that the bound is of: that for the runtime, as `plan --for` gives it, or, if the runtime
+            is not predicted, that of the joint problem for any runtime; None if no search was requested.
+        within: the best plan that the runtime can run, with the settings that an export has; None if no search was requested.
         changes: plans that differ in one decision and are better, the best first.
         logged: the run's measurements, if the file is its log.
         numbers: where the cluster's numbers come from, if not from data sheets.
@@ -102,6 +107,7 @@ class JudgedRun(Tabular):
         checked_ns: the bound of that search as verified without a solver, if it was.
         performance: the plan's predicted step in engineering units, such as tokens per second and MFU.
         others: single changes that gain nothing by the runtime's prediction or do not fit, the shortest step first.
+        as_set: the plan of `within`, predicted with the run's own settings (such as flags of overlap); None if there is none.
     """
 
     configuration: RunConfiguration
@@ -117,6 +123,7 @@ class JudgedRun(Tabular):
     checked_ns: int | None = None
     performance: Performance | None = None
     others: tuple[Change, ...] = ()
+    as_set: Plan | None = None
 
     headings: ClassVar = {
         "plan": "plan",
@@ -146,9 +153,10 @@ class JudgedRun(Tabular):
         """
         own = self.configuration.software if self.plan.predicted is None else self.plan.predicted.software or WALKS
         rows = [self._row("what runs", self.step_ns, 0.0, max(self.peak_bytes), own)]
+        any_runtime = None if self.by_prediction else self.best
         for name, found, step_ns in (
             (f"best for {self.configuration.runtime}", self.within, self.step_ns),
-            ("best of all", self.best, self.judged.step_ns),
+            ("best of all", any_runtime, self.judged.step_ns),
         ):
             if found is not None and found.plan is not None and found.step_ns is not None:
                 predicted = found.plan.predicted
@@ -208,40 +216,60 @@ class JudgedRun(Tabular):
         return self.judged.peak_bytes if self.plan.predicted is None else self.plan.predicted.peak_bytes
 
     @property
+    def by_prediction(self) -> bool:
+        """Whether plans were searched, and bounded, by the prediction of the run's runtime."""
+        return isinstance(self.framework, Prediction) and self.best is not None and self.best is self.within
+
+    @property
+    def bound_of(self) -> str:
+        """The plans that the bound is of, in words, such as "any plan for Megatron-LM, by its prediction"."""
+        return f"any plan for {title(self.configuration.runtime)}, by its prediction" if self.by_prediction else "any plan"
+
+    @property
     def no_gap(self) -> str:
-        """The reason why the lower bound on the best plan's step cannot be compared with the run's simulated step; empty if it
-        can, or if there is no bound."""
+        """The reason why the lower bound on the best plan's step cannot be compared with the run's step; empty if it can, or if
+        there is no bound."""
         bound = None if self.best is None else self.best.answer.bound_ns
         if not bound:
             return ""
         if not self.fits:
             return "what runs does not fit, and the bound is of plans that do"
+        if self.by_prediction:
+            return OTHER_SETTINGS if bound > self.step_ns else ""
         if max(self.judged.peak_bytes) > self.plan.memory_bytes:
             return "simulated, what runs does not fit, and the bound is of plans that do"
         return "what runs is none of the plans that the bound is of" if bound > self.measured_ns else ""
 
     @property
     def measured_ns(self) -> int:
-        """The number in ns that `bound_ns` is compared with: the run's step by the cost model of the search for the best plan,
-        if the search includes the run, or by simulation of its programs; the smaller of both.
+        """The number in ns that `bound_ns` is compared with: the run's step by its runtime's prediction, if the bound is of
+        that. Otherwise the run's step by the cost model of the search for the best plan, if the search includes the run, or by
+        simulation of its programs; the smaller of both.
         """
+        if self.by_prediction:
+            return self.step_ns
         return self.judged.step_ns if self.objective_ns is None else min(self.objective_ns, self.judged.step_ns)
 
     @property
     def bound_ns(self) -> int | None:
-        """A lower bound in ns on the simulated step of any plan; None if there is none that applies to this run. It does not
-        bound `step_ns` if that is a runtime's prediction."""
+        """A lower bound in ns on the step of any plan that the runtime can run, as the runtime is predicted to run it with the
+        settings of an export; if the runtime is not predicted, on the simulated step of any plan. None if there is none that
+        applies to this run."""
         return None if self.best is None or self.no_gap else self.best.answer.bound_ns
 
     @property
     def gap(self) -> float | None:
-        """The largest share of the run's simulated step that the best plan could save, as proven for simulated steps; None
-        without a bound for this run."""
-        return None if not self.bound_ns else 1 - self.bound_ns / self.judged.step_ns
+        """The largest share of the run's step that the best plan could save, as proven by `bound_ns`: of its predicted step, or
+        of its simulated one if the bound is of simulated steps; None without a bound for this run."""
+        step_ns = self.step_ns if self.by_prediction else self.judged.step_ns
+        return None if not self.bound_ns else 1 - self.bound_ns / step_ns
 
     @property
     def best_walk_ns(self) -> int | None:
-        """The shortest simulated step in ns of all known plans that fit, the run's own plan included; None if none is known."""
+        """The shortest simulated step in ns of all known plans that fit, the run's own plan included; None if none is known, or
+        if plans were searched by the runtime's prediction."""
+        if self.by_prediction:
+            return None
         walks = [] if self.best is None or self.best.plan is None else [self.best.walked_ns]
         walks += [self.judged.step_ns] * (max(self.judged.peak_bytes) <= self.plan.memory_bytes)
         return min(walks, default=None)
@@ -249,7 +277,7 @@ class JudgedRun(Tabular):
     @property
     def found(self) -> BestKnownPlan | None:
         """The best known plan that the run's runtime can run and that fits, by the same prediction as the run; None if there is
-        none.
+        none. Plans of the search have the settings of an export, or the run's own if they take less with these.
 
         If the run fits, this plan is never slower than the run, nor than any of the changes.
         """
@@ -259,25 +287,29 @@ class JudgedRun(Tabular):
             for change in self.changes[:1]
             if change.plan.predicted
         ]
-        within = None if self.within is None else self.within.plan
-        if within is not None and within.predicted is not None and within.predicted.most_bytes <= within.memory_bytes:
-            known.append(BestKnownPlan("search", within, within.predicted.step_ns))
+        searched = (None if self.within is None else self.within.plan, self.as_set)
+        known += [
+            BestKnownPlan("search", plan, plan.predicted.step_ns)
+            for plan in searched
+            if plan is not None and plan.predicted is not None and plan.predicted.most_bytes <= plan.memory_bytes
+        ]
         return min(known, key=lambda best: best.step_ns, default=None)
 
     def to_dict(self) -> dict[str, Any]:
         """The assessment as a JSON-ready dict; None for what is unknown. The run: `runtime` (name) and `plan` (a dict). Its
         prediction: `step_ns`, `peak_bytes` (of every rank), `fits`, `fit` (yes, tight, no), `fit_probability`, and `close` (to
-        the memory limit). `walk`, by simulation: `step_ns`, `peak_bytes` (fullest rank), `bound_ns` and `checked_ns` (lower
-        bounds on the step), `gap` (the fraction of the step that the best plan could save at most); `gap` again if the runtime
-        has no prediction. `framework`: a dict of the runtime's prediction, or {`cannot`: why there is none}.
+        the memory limit); `bound_ns` and `checked_ns` (lower bounds on the step of any plan), `gap` (the fraction of the step
+        that the best plan could save at most), by the runtime's prediction. `walk`, by simulation: `step_ns`, `peak_bytes`
+        (fullest rank); if the runtime has no prediction, the bounds and the gap are here, too. `framework`: a dict of the
+        runtime's prediction, or {`cannot`: why there is none}.
 
-        Better plans: `best` ({`walk_ns`: shortest simulated step}), `within` (`step_ns` and `source` of the runtime's best
-        plan), `changes` (dicts with `what`, `share`, the fraction of the step that the change saves, and `walked`, whether by
-        simulation). `measured` (the log's comparison) and `ran_out` (out of memory) are dicts. What was read of the file:
-        `notes`, `unread`, `unknown`, and `values` (`key`, `value`, `source`)."""
+        Better plans: `best` ({`walk_ns`: shortest simulated step}, if there is no prediction), `within` (`step_ns` and
+        `source` of the runtime's best plan), `changes` (dicts with `what`, `share`, the fraction of the step that the change
+        saves, and `walked`, whether by simulation). `measured` (the log's comparison) and `ran_out` (out of memory) are
+        dicts. What was read of the file: `notes`, `unread`, `unknown`, and `values` (`key`, `value`, `source`)."""
         framework = self.framework.to_dict() if isinstance(self.framework, Prediction) else {"cannot": self.framework}
         bounded = {"bound_ns": self.bound_ns, "checked_ns": self.checked_ns if self.bound_ns else None, "gap": self.gap}
-        found = self.found
+        nothing, found = dict.fromkeys(bounded), self.found
         return {
             "runtime": self.configuration.runtime,
             "plan": self.plan.model_dump(),
@@ -287,9 +319,13 @@ class JudgedRun(Tabular):
             "fit": self.fit,
             "fit_probability": self.fit_probability,
             "close": self.close,
-            "walk": {"step_ns": self.judged.step_ns, "peak_bytes": max(self.judged.peak_bytes), **bounded},
+            **bounded,
+            "walk": {
+                "step_ns": self.judged.step_ns,
+                "peak_bytes": max(self.judged.peak_bytes),
+                **(nothing if self.by_prediction else bounded),
+            },
             "framework": framework,
-            "gap": self.gap if isinstance(self.framework, str) else None,
             "best": None if self.best is None else {"walk_ns": self.best_walk_ns},
             "within": None if found is None or self.best is None else {"step_ns": found.step_ns, "source": found.source},
             "changes": [{"what": change.what, "share": change.share, "walked": change.walked} for change in self.changes],
@@ -302,16 +338,19 @@ class JudgedRun(Tabular):
         }
 
 
-def changes(configuration: RunConfiguration, plan: Plan, request: Request, step_ns: int) -> tuple[Change, ...]:
+def changes(
+    configuration: RunConfiguration, plan: Plan, request: Request, step_ns: int, runs: Sequence[NeighbourRun]
+) -> tuple[Change, ...]:
     """Plans that differ from the run's plan in one decision and improve it: they fit and have a shorter step, or, if the run
     does not fit, they fit. The largest gain comes first.
 
     Steps are by the runtime's prediction, if it has one; otherwise the plans that are fastest by the joint problem's costs
     (trainplan's own planning problem) are simulated. configuration: the run's values, as read from its file; names the
-    runtime. request: the run's model and devices. step_ns: the simulated step of the run's plan.
+    runtime. request: the run's model and devices. step_ns: the simulated step of the run's plan. runs: the plans that differ
+    from it in one decision, as `neighbour_runs` predicts them.
     """
     if (predicted := _predicted(plan, request)) is not None:
-        return _predicted_changes(configuration, plan, request, *predicted)
+        return _predicted_changes(plan, request, runs, *predicted)
     now = _priced(plan, request)
     fits = now is not None and not now[1]
     rows = []
@@ -338,39 +377,49 @@ def _predicted(plan: Plan, request: Request) -> tuple[float, float] | None:
 
 
 def _predicted_changes(
-    configuration: RunConfiguration, plan: Plan, request: Request, step_ns: float, peak_bytes: float
+    plan: Plan, request: Request, runs: Sequence[NeighbourRun], step_ns: float, peak_bytes: float
 ) -> tuple[Change, ...]:
     """Plans that differ from the run's plan in one decision and improve it by the runtime's prediction, the best first.
 
-    configuration: the run's values, as read from its file; names the runtime. request: the run's model and devices.
-    step_ns, peak_bytes: the runtime's prediction of the run.
+    request: the run's model and devices. runs: such plans with their predictions. step_ns, peak_bytes: the runtime's
+    prediction of the run.
     """
     fits = peak_bytes <= plan.memory_bytes
     rows = [
         Change(what, other, 1 - other_ns / step_ns, peak_bytes=round(other_bytes))
-        for what, other, other_ns, other_bytes in neighbour_runs(configuration.runtime, plan, request)
+        for what, other, other_ns, other_bytes in runs
         if other_bytes <= plan.memory_bytes and (other_ns < (1 - LEAST_GAIN) * step_ns or not fits)
     ]
     return (*(replace(change, plan=_as_run(change.plan, request)) for change in rows[:WALKED]), *rows[WALKED:])
 
 
-def changes_without_gain(configuration: RunConfiguration, plan: Plan, request: Request) -> tuple[Change, ...]:
+def changes_without_gain(plan: Plan, request: Request, runs: Sequence[NeighbourRun]) -> tuple[Change, ...]:
     """Plans that differ from the run's plan in one decision and do not improve it: they are slower by the runtime's
     prediction, or do not fit. The shortest step comes first; empty if the runtime has no prediction.
 
-    configuration: the run's values, as read from its file; names the runtime. request: the run's model and devices.
+    request: the run's model and devices. runs: such plans with their predictions.
     """
     if (own := _predicted(plan, request)) is None:
         return ()
-    runs = neighbour_runs(configuration.runtime, plan, request)
     rows = (Change(what, other, 1 - step_ns / own[0], peak_bytes=round(peak)) for what, other, step_ns, peak in runs)
     return tuple(row for row in rows if row.share < 0 or (row.peak_bytes or 0) > plan.memory_bytes)
 
 
 def _as_run(plan: Plan, request: Request) -> Plan:
-    """A copy of the plan that has the prediction of the runtime that it is for. request: the run's model and devices."""
+    """A copy of the plan that has the prediction of the runtime that it is for, without durations of its programs, which are
+    not compiled. request: the run's model and devices."""
     assert request.cluster is not None
-    return as_run(predicted_as_known(plan, request)[0], request.cluster)[0]
+    found = predict(plan, request.cluster)
+    assert isinstance(found, StepAndPeaks)
+    predicted = Predicted(
+        step_ns=found.step_ns,
+        peak_bytes=list(found.peak_bytes),
+        cost_model="streams",
+        backend="streams",
+        profile_origin=f"estimated on {request.cluster.name}",
+        software=found.software,
+    )
+    return plan.changed(predicted=predicted)
 
 
 def priced_as(plan: Plan) -> dict[str, Any]:
@@ -418,7 +467,7 @@ def _priced(plan: Plan, request: Request) -> tuple[int, bool] | None:
     return evaluate(instance, solution).objective, bool(violations(instance, solution))
 
 
-def neighbour_runs(runtime: str, plan: Plan, request: Request) -> list[tuple[str, Plan, float, float]]:
+def neighbour_runs(runtime: str, plan: Plan, request: Request) -> list[NeighbourRun]:
     """The plans that differ from a plan in one decision and that a runtime can run, the shortest step first, as tuples: the
     decision in words, the plan, and the runtime's prediction of its step (ns) and peak memory (bytes). Plans without such a
     prediction are left out.

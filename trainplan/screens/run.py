@@ -89,10 +89,10 @@ def _proof(judged: JudgedRun) -> list[str]:
         return []
     if judged.no_gap:
         return [f"no bound: {judged.no_gap}"]
-    own = "" if isinstance(judged.framework, str) else ", by the solver's step model"
+    own = "" if isinstance(judged.framework, str) or judged.by_prediction else ", by the solver's step model"
     how = "independent check: trainplan plan ... -o plan.json, then trainplan check plan.json"
     unchecked = judged.bound_ns is not None and judged.checked_ns is None
-    return [f"{proof(judged.measured_ns, judged.bound_ns, judged.checked_ns, 'any plan')}{own}", *[how] * unchecked]
+    return [f"{proof(judged.measured_ns, judged.bound_ns, judged.checked_ns, judged.bound_of)}{own}", *[how] * unchecked]
 
 
 def _found(judged: JudgedRun) -> list[list[str]]:
