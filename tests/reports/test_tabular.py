@@ -73,7 +73,7 @@ def test_predictions_are_shown_with_measurements() -> None:
     assert frame["error"][0] == pytest.approx(frame["predicted_ns"][0] / 5e9 - 1)
     assert frame["low_ns"][0] < frame["predicted_ns"][0] == frame["predicted_ns"][1] < frame["high_ns"][0]
     assert held.rows()[1]["error"] is None and held.rows()[2]["predicted_ns"] is None
-    assert f"three (llama3-8b) cannot be predicted: {held[2].cannot}" in held.notes()
+    assert f"runs: [2] three (llama3-8b) cannot be predicted: {held[2].cannot}" in held.notes()
     assert held._repr_html_().count("<tr>") == 4
     [axes] = held.picture().axes
     assert len(axes.containers) == 1

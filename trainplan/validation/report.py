@@ -17,7 +17,7 @@ def _products(prediction: Prediction) -> str:
 
 
 GROUPS: dict[str, tuple[str, Callable[[Prediction], str]]] = {
-    "all": ("runs", lambda prediction: "all"),
+    "all": ("", lambda prediction: "all"),
     "gpu": ("device", lambda prediction: prediction.run.gpu if prediction.laid is None else prediction.laid.name),
     "precision": ("precision", _products),
     "source": ("source", lambda prediction: prediction.run.source),
