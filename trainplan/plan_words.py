@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trainplan.execution.prediction.surrogate import recipe_of
 from trainplan.formulations.costs.overlapped.frameworks import planned_framework
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.run_length import runs
 from trainplan.formulations.plan.strategy import Strategy
-from trainplan.formulations.plan.strategy_words import degree_words
+from trainplan.formulations.plan.strategy_words import degree_words, in_words
 from trainplan.formulations.plan.unit import PlannedUnit
 from trainplan.formulations.runtimes import title
 from trainplan.formulations.schedule.orders import SCHEDULES
@@ -124,3 +126,13 @@ def layouts(plan: Plan) -> list[list[str]]:
     rows = [(names, count, text) for _, names, count, text in runs([unit.name for unit in plan.units], texts)]
     lines = [[f"{text}: {plural(count, 'sub-layer')}, {names}"] for names, count, text in rows[:MOST_LAYOUTS]]
     return lines + [[f"and {len(rows) - MOST_LAYOUTS} more runs of layouts (--details)"]] * (len(rows) > MOST_LAYOUTS)
+
+
+def strategy_as_run(plan: Plan, unit: PlannedUnit) -> str:
+    """The strategy of one unit (sub-layer) of a plan as a text, as the plan's runtime runs it: with the runtime's ZeRO stage,
+    if that differs from the ZeRO stage that the plan states."""
+    zero = None if plan.runs_by is None else plan.runs_by.zero
+    if zero is None:
+        return in_words(str(unit))
+    as_run = str(replace(unit.strategy, zero=zero))  # type: ignore[arg-type]
+    return in_words(str(unit).replace(str(unit.strategy), as_run, 1))

@@ -141,6 +141,22 @@ def test_runtimes_of_one_layout_say_so_in_words_of_their_own() -> None:
         assert why is not None and why.startswith("one layout for all sub-layers only") and "--for" not in why
 
 
+def test_runtimes_say_in_few_words_which_option_they_have_no_plans_with() -> None:
+    made = answer()
+    cases = {"host": "optimizer", "tp": 2, "zero": "0,1", "schedule": "gpipe", "recompute_first": True}
+    found = {}
+    for option, value in cases.items():
+        request = replace(made.request, options={**made.request.options, option: value})
+        found[option] = every_runtime._lacks("accelerate", replace(made, request=request))
+    assert found == {
+        "host": "no plans with --host optimizer",
+        "tp": "no plans with --tp 2",
+        "zero": None,
+        "schedule": "no plans with --schedule gpipe",
+        "recompute_first": "no plans with --recompute-first",
+    }
+
+
 def test_lines_are_wrapped_at_the_width_that_is_stated() -> None:
     for width in (40, 80):
         text = StringIO()

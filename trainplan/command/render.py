@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ from trainplan.execution.prediction.surrogate import recipe_of
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request
 from trainplan.formulations.plan.run_length import runs
-from trainplan.formulations.plan.strategy_words import in_words
-from trainplan.formulations.plan.unit import PlannedUnit
 from trainplan.formulations.problem import Table as Rows
 from trainplan.formulations.problem import problem_of
 from trainplan.formulations.schedule.orders import SCHEDULES
+from trainplan.plan_words import strategy_as_run
 from trainplan.planning.compare_methods import Comparison
 from trainplan.planning.compare_planners import PlannerComparison
 from trainplan.planning.every_runtime import RuntimePlan
@@ -163,20 +161,12 @@ def plan_table(plan: Plan) -> None:
     for number, stage in enumerate(plan.stages):
         units = plan.units[stage.first_unit : stage.last_unit + 1]
         ranks = f"{stage.ranks[0]} .. {stage.ranks[-1]}" if len(stage.ranks) > 1 else str(stage.ranks[0])
-        for first, names, count, strategy in runs([unit.name for unit in units], [_as_it_runs(plan, unit) for unit in units]):
+        for first, names, count, strategy in runs(
+            [unit.name for unit in units], [strategy_as_run(plan, unit) for unit in units]
+        ):
             rows.append([*(["", ""] if first else [str(number), ranks]), names, str(count), strategy])
     table(("stage", "ranks", "sub-layers", "count", "strategy"), rows)
     plan_facts(plan)
-
-
-def _as_it_runs(plan: Plan, unit: PlannedUnit) -> str:
-    """The strategy of one unit (sub-layer) of a plan as a text, as the plan's runtime runs it: with the runtime's ZeRO stage,
-    if that differs from the ZeRO stage that the plan states."""
-    zero = None if plan.runs_by is None else plan.runs_by.zero
-    if zero is None:
-        return in_words(str(unit))
-    as_run = str(replace(unit.strategy, zero=zero))  # type: ignore[arg-type]
-    return in_words(str(unit).replace(str(unit.strategy), as_run, 1))
 
 
 def _on_host(plan: Plan) -> list[str]:

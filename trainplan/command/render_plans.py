@@ -229,7 +229,7 @@ def _neighbours(plan: Explained) -> None:
         rows.append([*cells, _over(neighbour.peak_bytes - plan.limit_bytes)])
     if not rows:
         return
-    title = f"changing one decision for the whole plan, as {plan.software} is predicted to run it"
+    title = f"one decision changed for the whole plan, as {plan.software} runs it"
     table(("change", "step", "peak", "fits"), rows, title, ("change", "fits"))
     if (more := len(plan.neighbours) - len(rows)) > 0:
         line(f"and {more} that are slower (--json has all)")

@@ -188,7 +188,8 @@ def _lacks(name: str, answer: PlanningResult) -> str | None:
     try:
         problem.scope.clipped_request(_request(name, answer))
     except InputError as error:
-        return f"{error.command_field} {error.problem}: {error.fix}"
+        value = error.problem.removeprefix("is ").split(", ")[0]  # what follows is about --for, which the user did not give
+        return f"no plans with {error.command_field}" + f" {value}" * (value != "True")
     return None
 
 

@@ -14,12 +14,11 @@ from trainplan.explanation import Explained, explain
 from trainplan.formulations.joint.options import cost_words
 from trainplan.formulations.plan.plan import Claim, Plan
 from trainplan.formulations.plan.run_length import runs
-from trainplan.formulations.plan.strategy_words import in_words
 from trainplan.formulations.runtimes import devices_of
 from trainplan.formulations.schedule.orders import SCHEDULES
 from trainplan.pictures.layout import DARK, HOLDS, STRATEGIES
 from trainplan.pictures.plans import KINDS
-from trainplan.plan_words import SHAPE, layouts, whose_numbers
+from trainplan.plan_words import SHAPE, layouts, strategy_as_run, whose_numbers
 from trainplan.planning.compare_planners import PlannerResult
 from trainplan.planning.proof import proof
 from trainplan.prediction.metrics import PARTS, Performance, performance, stage_shares
@@ -200,7 +199,7 @@ def _strategies(plan: Plan) -> dict[str, Mapping[str, Any]]:
     """How each strategy of a plan is shown on the page: dicts by the strategy's name, in order of first use, with the
     strategy's letter, its colours, and the number of units (sub-layers) that have it.
     """
-    names = [in_words(str(unit)) for unit in plan.units]
+    names = [strategy_as_run(plan, unit) for unit in plan.units]
     strategies: dict[str, Mapping[str, Any]] = {}
     for index, name in enumerate(dict.fromkeys(names)):
         colour = STRATEGIES[index % len(STRATEGIES)]
@@ -223,7 +222,7 @@ def _stages(plan: Plan) -> list[dict[str, Any]]:
     stages = []
     for number, stage in enumerate(plan.stages):
         units = plan.units[stage.first_unit : stage.last_unit + 1]
-        names, labels = [unit.name for unit in units], [in_words(str(unit)) for unit in units]
+        names, labels = [unit.name for unit in units], [strategy_as_run(plan, unit) for unit in units]
         pieces: list[dict[str, Any]] = []
         for name, label in zip(names, labels, strict=True):
             if not pieces or pieces[-1]["strategy"] != label:
