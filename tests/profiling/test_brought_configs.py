@@ -140,7 +140,7 @@ def test_what_is_no_configuration_of_a_model_is_named(config: dict[str, Any], me
         ("mimo", {"num_nextn_predict_layers": 1}, ("model_type", ("mimo", "num_nextn_predict_layers"))),
         ("dots_ocr", {"vision_config": {"depth": 42}}, ("model_type", ("dots_ocr", "kinds"))),
         ("llava_llama", {"mm_vision_tower": "openai/clip"}, ("model_type", ("llava_llama", "kinds"))),
-        ("nemotron_h", {"hybrid_override_pattern": "M-M*-"}, ("model_type", ("nemotron_h", "state-space"))),
+        ("zamba2", {"hybrid_layer_ids": [6, 12]}, ("model_type", ("zamba2", "state-space"))),
         ("llama", {"intermediate_size": [48, 64]}, ("intermediate_size", ("[48, 64]", "sizes"))),
         ("newlm", {"num_key_value_heads": [2, 4]}, ("model_type", ("newlm", "sizes", "num_key_value_heads"))),
         ("llama", {"kv_lora_rank": 512}, ("kv_lora_rank", (512, "latent attention"))),

@@ -68,6 +68,8 @@ SHOWN: dict[str, str] = {
     "hybrids": "nemotron_h jamba bamba mamba2",
     "delta_nets": "qwen3_next qwen3_5_text qwen3_5_moe_text",
 }
+# Those of them that are planned where all of their units are: state spaces by chunks and delta nets without experts.
+BY_UNITS = frozenset(("nemotron_h", "bamba", "mamba2", "qwen3_5_text"))
 UNPLANNED = {name: f"{__name__}.{module}:{name.upper()}" for module, group in SHOWN.items() for name in group.split()}
 READABLE = BUILT_IN | UNPLANNED
 
@@ -113,7 +115,7 @@ def build_chain(fields: Fields) -> tuple[list[Unit], bool]:
     """
     name = fields.config.get("model_type")
     chosen = family(name) if isinstance(name, str) else None
-    shown = chosen is not None and name in UNPLANNED
+    shown = chosen is not None and name in UNPLANNED and name not in BY_UNITS
     if chosen is None or name in BUILT_IN or (shown and fields.planned):
         check_dense(fields, shown)
     if chosen is None or (shown and fields.planned and unsupported_kind(fields.config)):
