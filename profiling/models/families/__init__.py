@@ -28,6 +28,7 @@ from trainplan.profiling.models.families.unread import (
 
 __all__ = [
     "BUILT_IN",
+    "BY_UNITS",
     "GROUP",
     "READABLE",
     "Family",
