@@ -16,7 +16,7 @@ from trainplan.inputs import model_of
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from tests.helpers.experts import theirs, trained, used  # noqa: E402
+from tests.helpers.experts import kept_bytes, theirs, trained, used  # noqa: E402
 
 BASES, SIZED = shipped("mixtures"), sized_names("mixtures")
 
@@ -178,6 +178,36 @@ def test_switches_are_in_the_units() -> None:
     assert kinds.count(LightningAttention) == 70 and len(kinds) == 80
     sparse = next(part for part in shown("deepseek-v3.2").sublayers.values() if isinstance(part, LatentAttention))
     assert sparse.indexer is not None and sparse.indexer.keys == 2048
+
+
+def test_experts_keep_what_torch_keeps() -> None:
+    """Of transformers' grouped products, without the results of activations and the norm's result before its weight, which the
+    fused kernels that are counted here do not keep."""
+    more = {"num_experts": 8, "shared_expert_intermediate_size": 80, "num_hidden_layers": 1, "max_position_embeddings": 256}
+    model = model_from_config({"model_type": "qwen2_moe", **SMALL, **more}, "config.json", planned=False)
+    config = transformers.AutoConfig.for_model(**model.config)
+    module = transformers.AutoModelForCausalLM.from_config(config, experts_implementation="grouped_mm")
+    layer, x = module.model.layers[0], torch.randn(1, 256, 32, requires_grad=True)
+    theirs_bytes = kept_bytes(lambda: layer.mlp(layer.post_attention_layernorm(x)), x, module)
+    unfused = 256 * (2 * 16 + 80 + 32) * 4
+    assert mixtures_of(model)[0].kept_bytes(1, 1) == pytest.approx(theirs_bytes - unfused, rel=0.02)
+
+
+def test_latent_attention_keeps_what_torch_keeps() -> None:
+    """Of transformers' class, without the scores, which fused kernels do not keep, the norms' results before their weights, and
+    the part of a projection that it keeps with the values in one tensor."""
+    sizes = {**DEEPSEEK, "q_lora_rank": 24, "num_hidden_layers": 1, "max_position_embeddings": 256}
+    model = model_from_config(sizes, "config.json", planned=False)
+    module = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**model.config))
+    layer, x = module.model.layers[0], torch.randn(1, 256, 32, requires_grad=True)
+    turned = module.model.rotary_emb(x, torch.arange(256)[None])
+
+    def attend() -> Any:
+        """The result of norm and attention."""
+        return layer.self_attn(hidden_states=layer.input_layernorm(x), position_embeddings=turned, attention_mask=None)[0]
+
+    unfused = 4 * 256 * 256 + 256 * (32 + 24 + 10) + 256 * 4 * 8
+    assert model.sublayers["attention"].kept_bytes(1, 1) == pytest.approx(kept_bytes(attend, x, module) - unfused * 4, rel=0.05)
 
 
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], tuple[Any, ...]]] = [

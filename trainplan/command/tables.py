@@ -41,6 +41,11 @@ def model_row(model: Model) -> dict[str, Any]:
     }
 
 
+def searched(model: Model) -> str:
+    """The text of a model that words of `model list` are looked for in: its name, its family, and "experts" if it has them."""
+    return " ".join([model.name, model.family, *["experts"] * bool(active(model))])
+
+
 def active(model: Model) -> dict[str, int]:
     """The number of parameters that one token uses, as the field `active_parameters`; empty for a model that uses all of them
     for every token."""

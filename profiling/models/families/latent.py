@@ -81,7 +81,7 @@ def deepseek_v3(fields: Fields) -> Chain:
     that are missing or invalid.
     """
     further_tokens(fields)
-    routing = {"scoring": "sigmoid", "balanced": True, **grouped(fields, "n_routed_experts", (8, 4))}
+    routing: dict[str, Any] = {"scoring": "sigmoid", "balanced": True, **grouped(fields, "n_routed_experts", (8, 4))}
     return _deepseek(fields, fields.flag("rope_interleave", True), shared=1, dense=3, routing=routing)
 
 
@@ -95,7 +95,7 @@ def deepseek_v32(fields: Fields) -> Chain:
     further_tokens(fields)
     names = {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
     indexer = Indexer(*(fields.count(name, usual) for name, usual in names.items()))
-    routing = {"scoring": "sigmoid", "balanced": True, **grouped(fields, "n_routed_experts", (8, 4))}
+    routing: dict[str, Any] = {"scoring": "sigmoid", "balanced": True, **grouped(fields, "n_routed_experts", (8, 4))}
     return _deepseek(fields, True, shared=1, dense=3, routing=routing, indexer=indexer)
 
 
@@ -107,7 +107,7 @@ def glm4_moe_lite(fields: Fields) -> Chain:
     that are missing or invalid.
     """
     further_tokens(fields)
-    routing = {"scoring": "sigmoid", "balanced": True, **grouped(fields, "n_routed_experts")}
+    routing: dict[str, Any] = {"scoring": "sigmoid", "balanced": True, **grouped(fields, "n_routed_experts")}
     return _deepseek(fields, fields.flag("rope_interleave", True), shared=1, dense=1, routing=routing)
 
 

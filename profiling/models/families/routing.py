@@ -38,8 +38,8 @@ def experts_of(
     experts, width = fields.count(count, usual[0], such_as=8), fields.size(inner, such_as=1408)
     activation = fields.activation("hidden_act", "silu")
     if experts == 1:
-        inner = width + int(options.get("shared_inner", 0))
-        return sizes.feed_forward(inner=inner, activation=activation, gated=True, bias=bool(options.get("bias")))
+        both = width + int(options.get("shared_inner", 0))
+        return sizes.feed_forward(inner=both, activation=activation, gated=True, bias=bool(options.get("bias")))
     used = fields.count(chosen, usual[1], most=experts, such_as=2)
     return sizes.experts(experts=experts, chosen=used, inner=width, **{"activation": activation, **options})
 

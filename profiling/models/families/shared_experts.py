@@ -68,7 +68,7 @@ def _dense_first(
     arguments of `layered`. Returns the units in order, and whether head and embedding share one matrix. Raises InputError for
     fields that are missing or invalid.
     """
-    routing = {"scoring": "sigmoid", "balanced": True, **grouped(fields, "n_routed_experts")}
+    routing: dict[str, Any] = {"scoring": "sigmoid", "balanced": True, **grouped(fields, "n_routed_experts")}
     always = shared_inner(fields, "n_shared_experts", shared)
     experts, ffn = experts_of(fields, sizes, "n_routed_experts", shared_inner=always, **routing), gated(fields, False)
     networks = networks_of(dense_first(fields, sizes.layers, dense), experts, sizes.feed_forward(**ffn))
@@ -89,7 +89,7 @@ def ernie4_5_moe(fields: Fields) -> Chain:
     last = sizes.layers - 1 if last in (None, -1) else fields.count("moe_layer_end_index", least=0)
     sparse = [first <= i <= last and (i + 1) % every == 0 for i in range(sizes.layers)]
     always = shared_inner(fields, "moe_num_shared_experts", 2)
-    options = {"chosen": "moe_k", "balanced": True, "shared_inner": always, "shared_bias": bias}
+    options: dict[str, Any] = {"chosen": "moe_k", "balanced": True, "shared_inner": always, "shared_bias": bias}
     experts, ffn = experts_of(fields, sizes, "moe_num_experts", **options), gated(fields, bias)
     networks = networks_of(sparse, experts, sizes.feed_forward(**ffn))
     inside = {"bias": bias, "out_bias": bias, "interleaved": True}
@@ -109,7 +109,7 @@ def hunyuan_v1_moe(fields: Fields) -> Chain:
     for name in ("moe_topk", "num_experts"):
         _equal_by_layer(fields, name)
     always = sizes.inner if fields.count("num_experts", 1) > 1 else 0
-    options = {"inner": "intermediate_size", "chosen": "moe_topk", "shared_inner": always}
+    options: dict[str, Any] = {"inner": "intermediate_size", "chosen": "moe_topk", "shared_inner": always}
     networks = [experts_of(fields, sizes, "num_experts", **options)] * sizes.layers
     inside = {"bias": bias, "out_bias": bias, "normed_heads": True, "turned_first": True}
     rotary = rotary_of(fields, sizes)
@@ -146,7 +146,7 @@ def llama4_text(fields: Fields) -> Chain:
     step = fields.count("interleave_moe_layer_step", 1)
     given = indices(fields, "moe_layers", sizes.layers) if fields.config.get("moe_layers") is not None else None
     chosen = range(step - 1, sizes.layers, step) if given is None else given
-    options = {"scoring": "sigmoid", "weighted": "input", "shared_inner": sizes.inner}
+    options: dict[str, Any] = {"scoring": "sigmoid", "weighted": "input", "shared_inner": sizes.inner}
     experts = experts_of(fields, sizes, "num_local_experts", inner="intermediate_size", **options)
     dense = sizes.feed_forward(inner=fields.count("intermediate_size_mlp", 16384), **gated(fields, False))
     networks = networks_of([i in chosen for i in range(sizes.layers)], experts, dense)
