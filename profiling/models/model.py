@@ -24,7 +24,7 @@ from trainplan.profiling.models.config_files import (
     trained_dtype,
 )
 from trainplan.profiling.models.families import Fields, Role, Unit, build_chain, family, family_names, sized_config
-from trainplan.profiling.models.sublayers import Sublayer, cut
+from trainplan.profiling.models.sublayers import Sublayer, TokenMixer, cut
 from trainplan.profiling.shipped import PUBLISHERS, Shipped, locate, sized
 
 # Fields of a configuration that are about a run, not about the architecture.
@@ -134,6 +134,11 @@ class Model:
         can
         be planned."""
         return " and ".join(dict.fromkeys(feature for part in self.sublayers.values() if (feature := part.unplanned_feature)))
+
+    @property
+    def scans(self) -> bool:
+        """Whether any layer mixes tokens by a state that it carries from token to token, as state spaces and delta nets do."""
+        return any(isinstance(part, TokenMixer) for part in self.sublayers.values())
 
     def tp_degrees(self, group: int) -> tuple[int, ...]:
         """Possible degrees of tensor parallelism, ascending: powers of two up to `group` on which every sub-layer can run.
