@@ -266,7 +266,7 @@ def test_a_name_has_the_parameters_of_its_checkpoint(name: str) -> None:
         ("ernie-4.5-300b-a47b", ("model", ("ernie-4.5-300b-a47b", "experts"))),
         ("Qwen2.5-VL-72B", ("model", ("Qwen2.5-VL-72B", "config.json"), "config.json")),
         ("meta-llama/Llama-3.2-11B-Vision", ("model", ("Llama-3.2-11B-Vision", "config.json"), "config.json")),
-        ("nvidia/Nemotron-H-8B-Base-8K", ("model", ("nvidia/Nemotron-H-8B-Base-8K", "state-space"), "config.json")),
+        ("tiiuae/Falcon-H1-7B-Base", ("model", ("tiiuae/Falcon-H1-7B-Base", "state-space"), "config.json")),
         ("falcon-mamba-7b", ("model", ("falcon-mamba-7b", "state-space"), "config.json")),
         ("tulu-3-70b", ("model", "tulu-3-70b", "llama3-70b")),
         ("saiga", ("model", "saiga", ("`trainplan model list`", "config.json"))),
