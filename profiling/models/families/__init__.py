@@ -128,6 +128,10 @@ def build_chain(fields: Fields) -> tuple[list[Unit], bool]:
     fields.absent("pruned_heads", "per_layer_config")
     fields.read["model_type"] = name
     units, tied = chosen.build(fields)
+    if "mtp_num_layers" in fields.config:
+        from trainplan.profiling.models.families.prediction import with_predictions
+
+        units = with_predictions(fields, units)
     if fields.planned:
         refuse_unplanned(fields, units)
     return units, tied

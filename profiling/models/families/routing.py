@@ -127,9 +127,10 @@ def networks_of(sparse: Sequence[bool], experts: Sublayer, dense: Sublayer) -> l
 
 def further_tokens(fields: Fields, name: str = "num_nextn_predict_layers") -> None:
     """Read the number of layers at a model's end that predict further tokens, of which there is a warning that they are left
-    out, as transformers leaves them out of a model that it loads. Raises InputError for an invalid number."""
+    out, as transformers leaves them out of a model that it loads; `mtp_num_layers` of the configuration says how many are to be
+    there. Raises InputError for an invalid number."""
     layers = fields.count(name, 0, least=0)
     del fields.read[name]
-    if layers:
-        fix = "layers that predict further tokens are left out of account"
+    if layers and fields.config.get("mtp_num_layers") is None:
+        fix = f'layers that predict further tokens are left out of account: add "mtp_num_layers": {layers} to count them'
         caution(fields.where, f"{fields.part}{name}", f"is {layers}", fix)
