@@ -60,7 +60,7 @@ def operator_ns(
     if not operator.m:
         return max(kind.kernel_ns, operator.touched_bytes * work / memory_bytes_per_s * 1e9)
     m, n, k = operator.m, operator.n, operator.k
-    core = kind.reached("attention", precision) if operator.core else None
+    core = kind.reached("attention", precision) if operator.core in ("scores", "values") else None
     if core is None:
         product = kind.reached("matrix-product", precision)
         value, d = (product.value, product.half_size) if product else (kind.efficiency, kind.half_size)

@@ -72,7 +72,7 @@ def _product_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered
         operator = replace(operator, backward=operator.backward / 2)  # no gradients of weights
     if operator.core or not layered or recipe is None:
         precision: Precision = layout.precision if (layered and not operator.core) or layout.precision == "tfloat32" else base
-        rate = layout.framework.attention_rate if operator.core else 1.0
+        rate = layout.framework.attention_rate if operator.core in ("scores", "values") else 1.0
         return operator_ns(operator, kind, precision, DTYPE_BYTES[base], backward) / rate
     written = operator.m * (operator.n if backward else operator.k) * operator.count
     transposes = recipe.block > 0 or READING_BOTH_ORDERS not in kind.recipes

@@ -22,6 +22,7 @@ from trainplan.profiling.models.sublayers import (
     HeadShare,
     LatentAttention,
     Sublayer,
+    TokenMixer,
     attention_of,
 )
 from trainplan.profiling.models.sublayers.parallel import ParallelBlock
@@ -74,6 +75,8 @@ def kept_bytes(unit: Unit, layout: RunLayout) -> float:
             + _network_bytes(part, tokens, layout)
             + _masks_bytes(part, own, layout.framework.memory.drops_hidden)
         )
+    if isinstance(part, TokenMixer):
+        return entered + norm_after + part.inside_bytes(tokens, layout.tp, element)
     if part.kind == "embedding":
         return hidden + _masks_bytes(part, own, layout.framework.memory.drops_hidden)
     normed = (tokens if gathered else own) * part.hidden * element
@@ -130,7 +133,7 @@ def _attention_bytes(part: Attention, tokens: float, layout: RunLayout) -> float
     normed = (element + COPY_BYTES * layout.framework.composed) * part.normed_heads
     eager = layout.framework.composed and part.keeps_scores  # which has keys and values of all heads
     size = tokens * ((2 * query + 2 * (query if eager else key)) * element + (query + key) * normed)
-    size += tokens * part.heads // tp * 4 * (not eager)
+    size += tokens * part.heads // tp * 4 * (not eager) + tokens * 2 * query * element * part.gated
     if layout.framework.memory.copies_heads:  # queries, keys and values by heads, and keys joined with values
         size += tokens * (query + 2 * key + 2 * key) * element
     if layout.exchanges_heads and not layout.recompute.attention:

@@ -65,6 +65,8 @@ SHOWN: dict[str, str] = {
     "mixtures": "mixtral qwen2_moe qwen3_moe olmoe flex_olmo phimoe granitemoe granitemoeshared minimax minimax_m2 gpt_oss",
     "shared_experts": "glm4_moe dots1 ernie4_5_moe hunyuan_v1_moe llama4_text",
     "latent": "deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite",
+    "hybrids": "nemotron_h jamba bamba mamba2",
+    "delta_nets": "qwen3_next qwen3_5_text qwen3_5_moe_text",
 }
 UNPLANNED = {name: f"{__name__}.{module}:{name.upper()}" for module, group in SHOWN.items() for name in group.split()}
 READABLE = BUILT_IN | UNPLANNED

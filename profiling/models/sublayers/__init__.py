@@ -25,6 +25,7 @@ from trainplan.profiling.models.sublayers.base import (
     shard_bounds,
 )
 from trainplan.profiling.models.sublayers.between import Norm, PatchMerging, Upsample
+from trainplan.profiling.models.sublayers.delta_net import GatedDeltaNet
 from trainplan.profiling.models.sublayers.embeddings import InputProjection, TokenEmbedding
 from trainplan.profiling.models.sublayers.experts import Experts
 from trainplan.profiling.models.sublayers.feed_forward import FeedForward
@@ -33,9 +34,11 @@ from trainplan.profiling.models.sublayers.head_share import HeadShare, why_no_he
 from trainplan.profiling.models.sublayers.heads import LanguageHead, ValueHead
 from trainplan.profiling.models.sublayers.latent import Indexer, LatentAttention
 from trainplan.profiling.models.sublayers.lightning import LightningAttention
+from trainplan.profiling.models.sublayers.mixers import TokenMixer
 from trainplan.profiling.models.sublayers.modules import SelectiveRecomputation, modules_of
 from trainplan.profiling.models.sublayers.parallel import ParallelBlock, attention_of
 from trainplan.profiling.models.sublayers.pieces import KeyShare, cut, halves, why_not_cut
+from trainplan.profiling.models.sublayers.state_space import SelectiveScan, StateSpace
 from trainplan.profiling.models.sublayers.token_share import TokenShare, why_not_shared
 
 __all__ = [
@@ -45,6 +48,7 @@ __all__ = [
     "Attention",
     "Experts",
     "FeedForward",
+    "GatedDeltaNet",
     "HeadPieces",
     "HeadShare",
     "Indexer",
@@ -61,8 +65,11 @@ __all__ = [
     "PatchMerging",
     "RotaryScaling",
     "SelectiveRecomputation",
+    "SelectiveScan",
+    "StateSpace",
     "Sublayer",
     "TokenEmbedding",
+    "TokenMixer",
     "TokenShare",
     "Upsample",
     "ValueHead",

@@ -78,7 +78,8 @@ class Attention(Sublayer):
     layer owns the table of biases (in T5 the first layer of a stack does).
 
     by_heads: whether context-parallel ranks exchange heads, so that the core is computed on whole samples for a part of the
-    heads, as a separate computation."""
+    heads, as a separate computation. gated: whether the core's result is multiplied by the sigmoid of as many numbers, which
+    are projected from the same input (Qwen3-Next)."""
 
     kind: ClassVar[Kind] = "attention"
     heads: int
@@ -109,6 +110,7 @@ class Attention(Sublayer):
     alibi: float = 0.0
     attention_dropout: float = 0.0
     by_heads: bool = False
+    gated: bool = False
     input_dropout: float = field(default=0.0, compare=False)
 
     @property
@@ -123,6 +125,8 @@ class Attention(Sublayer):
         """
         if self.normed_heads and (self.head_weights != "shared" or self.turned_first or self.norm == "layer"):
             return "norms of heads that are not RMS norms with one weight before the rotation"
+        if self.gated:
+            return "a gate of attention's result"
         if self.sinks or self.chunk:
             return "attention sinks" if self.sinks else "attention in chunks"
         return super().unexecuted_feature
@@ -208,6 +212,8 @@ class Attention(Sublayer):
         else:
             parameters = [Parameter("q.weight", (q, h), 0), Parameter("kv.weight", (2, kv, h), 1)]
             parameters += [Parameter("q.bias", (q,), 0), Parameter("kv.bias", (2, kv), 1)] * self.bias
+        parameters += [Parameter("gate.weight", (q, h), 0)] * self.gated
+        parameters += [Parameter("gate.bias", (q,), 0)] * (self.gated and self.bias)
         parameters.append(Parameter("out.weight", (h, q), 1))
         parameters += [Parameter("out.bias", (h,))] * self.out_bias
         if self.holds_table:
@@ -250,13 +256,14 @@ class Attention(Sublayer):
         if self.packed:
             before.append(Operator(m=n, n=3 * q, k=h))
         else:
-            before += [Operator(m=n, n=q, k=h), Operator(m=m, n=2 * kv, k=h)]
+            before += [Operator(m=n, n=q, k=h)] * (1 + self.gated) + [Operator(m=m, n=2 * kv, k=h)]
         before += [self._stream(n * q + m * kv, 4)] * ((self.rotary > 0) + self.normed_heads)
         core = self.core_operators(rows, tp)
         out = Operator(m=n, n=h, k=q)
         dropped = [self._stream(n * h)] * (self.unfused and self.dropout > 0)
         dropped += [self._stream(n * h)] * (2 * self.sandwich)
-        return [*before, *core, self._stream(n * q), out, *dropped, self._stream(n * h, 3, 1.0)]
+        gate = [self._stream(n * q, 3)] * self.gated
+        return [*before, *core, self._stream(n * q), *gate, out, *dropped, self._stream(n * h, 3, 1.0)]
 
     @property
     def operators_before(self) -> int:
@@ -311,6 +318,7 @@ class Attention(Sublayer):
             m = 0
         if self.normed_heads:  # the queries before their norm, and inverse deviations
             elements += n * q + (n * q + m * kv) // self.width
+        elements += 2 * n * q * self.gated  # the gate, and the gated result
         if self.unfused:
             return elements * self.element_bytes + self.core_bytes(rows, tp) + n * h * (self.dropout > 0)
         # Rotated keys in addition to the product that has the values, too, and the angles.
@@ -410,6 +418,6 @@ class Attention(Sublayer):
             weights = 3 * q * h if self.packed else max(q, 2 * kv) * h
             return n * h - n * q + weights - n * heads * self.keys * self.keeps_scores
         # Two products, each with its gradient of the input.
-        keys, queries = n * q + 2 * m * kv + 2 * kv * h, n * h + n * q + q * h
+        keys, queries = n * q * (1 + self.gated) + 2 * m * kv + 2 * kv * h, n * h + (n * q + q * h) * (1 + self.gated)
         kept = self.kept_bytes(rows, tp) - self.sandwich_bytes(rows)
         return n * h + max(keys, queries) - kept // self.element_bytes + self.entry_elements(n)

@@ -8,10 +8,13 @@ from typing import ClassVar, Literal
 
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 
-Kind = Literal["embedding", "attention", "ffn", "experts", "head", "norm", "merge", "upsample", "block"]
-LAYER_KINDS: tuple[Kind, ...] = ("attention", "ffn", "experts", "block")  # kinds within transformer layers
+Kind = Literal[
+    "embedding", "attention", "state_space", "delta_net", "ffn", "experts", "head", "norm", "merge", "upsample", "block"
+]
+# Kinds within transformer layers.
+LAYER_KINDS: tuple[Kind, ...] = ("attention", "state_space", "delta_net", "ffn", "experts", "block")
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "relu2", "xielu"]
-Core = Literal["scores", "values"] | None
+Core = Literal["scores", "values", "chunk"] | None
 INDEX_BYTES = 8  # of a token id
 DRAWN_AT_ONCE = 2**20  # numbers of a dropout mask that are drawn in one block
 DRAWING_BYTES = 8  # alive for each number of such a block: two words of 32 bits
@@ -58,7 +61,8 @@ class Operator:
     grouped product), so that the number of operations is that of one matrix. backward: work of its backward pass in multiples
     of the forward pass (2 for a matrix multiplication; fused attention also recomputes). core: for the two multiplications
     inside a fused attention kernel, which one it is: "scores", queries (m, k) by keys (k, n), or "values", probabilities (m, k)
-    by values (k, n). The scores of a fused kernel are never in memory.
+    by values (k, n). The scores of a fused kernel are never in memory. A "chunk" is one of the small products of a scan over
+    tokens, which a recipe of few bits leaves in the model's dtype.
     """
 
     m: int = 0

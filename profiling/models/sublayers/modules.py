@@ -20,6 +20,7 @@ from trainplan.profiling.models.sublayers.attention import Attention
 from trainplan.profiling.models.sublayers.base import Operator, Sublayer
 from trainplan.profiling.models.sublayers.feed_forward import FeedForward
 from trainplan.profiling.models.sublayers.heads import LanguageHead
+from trainplan.profiling.models.sublayers.mixers import TokenMixer
 
 
 def modules_of(sublayer: Sublayer) -> tuple[str, ...]:
@@ -35,6 +36,8 @@ def modules_of(sublayer: Sublayer) -> tuple[str, ...]:
         return ("activation", "norms")
     if isinstance(sublayer, LanguageHead):
         return ("norms",) if sublayer.softcap else ("loss", "norms")
+    if isinstance(sublayer, TokenMixer):
+        return ("norms",)
     return ()
 
 

@@ -15,6 +15,7 @@ from trainplan.profiling.models.sublayers.base import DRAWING_BYTES, DRAWN_AT_ON
 from trainplan.profiling.models.sublayers.embeddings import TokenEmbedding
 from trainplan.profiling.models.sublayers.feed_forward import FeedForward
 from trainplan.profiling.models.sublayers.heads import LanguageHead
+from trainplan.profiling.models.sublayers.mixers import TokenMixer
 from trainplan.profiling.models.sublayers.modules import SelectiveRecomputation
 
 
@@ -24,7 +25,8 @@ def why_not_shared(sublayer: Sublayer, tp: int) -> str | None:
     """
     if isinstance(sublayer, Attention) and (sublayer.window or sublayer.memory_tokens or sublayer.relative):
         return "its attention has windows, position biases or a second sequence"
-    if not isinstance(sublayer, Attention | FeedForward | LanguageHead | TokenEmbedding) or sublayer.carried_tokens:
+    sharing = Attention | FeedForward | LanguageHead | TokenEmbedding | TokenMixer
+    if not isinstance(sublayer, sharing) or sublayer.carried_tokens:
         return f"a sub-layer of this {sublayer.kind} kind cannot share its tokens"
     if sublayer.sandwich:
         return "it has a norm after its matrices"
@@ -65,7 +67,7 @@ class TokenShare:
     @property
     def adds_residual(self) -> bool:
         """Whether a residual is added to the sub-layer's output."""
-        return isinstance(self.sublayer, Attention | FeedForward)
+        return isinstance(self.sublayer, Attention | FeedForward | TokenMixer)
 
     @property
     def drops_output(self) -> bool:
