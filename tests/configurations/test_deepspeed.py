@@ -212,7 +212,7 @@ def test_buckets_in_float32_are_twice_as_wide(zero: dict[str, Any], buckets: int
         ({"bf16": True}, "bf16", "true", '{"enabled": true}'),
         ({"amp": {"enabled": True}}, "amp.enabled", "true", "false"),
         ({"elasticity": {"enabled": True}}, "elasticity.enabled", "true", "false"),
-        ({"expert_parallel": {"enabled": True}}, "expert_parallel.enabled", "true", "false"),
+        ({"expert_parallel": {"enabled": True}}, "expert_parallel.enabled", ("true", "experts"), "dense"),
         ({"sparse_attention": {"block": 16}}, "sparse_attention.block", "16", ("false", "dense")),
         (
             {"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": True}}}},

@@ -12,9 +12,11 @@ from trainplan import api
 from trainplan.api.requests import PlanRequest, SearchOptions
 from trainplan.command import bars, options, render
 from trainplan.command.ending import tell
+from trainplan.command.import_experts import outcome_of_experts
 from trainplan.command.options import Command, Outcome, command_with, flag, options_of, output, panel, word
 from trainplan.command.printing import pairs, table
 from trainplan.command.validating import CALIBRATED, show_calibration
+from trainplan.execution.launch_files.experts import RunOfExperts
 from trainplan.execution.launch_files.logs.steps import LoggedRun, RanOut
 from trainplan.execution.launch_files.run_configuration import TakenValue
 from trainplan.formulations.plan.plan import Plan
@@ -120,8 +122,13 @@ def import_run(
     """How good is what I run now? A configuration becomes a plan, with its predicted step and the memory of each rank; with
     it come the lower bound of the joint problem, the best plan with and without the runtime's limits, and what to change first.
     """
-    with bars.planning() as progress:
-        judged = api.import_run(file, variables=_variables(settings or []), ignored=ignored or (), progress=progress, **given)
+    try:
+        with bars.planning() as progress:
+            judged = api.import_run(
+                file, variables=_variables(settings or []), ignored=ignored or (), progress=progress, **given
+            )
+    except RunOfExperts as error:
+        return outcome_of_experts(error, values)
     for key in judged.configuration.unknown:
         tell(f"trainplan: warning: {judged.configuration.where}: {key} is no key that is documented; it is left out")
     files = {"output": lambda: judged.plan.model_dump_json(indent=2) + "\n"}

@@ -23,6 +23,7 @@ from trainplan.execution.launch_files.run_configuration import (
 )
 from trainplan.execution.launch_files.settings import read_with_settings
 from trainplan.execution.launch_files.trainer_buffers import Buffers
+from trainplan.execution.runtimes.deepspeed.experts import refuse_experts
 from trainplan.execution.runtimes.deepspeed.fields import FIELDS, STEPPED, WIDTHS
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 from trainplan.profiling.models.optimizers import OPTIMIZERS, OptimizerName
@@ -58,7 +59,6 @@ TABLES = (ZERO, "bf16", "bfloat16", "fp16", "optimizer", "scheduler", "data_type
 REFUSED = {
     "amp.enabled": "matrix multiplications by apex's amp are not planned: give bf16 or fp16",
     "elasticity.enabled": "the batch would be chosen by the number of devices: give train_batch_size instead",
-    "expert_parallel.enabled": "mixtures of experts are not planned",
     "hybrid_engine.enabled": "steps that generate texts are not planned",
     "progressive_layer_drop.enabled": "plans run every layer in every step",
     "curriculum_learning.enabled": "sequences would grow from step to step, and plans have one length",
@@ -124,6 +124,7 @@ def of_values(
     brought = filled.pop("optim", (BROUGHT, BROUGHT_BY))
     stage_filled = filled.pop("stage", None)
     _fill(keys, filled)
+    refuse_experts(keys)
     _refuse(keys)
     if keys.values.get(f"{ZERO}.stage") == "auto":
         if stage_filled is None:

@@ -122,7 +122,7 @@ def of_values(
         undecided=undecided,
         fields=ARGUMENTS,
     )
-    refuse(keys)
+    refuse(keys, devices)
     keys.flag("--no-pipeline-parallel")
     tp, pp = (keys.whole(f"--{name}-model-parallel-size") or 1 for name in ("tensor", "pipeline"))
     notes = small_differences(keys, tp)

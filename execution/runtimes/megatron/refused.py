@@ -8,6 +8,7 @@ arguments from (core 0.16, 2026); those of DeepSpeed's activation checkpointing 
 from __future__ import annotations
 
 from trainplan.execution.launch_files.run_configuration import KeyReader
+from trainplan.execution.runtimes.megatron.experts import refuse_experts
 from trainplan.profiling.base.errors import shown
 
 DENSE_ONLY = "plans have dense models"
@@ -86,13 +87,11 @@ FSDP = ("--use-megatron-fsdp", "--use-custom-fsdp")
 GPT_SPEC = "megatron.core.models.gpt.gpt_layer_specs get_gpt_layer_with_transformer_engine_spec"
 
 
-def refuse(keys: KeyReader) -> None:
-    """Check that no argument of Megatron-LM asks for a feature that plans do not have, such as a mixture of experts. keys:
-    gives the values of the file's keys, and records which keys have been read. Raises InputError for the first that does."""
-    experts = keys.get("--num-experts")
-    if experts is not None and set(str(experts).split()) - {"0", "1"}:
-        problem = f"is {shown(experts)}: a mixture of experts ({experts}, {keys.get('--moe-router-topk') or 2} a token)"
-        raise keys.error("--num-experts", problem, "give a dense model: mixtures of experts are not planned yet")
+def refuse(keys: KeyReader, devices: int | None = None) -> None:
+    """Check that no argument of Megatron-LM asks for a feature that plans do not have, such as a mixture of experts. devices:
+    number of devices that the launcher starts, if known. keys: gives the values of the file's keys, and records which keys have
+    been read. Raises InputError for the first that does; for a mixture of experts, with all that was read of it."""
+    refuse_experts(keys, devices)
     for key in keys.values:
         if key.startswith("--moe-"):
             keys.get(key)  # of a model without experts: it bears on nothing

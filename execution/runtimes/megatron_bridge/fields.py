@@ -7,7 +7,10 @@ As of megatron-bridge 0.3.1 on megatron-core 0.16.1 (2026): `GPTModelProvider` (
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from trainplan.execution.runtimes.megatron.experts import NAMES
 
 # The field, with its section, that says what an argument of Megatron-LM says; or several that say it.
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -102,3 +105,16 @@ DEFAULTS: dict[str, Any] = {  # where Megatron-LM's arguments have others
     "mixed_precision.grad_reduce_in_fp32": True,
     "mixed_precision.fp8_recipe": "tensorwise",
 }
+
+
+def experts_of(values: Mapping[str, Any]) -> dict[str, str]:
+    """The fields of Megatron-Bridge's ConfigContainer that say the settings of a mixture of experts, by setting. Most are
+    TransformerConfig's, under the argument's name; the overlap of exchanges may be said by the section comm_overlap, too, which
+    sets the model's. values: the file's values under keys joined by dots."""
+    fields = {
+        setting: ARGUMENTS.get(name) or f"model.{name.removeprefix('--').replace('-', '_')}" for setting, name in NAMES.items()
+    }
+    for setting in ("exchange_overlap", "delayed_weights"):
+        other = fields[setting].replace("model.", "comm_overlap.")
+        fields[setting] = other if values.get(other) is not None else fields[setting]
+    return fields

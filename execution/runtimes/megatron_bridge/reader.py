@@ -20,9 +20,11 @@ from trainplan.execution.launch_files.run_configuration import KeyReader, RunCon
 from trainplan.execution.launch_files.settings import with_settings
 from trainplan.execution.runtimes.megatron import layouts
 from trainplan.execution.runtimes.megatron import reader as megatron_reader
+from trainplan.execution.runtimes.megatron.experts import DEFAULTS as OF_EXPERTS
+from trainplan.execution.runtimes.megatron.experts import refuse_experts
 from trainplan.execution.runtimes.megatron.read_model import NULL
 from trainplan.execution.runtimes.megatron_bridge.capabilities import SOFTWARE, TENSOR, stated
-from trainplan.execution.runtimes.megatron_bridge.fields import ARGUMENTS, CONTRARY, DEFAULTS, FIELDS
+from trainplan.execution.runtimes.megatron_bridge.fields import ARGUMENTS, CONTRARY, DEFAULTS, FIELDS, experts_of
 from trainplan.execution.runtimes.megatron_bridge.recipes import ARGUMENTS as OF_RECIPES
 from trainplan.execution.runtimes.megatron_bridge.recipes import BATCH, recipe_values
 from trainplan.profiling.base.errors import InputError, shown
@@ -214,6 +216,7 @@ def of_fields(
     for key in ("model.bf16", "model.fp16", f"ddp.{GRADIENTS}", *EITHER, *(f"comm_overlap.{name}" for name in OVERLAPPED)):
         keys.get(key)  # which others override, or which override others
     keys.get("mixed_precision")  # a name, whose fields are among the values
+    refuse_experts(keys, None, "Megatron-Bridge", experts_of(values), OF_EXPERTS)
     _refuse(keys)
     words = list(_words(keys))
     try:

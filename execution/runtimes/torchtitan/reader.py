@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.execution.launch_files.documents import written as spelt
+from trainplan.execution.launch_files.experts import RunOfExperts
 from trainplan.execution.launch_files.known_keys import known_keys
 from trainplan.execution.launch_files.lines import sources_of
 from trainplan.execution.launch_files.run_configuration import (
@@ -23,9 +24,9 @@ from trainplan.execution.launch_files.run_configuration import (
     flattened,
 )
 from trainplan.execution.launch_files.settings import with_settings
+from trainplan.execution.runtimes.torchtitan.experts import mixture_of_experts, refuse_experts
 from trainplan.execution.runtimes.torchtitan.fields import CONVERTERS, FIELDS, SCHEDULES
 from trainplan.execution.runtimes.torchtitan.versions import (
-    MIXTURES,
     NORMS,
     OTHERS,
     as_today,
@@ -107,6 +108,8 @@ def of_tables(
     )
     try:
         run = _of_keys(keys, before_parallelism(values, written), latest)
+    except RunOfExperts:
+        raise
     except InputError as error:
         raise InputError(error.where, names.get(error.command_field, error.command_field), error.problem, error.fix) from None
     keyed = {name: names.get(key, key) for name, key in run.keys.items()}
@@ -184,8 +187,9 @@ def _of_keys(keys: KeyReader, early: bool, latest: bool) -> RunConfiguration:
 def _refuse(keys: KeyReader) -> None:
     """Check that no key of torchtitan asks for a feature that plans do not have. keys: gives the values of the file's keys, and
     records which keys have been read. Raises InputError for the first that does."""
-    for kind in ("expert_parallel", "expert_tensor_parallel"):
-        keys.refuse(f"parallelism.{kind}_degree", [1], "runs with expert parallelism are not read yet")
+    if not mixture_of_experts(keys.text("model.name"), keys.text("model.flavor")):
+        for kind in ("expert_parallel", "expert_tensor_parallel"):
+            keys.refuse(f"parallelism.{kind}_degree", [1], "no experts of this model are known")
     keys.refuse("training.enable_cpu_offload", ["false"], "states that FSDP2 keeps on the host are no option of plans for it")
     keys.refuse("fault_tolerance.enable", ["false"], "replica groups that come and go are not planned")
     keys.refuse("experimental.torch_spmd", ["false"], "plans shard as FSDP2 does")
@@ -284,9 +288,7 @@ def _model(keys: KeyReader, notes: list[str]) -> tuple[str | None, dict[str, Any
     if keys.flag("model.use_flex_attn") and keys.text("model.attn_mask_type") != "causal":
         notes.append("attention within documents: predicted over whole samples; less time")
     name = "llama2" if name == "llama" else name  # of April 2024
-    if name in MIXTURES or "moe" in flavour.lower() or re.search(r"-A\d+(\.\d+)?B", flavour):
-        problem = f"is {name}, {flavour}: a mixture of experts"
-        raise keys.error("model.flavor", problem, "give a dense model: mixtures of experts are not planned yet")
+    refuse_experts(keys, name, flavour)
     if name in OTHERS:
         raise keys.error("model.name", f"is {shown(name)}", "give a decoder of text, such as llama3")
     return model_of(name, flavour)
