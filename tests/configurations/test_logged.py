@@ -79,6 +79,28 @@ def test_measured_steps_of_a_log_stand_with_its_prediction(tmp_path: Path) -> No
     assert judged.to_dict()["measured"]["step_error"] == judged.logged.predicted_s / 9.1 - 1
 
 
+def test_a_script_and_the_log_of_its_run_are_read_together(tmp_path: Path) -> None:
+    """The layout is the script's, also where the log begins after the arguments; the measured step and peak are the log's."""
+    log, command = megatron(tmp_path, *STEPS.splitlines()), tmp_path / "launch.sh"
+    command.write_text(f"torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py {' '.join(WORDS.split())}")
+    given: dict[str, Any] = {"cluster": "h100:8x2", "search": False}
+    whole = tp.import_run(log, **given)
+    log.write_text(STEPS)
+    run = tp.import_run(command, log=log, **given)
+    assert run.logged is not None and run.logged == whole.logged and run.logged.step_s == 9.1
+    assert run.configuration.where == str(command)
+    out = tmp_path / "out.log"
+    out.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total of 79.1 GiB")
+    ended = tp.import_run(command, log=out, **given)
+    assert ended.logged is None and ended.configuration.ran_out is not None and ended.configuration.ran_out.tried_bytes == 2**31
+    log.write_text(f"{(HERE / 'megatron-2026-08.log').read_text()}{STEPS}")
+    with refused("--log", problem="itself", fix="leave it out"):
+        tp.import_run(megatron(tmp_path, *STEPS.splitlines()), log=out, **given)
+    out.write_text("[rank0]: step: 10  loss: 8.1  memory: 40.12GiB(50.68%)  tps: 7,123  tflops: 400.1  mfu: 40.2%\n")
+    with refused("--log", problem=("torchtitan", "megatron"), fix="the run that the file starts"):
+        tp.import_run(command, log=out, **given)
+
+
 def test_a_mixture_of_experts_in_a_log_is_refused(tmp_path: Path) -> None:
     path = megatron(tmp_path)
     text = path.read_text().replace(

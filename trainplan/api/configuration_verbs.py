@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.api.plan_verbs import plan
-from trainplan.execution.launch_files.logs.steps import LoggedRun, compared_with_log, read_log
-from trainplan.execution.launch_files.logs.text import text_of_bytes
+from trainplan.execution.launch_files.logs.steps import LoggedRun, compared_with_log, log_of, ran_out, read_log
+from trainplan.execution.launch_files.logs.text import last_run, text_of_bytes, text_of_log
 from trainplan.execution.launch_files.run_configuration import RunConfiguration, UserSettings, with_given
 from trainplan.formulations.plan.plan import Plan, RunBy, load_plan
 from trainplan.formulations.plan.request import Request
-from trainplan.formulations.runtimes import RUNTIMES
+from trainplan.formulations.runtimes import RUNTIMES, title
 from trainplan.imported_runs.assess import JudgedRun, changes, changes_without_gain, neighbour_runs, priced_as
 from trainplan.imported_runs.run_model import model_of, with_model, with_positions
 from trainplan.imported_runs.to_plan import (
@@ -60,6 +60,7 @@ def import_run(
     loss: str | None = None,
     attention: str | None = None,
     runtime: str | None = None,
+    log: FilePath | None = None,
     variables: Mapping[str, str] | None = None,
     ignored: Collection[str] = (),
     search: bool = True,
@@ -94,6 +95,8 @@ def import_run(
             The model's default is the one in its configuration; a tool's default depends on the devices.
         runtime: the runtime whose file it is, such as megatron; `import-run --help` lists all (default: recognised by the
             file).
+        log: the log of the run that the file starts, for its measured step and memory, which are put next to the prediction
+            (default: those of the file itself, if that is a log).
         variables: values by name: for a script, of its environment's variables, and of its positional parameters by number; for
             YAML, JSON and TOML, of keys, in place of the file's.
         ignored: keys of the file that trainplan does not know and that change nothing of the run.
@@ -114,7 +117,7 @@ def import_run(
     user = UserSettings(
         variables or {}, recompute, named, frozenset(ignored), None if dtype is None else parse_dtype(dtype), half
     )
-    configuration = with_options(_configuration(file, line, runtime, user), batch, micro_batch)
+    configuration = with_options(_with_log(_configuration(file, line, runtime, user), log), batch, micro_batch)
     the_model = model_of(configuration, named, sequence, dtype, machine)
     if not compiles(the_model):
         raise InputError(
@@ -192,6 +195,26 @@ def _configuration(file: FilePath | None, line: str | None, runtime: str | None,
         return read_text(line, COMMAND_LINE, user)
     assert file is not None
     return read_text(_standard_input(), "standard input", user) if str(file) == "-" else read(Path(file), runtime, user)
+
+
+def _with_log(configuration: RunConfiguration, log: FilePath | None) -> RunConfiguration:
+    """The configuration of a run with the measurements of the last run in a log; unchanged if there is no log.
+
+    configuration: as read from what starts the run. log: the log's file. Raises InputError if the configuration is itself of a
+    log, if the log is of another runtime, and if it has neither a training step nor the message that memory ran out.
+    """
+    if log is None:
+        return configuration
+    if configuration.log is not None or configuration.ran_out is not None:
+        problem = f"is {log}, and {configuration.where} is the log of a run itself"
+        raise InputError(COMMAND_LINE, "--log", problem, "leave it out, or give what starts the run in place of that log")
+    text = text_of_log(Path(log))
+    ended = ran_out(text[last_run(text).begin :])
+    found = read_log(Path(log)) if ended is None else log_of(text[last_run(text).begin :])
+    if found is not None and (found.runtime == "torchtitan") != (configuration.runtime == "torchtitan"):
+        problem = f"is {log}, which {title(found.runtime)} wrote, and {configuration.where} is of {configuration.runtime}"
+        raise InputError(COMMAND_LINE, "--log", problem, "give the log of the run that the file starts")
+    return replace(configuration, log=found, ran_out=ended)
 
 
 def _best_within_runtime(

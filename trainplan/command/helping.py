@@ -66,7 +66,9 @@ EXAMPLES = {
     "report": PLANNED + "trainplan report plan.json -o report.html",
     "import-run": "trainplan plan gpt2 h100:2x1 --batch 8 --for megatron \\\n  -o plan.json\n"
     "trainplan export plan.json --to megatron -o run\n"
-    "trainplan import-run run/launch.sh --model gpt2 --cluster h100:2x1",
+    "trainplan import-run run/launch.sh --model gpt2 --cluster h100:2x1\n"
+    'echo "iteration 5/ 5 | elapsed time per iteration (ms): 40.0 |" > train.log\n'
+    "trainplan import-run run/launch.sh --model gpt2 --cluster h100:2x1 \\\n  --log train.log --no-search",
     "compare": PLANNED + "trainplan plan gpt2 cpu-4 --batch 8 --tp 1 -o other.json\ntrainplan compare plan.json other.json",
     "compare-planners": "trainplan compare-planners gpt2 cpu-4 --batch 8 --sequence 64",
     "compare-methods": BUILT + "trainplan compare-methods instance.json --method exact --method galvatron-dp",

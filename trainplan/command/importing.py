@@ -80,6 +80,7 @@ def command(name: str, words: Sequence[str]) -> Command:
                 "A key that is not read and changes nothing of the run; may be repeated.",
                 names=("--ignore",),
             ),
+            flag("log", Path | None, "The log of the run that the file starts, for its measured step and memory."),
             flag("runtime", str | None, f"{', '.join(RUNTIMES)}. [default: by the file]"),
             *options_of(PlanRequest, "memory", "reserve"),
         ],

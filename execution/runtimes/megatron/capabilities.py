@@ -19,6 +19,7 @@ from trainplan.profiling.models.optimizers import OPTIMIZERS
 
 OVERLAPS = ("overlap-grad-reduce", "overlap-param-gather")  # which the export sets
 GATHERED = "fp8-param-gather"
+FUSED_LOSS, TE_LOSS = "cross-entropy-loss-fusion", "cross-entropy-fusion-impl te"  # the latter by Transformer Engine's kernels
 
 
 def settings_of(plan: Plan) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from trainplan.execution.launch_files.run_configuration import (
 )
 from trainplan.execution.launch_files.shell import Command, command_of, values_of
 from trainplan.execution.runtimes.megatron import layouts
+from trainplan.execution.runtimes.megatron.capabilities import FUSED_LOSS, TE_LOSS
 from trainplan.execution.runtimes.megatron.fields import ARGUMENTS, EXCHANGES, MODULES, STEPPED
 from trainplan.execution.runtimes.megatron.older_versions import (
     CORE,
@@ -60,9 +61,7 @@ SETTINGS = (
     *("--overlap-grad-reduce", "--overlap-param-gather", "--tp-comm-overlap", "--fp8-param-gather"),
     "--untie-embeddings-and-output-weights",
 )
-FUSED_LOSS = "cross-entropy-loss-fusion"
 OF_ENGINE = re.compile(r"(?:no )?(?:overlap_comm|contiguous_gradients)")  # words on how DeepSpeed reduces gradients
-TE_LOSS = "cross-entropy-fusion-impl te"  # Transformer Engine's kernels of the loss
 LAYOUT, VIRTUAL = "--pipeline-model-parallel-layout", "--num-virtual-stages-per-pipeline-rank"
 ENDS = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
 COUNTED = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from trainplan.execution.runtimes.megatron import capabilities as megatron_capabilities
-from trainplan.execution.runtimes.megatron.reader import FUSED_LOSS, TE_LOSS
+from trainplan.execution.runtimes.megatron.capabilities import FUSED_LOSS, TE_LOSS
 from trainplan.formulations.plan.plan import Plan, RunBy
 from trainplan.formulations.runtimes import DECODERS
 

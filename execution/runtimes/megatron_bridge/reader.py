@@ -237,9 +237,9 @@ def of_fields(
         unsaid: dict[str, Any] = {field: None for key, field in BATCH.items() if values.get(key) is None}
         run = replace(run, undecided=dict.fromkeys(unsaid, WHICH), **unsaid)
         taken = tuple(value for value in taken if value.key not in BATCH or values[value.key] is not None)
-    flags = [word for word in run.flags.split() if word != TENSOR or run.sequence_parallel]  # else it turns that off
+    kept = [word for word in run.flags.split() if word != TENSOR or run.sequence_parallel]  # else it turns that off
     return replace(
-        run, runtime="megatron-bridge", software=SOFTWARE, flags=stated(flags), model=base.model, keys=keyed,
+        run, runtime="megatron-bridge", software=SOFTWARE, flags=stated(kept), model=base.model, keys=keyed,
         notes=(*run.notes, *base.notes, *turned), unread=unread, unknown=unknown, taken=taken,
     )  # fmt: skip
 
