@@ -42,9 +42,9 @@ HEAD = ["tokens", "GPUs", *PLAN_HEAD]
 RULES = f"""\
 A step has {STEP_TOKENS[64] / 1e6:.1f}M tokens on 64 H100, and {STEP_TOKENS[1024] / 1e6:.1f}M on 1,024, in nodes of 8; bf16 with
 fp32 states; 1F1B. Context parallelism is chosen among the degrees {CP[131072]} at 128k tokens, and fewer below. Models
-that were made for fewer tokens have as many positions as a sample has tokens. Step, memory and MFU are walks over the plan's
-programs on the lanes of frameworks: predictions, not measurements. `faster at most` is proven of this space, as in
-[what to run](what-to-run.md); a search ends at a gap of {GAP:.0%}, or after {SECONDS:.0f} seconds."""
+that were made for fewer tokens have as many positions as a sample has tokens. Step, memory and MFU are predicted by simulating
+the plan's programs with the overlap of frameworks: predictions, not measurements. `faster at most` is proven of this space, as
+in [what to run](what-to-run.md); a search ends at a gap of {GAP:.0%}, or after {SECONDS:.0f} seconds."""
 
 
 class Cell(NamedTuple):
