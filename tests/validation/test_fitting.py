@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from trainplan.formulations.costs.overlapped.framework_memory import MEGATRON_ERROR, NANOTRON_ERROR
 from trainplan.formulations.costs.overlapped.layout import RecomputePolicy
 
 from tests.validation.test_words import laid, predicted
+from trainplan.validation.fitting import peak_error, software_error
+from trainplan.validation.frameworks import framework_of
+from trainplan.validation.rows import Run
 
 DENSE: dict[str, Any] = {"model": "llama3-8b", "gpu": "H100-80GB-SXM", "gpus": 8, "gbs": 128}
 
@@ -53,3 +57,10 @@ def test_what_fits_or_ran_out_of_memory_keeps_the_framework_s_defaults() -> None
     assert (out.layout.zero, out.layout.recompute, out.assumed["recompute"]) == (0, RecomputePolicy(), "none")
     never = laid(**DENSE | {"model": "llama3.1-405b"}, framework="Megatron-Core", tp=8)
     assert (never.layout.zero, never.layout.recompute) == (0, RecomputePolicy())
+
+
+def test_the_error_of_a_peak_is_that_of_the_framework_s_record() -> None:
+    """By its name in plans, in any case, as in rows of its runs; of trainplan's own programs that of Megatron-Core's peaks."""
+    for name in ("nanotron", "Torchtitan", "deepspeed", "megatron-core", "Megatron-Bridge", "PyTorch FSDP", "NeMo"):
+        assert software_error(name) == peak_error(framework_of(Run(id="a", model="", gpu="", gpus=1, framework=name)))
+    assert software_error("nanotron") == NANOTRON_ERROR and software_error(None) == software_error("") == MEGATRON_ERROR

@@ -10,17 +10,17 @@ from statistics import NormalDist
 from typing import Literal
 
 from trainplan.formulations.costs.overlapped.analytic_memory import run_memory
-from trainplan.formulations.costs.overlapped.framework_memory import MEGATRON_ERROR, OTHER_ERROR, TORCHTITAN_ERROR
+from trainplan.formulations.costs.overlapped.framework_memory import MEGATRON_ERROR, OTHER_ERROR
 from trainplan.formulations.costs.overlapped.layout import Framework, Held, RecomputePolicy, RunLayout
 from trainplan.profiling.clusters.kinds import reserve_bytes
 from trainplan.profiling.clusters.sheets import DeviceSheet
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.optimizers import OPTIMIZERS
+from trainplan.validation.frameworks import framework_of
+from trainplan.validation.rows import Run
 
 Fit = Literal["yes", "tight", "no"]
 SURE = 0.9  # probability from which an answer is yes; below 1 - SURE it is no
-# Errors of peaks by the beginning of the name of the software that a plan's prediction is of.
-ERRORS = {"torchtitan": TORCHTITAN_ERROR} | dict.fromkeys(("deepspeed", "accelerate", "pytorch", "composer"), OTHER_ERROR)
 
 
 def limit_bytes(described: DeviceSheet) -> int:
@@ -38,11 +38,10 @@ def peak_error(framework: Framework) -> float:
 
 
 def software_error(software: str | None) -> float:
-    """The relative standard error of predicted peaks by the name of the software that runs a plan; None, or an empty name, for
-    trainplan's own programs.
+    """The relative standard error of predicted peaks by the name of the software that runs a plan, as its framework's record
+    has it; None, or an empty name, for trainplan's own programs.
     """
-    words = (software or "").lower()
-    return next((error for name, error in ERRORS.items() if words.startswith(name)), MEGATRON_ERROR)
+    return peak_error(framework_of(Run(id="", model="", gpu="", gpus=1, framework=software))) if software else MEGATRON_ERROR
 
 
 def fit_probability(peak_bytes: float, limit: float, error: float) -> float:

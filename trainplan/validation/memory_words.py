@@ -8,8 +8,6 @@ from dataclasses import replace
 
 from trainplan.formulations.costs.overlapped.analytic_memory import RunMemory
 from trainplan.formulations.costs.overlapped.framework_memory import (
-    NANOTRON_LOGIT_BYTES,
-    NANOTRON_MEMORY,
     SHARED_LOGIT_BYTES,
     TORCHTITAN_MEMORY,
     UNCOMPILED_LOGIT_BYTES,
@@ -22,17 +20,16 @@ LOSS_COMPILED_SINCE = 2025  # torchtitan compiles its loss since
 
 
 def with_memory(framework: Framework, run: Run, year: int | None) -> Framework:
-    """Set what a run's framework keeps in memory in its own way, by the framework's name. framework: the cost model's settings
-    for it. run: a measured run. year: the year of the run, None if it has no date.
+    """Set what a run's words and date say of the memory that its framework keeps in its own way: how torchtitan's loss holds
+    logits, and what Megatron-Core's functional tests and its option `--defer-embedding-wgrad-compute` keep. framework: the cost
+    model's settings for it, whose field `memory` has the rest. run: a measured run. year: the year of the run, None if it has
+    no date.
     """
-    name = (run.framework or "").lower()
-    if "nanotron" in name:
-        return replace(framework, memory=NANOTRON_MEMORY, logit_bytes=NANOTRON_LOGIT_BYTES, pads=1)
-    if "torchtitan" in name:
+    if framework.memory == TORCHTITAN_MEMORY:
         uncompiled = framework.logit_bytes >= UNCOMPILED_LOGIT_BYTES or (year is not None and year < LOSS_COMPILED_SINCE)
         loss = SHARED_LOGIT_BYTES if (run.tp or 1) > 1 else UNCOMPILED_LOGIT_BYTES
         logit_bytes = loss if uncompiled else framework.logit_bytes
-        return replace(framework, memory=TORCHTITAN_MEMORY, logit_bytes=logit_bytes)
+        return replace(framework, logit_bytes=logit_bytes)
     if framework.pads > 1:
         note = (run.note or "").lower()
         tests, defers = FUNCTIONAL_TEST in note, flag(note, r"defer[_-]embedding[_-]wgrad(?:[_-]compute)?") is True

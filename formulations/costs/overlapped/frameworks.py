@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from trainplan.formulations.costs.overlapped.framework_memory import NANOTRON_LOGIT_BYTES, NANOTRON_MEMORY, TORCHTITAN_MEMORY
 from trainplan.formulations.costs.overlapped.kernel_time import CONTENTION
 from trainplan.formulations.costs.overlapped.layout import Framework
 from trainplan.profiling.models.optimizers import OPTIMIZERS, OptimizerName
@@ -106,6 +107,7 @@ TORCHTITAN = replace(
     gathers_in_bits=True,
     gathers_blocks=False,
     accumulated_bytes=ADDED_BYTES,
+    memory=TORCHTITAN_MEMORY,
 )
 TORCHTITAN_COMPILED = replace(
     TORCHTITAN, name="PyTorch FSDP, torchtitan compiled", memory_passes=1.0, loss_passes=1.5, logit_bytes=8
@@ -149,6 +151,8 @@ NANOTRON = replace(
     costs_stages=True,
     slice_ns=SLICE_NS,
     gathered_bytes=12,
+    logit_bytes=NANOTRON_LOGIT_BYTES,
+    memory=NANOTRON_MEMORY,
 )
 
 
