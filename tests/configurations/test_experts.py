@@ -167,6 +167,17 @@ def test_what_the_tool_refuses_is_refused_by_its_key(
         read(path)
 
 
+def test_overrides_of_a_recipe_with_experts_are_none_of_a_dense_model(tmp_path: Path) -> None:
+    path = tmp_path / "overrides.yaml"
+    path.write_text(
+        "model: {seq_length: 4096, moe_permute_fusion: true}\ntrain: {micro_batch_size: 1, global_batch_size: 64}\n"
+    )
+    with refused("model.moe_permute_fusion", problem=("true", "experts"), fix="--ignore model.moe_permute_fusion"):
+        tp.import_run(path, cluster="h100:8", search=False, model="llama3-8b")
+    run = tp.import_run(path, cluster="h100:8", search=False, model="llama3-8b", ignored=["model.moe_permute_fusion"])
+    assert run.plan.planned_model().name == "llama3-8b"
+
+
 def test_ranks_of_experts_are_those_of_other_units_unless_given(tmp_path: Path) -> None:
     other = ("--expert-tensor-parallel-size 1", "--tensor-model-parallel-size 4")
     read_of = found(written(tmp_path, "megatron.sh", other, ("parallel-size 32", "parallel-size 16")))

@@ -18,7 +18,7 @@ WHOLE_STATES = "plans have states of the optimizer in float32"
 # Values that plans have, and why no others.
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "--outer-dp-sharding-strategy": (("no_shard",), "plans shard within one group alone"),
-    "--expert-model-parallel-size": (("1",), "runs with expert parallelism are not read yet"),
+    "--expert-model-parallel-size": (("1",), "the run has no experts (--num-experts)"),
     "--encoder-num-layers": (("0",), DENSE_ONLY),
     "--mtp-num-layers": (("0",), DENSE_ONLY),
     "--multi-latent-attention": (OFF, "the plan's programs have no such thing"),

@@ -26,7 +26,7 @@ from trainplan.execution.runtimes.megatron.read_model import NULL
 from trainplan.execution.runtimes.megatron_bridge.capabilities import SOFTWARE, TENSOR, stated
 from trainplan.execution.runtimes.megatron_bridge.fields import ARGUMENTS, CONTRARY, DEFAULTS, FIELDS, experts_of
 from trainplan.execution.runtimes.megatron_bridge.recipes import ARGUMENTS as OF_RECIPES
-from trainplan.execution.runtimes.megatron_bridge.recipes import BATCH, recipe_values
+from trainplan.execution.runtimes.megatron_bridge.recipes import BATCH, SIZED, recipe_values
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import read_data
 from trainplan.profiling.models.families.fields import names
@@ -217,6 +217,8 @@ def of_fields(
         keys.get(key)  # which others override, or which override others
     keys.get("mixed_precision")  # a name, whose fields are among the values
     refuse_experts(keys, None, "Megatron-Bridge", experts_of(values), OF_EXPERTS)
+    if not (recipe or user.variables.get("recipe")) and all(given.get(key) is None for key in SIZED):
+        _refuse_unnamed_mixture(keys, given)
     _refuse(keys)
     words = list(_words(keys))
     try:
@@ -242,6 +244,16 @@ def of_fields(
         run, runtime="megatron-bridge", software=SOFTWARE, flags=stated(kept), model=base.model, keys=keyed,
         notes=(*run.notes, *base.notes, *turned), unread=unread, unknown=unknown, taken=taken,
     )  # fmt: skip
+
+
+def _refuse_unnamed_mixture(keys: KeyReader, given: Mapping[str, Any]) -> None:
+    """Raise InputError if overrides of a recipe that nobody has named set something of experts, so that the recipe's model is a
+    mixture of experts, whichever model the user names. given: the file's own values. keys: gives the values of the file's keys,
+    and records which keys have been read."""
+    for key, value in given.items():
+        if key.startswith("model.moe_") and value not in (None, False) and key not in keys.ignored:
+            fix = f"name its recipe by --set recipe=NAME, or say that it changes nothing by --ignore {key}"
+            raise keys.error(key, f"is {shown(value)}, of a mixture of experts", fix)
 
 
 def _refuse(keys: KeyReader) -> None:
