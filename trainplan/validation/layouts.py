@@ -28,9 +28,10 @@ from trainplan.validation.alongside import held_by, stated_buffers, with_attenti
 from trainplan.validation.fitting import fitted, in_words
 from trainplan.validation.frameworks import framework_of, stated_attention
 from trainplan.validation.memory_words import optimizer_instances
+from trainplan.validation.mixture_words import is_mixture, mixture_stages, stated_stages
 from trainplan.validation.offloading import hosted, hosted_layers
 from trainplan.validation.recomputation import recompute_of_words
-from trainplan.validation.row_mixtures import experts_layout, is_mixture, stated_stages
+from trainplan.validation.row_mixtures import experts_layout
 from trainplan.validation.row_models import row_model
 from trainplan.validation.rows import Run
 from trainplan.validation.words import (
@@ -223,9 +224,9 @@ def laid_out(
         on_host=hosted(run, framework.pads > 1, assumed), offloaded_layers=hosted_layers(run),
         frozen=_adapters(run), schedule=schedule_of(run, assumed) if pp > 1 else "1f1b",
         exchange=exchanged, optimizer=optimizer, recipe=recipe, experts=experts,
-        stage_layers=stated_stages(run, model.layers, count) if run.pp_layout and pp > 1
+        stage_layers=written if (written := stated_stages(run, model.layers, count) if pp > 1 else None)
         else _default_stages(run, model, count, framework) if pp > 1 and (torchtitan or framework.costs_stages)
-        else _stated_stages(run, model, pp, chunks),
+        else _stated_stages(run, model, pp, chunks) or mixture_stages(run, model, count),
     )  # fmt: skip
     if model.layers + 2 * layout.reserved < count:
         problem = f"is {chunks}, which with pp {pp} makes {count} stages of {model.layers} layers"
