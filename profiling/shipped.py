@@ -43,7 +43,8 @@ _PUBLISHERS = """
     meta-llama facebook google google-bert google-t5 openai openai-community facebookai mistralai qwen microsoft eleutherai
     bigscience tiiuae mosaicml stabilityai bigcode ibm-granite internlm baichuan-inc 01-ai deepseek-ai allenai huggingfacetb
     thudm zai-org nvidia lmsys openlm-research codellama tinyllama huggyllama nousresearch unsloth databricks togethercomputer
-    cohereforai coherelabs bsc-lt openbmb swiss-ai lgai-exaone huggingfaceh4 distilbert decapoda-research
+    cohereforai coherelabs bsc-lt openbmb swiss-ai lgai-exaone huggingfaceh4 distilbert decapoda-research moonshotai minimaxai
+    baidu tencent rednote-hilab ai21labs
     """
 PUBLISHERS = frozenset(_PUBLISHERS.split())
 # Marks of an unlisted mixture of experts in its name (8x7b, a3b, moe), and endings of second names of the same model.

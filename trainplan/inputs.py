@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from trainplan.execution.executable_models import EXECUTED_DTYPES, EXECUTED_FAMILIES, WALKED_FAMILIES
+from trainplan.execution.executable_models import EXECUTED_DTYPES, EXECUTED_FAMILIES, HYBRID_FAMILIES, WALKED_FAMILIES
 from trainplan.formulations.parameters import Parameter, chosen
 from trainplan.formulations.plan.plan import Plan
 from trainplan.formulations.plan.request import Request
@@ -156,7 +156,7 @@ def check_spelling(names: Collection[str], possible: Collection[str], options: C
 def compiles(model: Model) -> bool:
     """Whether plans of a model can be compiled to programs of instructions, which are checked and simulated; that depends on
     the model's family."""
-    return model.family in (*EXECUTED_FAMILIES, *WALKED_FAMILIES)
+    return model.family in (*EXECUTED_FAMILIES, *WALKED_FAMILIES, *HYBRID_FAMILIES)
 
 
 def runs(model: Model) -> bool:
@@ -222,6 +222,9 @@ def request_of(
             raise InputError("command line", "--dtype", f"is {dtype!r}", fix)
     the_cluster = None if cluster is None else cluster_of(cluster, reserve)
     the_model = None if model is None else model_of(model, sequence, dtype, earlier, the_cluster)
+    if the_model is not None and the_model.scans and earlier is None:
+        fix = "their times are of shapes and of kernels' code alone: leave a margin"
+        caution("command line", "--model", f"is a {the_model.family}, and no measured run has layers that scan a state", fix)
     values = {**chosen(parameters, options, owner), **(fixed or {})}
     if the_model is not None and runs(the_model) and (planned or values.get("cost_model") != "paper"):
         the_model = the_model.fused()

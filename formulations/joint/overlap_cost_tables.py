@@ -324,6 +324,9 @@ def request_of_one_rank(request: Request, cp: int) -> Request:
     if cp > 1 and (model.sequence_tokens % (2 * cp) or devices % cp):
         problem = f"is {cp}, for {model.sequence_tokens} tokens on {devices} devices"
         raise InputError("command line", "--cp", problem, "give a degree that divides the devices, and twice the tokens")
+    if cp > 1 and model.scans:
+        problem = f"is {cp}, for a {model.family}, whose layers carry a state from each token to the next"
+        raise InputError("command line", "--cp", problem, "give 1: samples of such a model are not cut")
     part = model.with_fields(sequence=model.sequence_tokens // cp) if cp > 1 else model
     return replace(request, model=part, obtained=[] if cp > 1 else request.obtained)
 

@@ -24,7 +24,7 @@ from trainplan.profiling.models.config_files import (
     trained_dtype,
 )
 from trainplan.profiling.models.families import Fields, Role, Unit, build_chain, family, family_names, sized_config
-from trainplan.profiling.models.sublayers import Sublayer, cut
+from trainplan.profiling.models.sublayers import Sublayer, TokenMixer, cut
 from trainplan.profiling.shipped import PUBLISHERS, Shipped, locate, sized
 
 # Fields of a configuration that are about a run, not about the architecture.
@@ -134,6 +134,11 @@ class Model:
         can
         be planned."""
         return " and ".join(dict.fromkeys(feature for part in self.sublayers.values() if (feature := part.unplanned_feature)))
+
+    @property
+    def scans(self) -> bool:
+        """Whether any layer mixes tokens by a state that it carries from token to token, as state spaces and delta nets do."""
+        return any(isinstance(part, TokenMixer) for part in self.sublayers.values())
 
     def tp_degrees(self, group: int) -> tuple[int, ...]:
         """Possible degrees of tensor parallelism, ascending: powers of two up to `group` on which every sub-layer can run.
@@ -265,12 +270,13 @@ def load_model(
         name = os.path.join(name, "config.json")  # of a checkpoint's folder
     kinds: tuple[Shipped, ...] = ("models",) if planned else ("models", "mixtures")
     own_file = os.path.exists(name) or name.startswith((".", "/", "~"))
-    kind, known = next(((k, found) for k in kinds if not own_file and (found := sized(name, k))), ("models", None))
+    kind = next((one for one in kinds if not own_file and sized(name, one) is not None), None)
+    known = None if kind is None else sized(name, kind)
     owner, _, own_name = name.rpartition("/")
     if known is not None and owner and owner.lower() not in PUBLISHERS:
         fix = f"it is planned as {known[0]}, as which it is called; give its config.json where its sizes are others"
         caution(COMMAND_LINE, "--model", f"is {own_name!r} of {owner!r}", fix)
-    if known is not None and (known[2] or kind == "mixtures"):
+    if kind is not None and known is not None and (known[2] or kind == "mixtures"):
         known_as, base, fields = known
         config = sized_config(read_data(locate(kind, base, "--model", "a config.json")), fields)
         return model_from_config(config, known_as, sequence, dtype or shipped_dtype(config, known_as, half), planned=planned)

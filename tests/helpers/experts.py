@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from trainplan.profiling.models.model import Model
 
 
@@ -33,3 +35,18 @@ def used(module: Any, chosen: int) -> int:
         assert len(sizes) == 1
         unused += trained(mixture) // sizes.pop() * (len(next(mixture.parameters())) - chosen)
     return trained(module) - unused
+
+
+def kept_bytes(work: Callable[[], Tensor], inputs: Tensor, module: Any) -> int:
+    """Bytes that torch keeps for the backward pass of `work`, by what autograd saves, without its inputs and parameters."""
+    outside = {tensor.untyped_storage().data_ptr() for tensor in (inputs, *module.parameters())}
+    kept: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        """Note a saved tensor by its memory, which stays alive."""
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        work()
+    return sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in outside)

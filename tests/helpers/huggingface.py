@@ -22,7 +22,10 @@ def same_architecture(transformers: Any, model: Model) -> Any:
     Its parameters are those that transformers initialises, on torch's current device.
     """
     config = transformers.AutoConfig.for_model(**{**model.config, "attn_implementation": "eager"})
-    other = getattr(transformers, CLASSES[model.family])(config).eval()
+    named = CLASSES.get(model.family)  # else of a family that is planned and not run
+    other = (
+        transformers.AutoModelForCausalLM.from_config(config) if named is None else getattr(transformers, named)(config)
+    ).eval()
     if model.family == "t5" and not model.tied:  # transformers ties them, whatever the configuration says
         other.lm_head.weight = torch.nn.Parameter(torch.empty_like(other.shared.weight))
     return other

@@ -16,7 +16,7 @@ from trainplan.inputs import model_of
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from tests.helpers.experts import theirs, trained, used  # noqa: E402
+from tests.helpers.experts import kept_bytes, theirs, trained, used  # noqa: E402
 
 BASES, SIZED = shipped("mixtures"), sized_names("mixtures")
 
@@ -50,6 +50,16 @@ def test_parameters_of_further_sizes_are_those_of_transformers(name: str) -> Non
     counts_as_transformers(name)
 
 
+@pytest.mark.parametrize("kind", ["flex_olmo", "granitemoeshared", "exaone_moe", "hy_v3"])
+def test_families_without_a_shipped_model_count_as_transformers(kind: str) -> None:
+    """The sizes that are their classes' defaults."""
+    fields = transformers.AutoConfig.for_model(kind).to_dict()
+    changed = {"shared_intermediate_size": 512} if kind == "granitemoeshared" else {}
+    model = model_from_config({**fields, **changed}, "config.json", 2048, planned=False)
+    assert model.total_parameters == trained(theirs(transformers, model))
+    assert model_from_config(model.config, "config.json", 2048, planned=False).units == model.units
+
+
 # Parameters in billions, of the whole model and of a token, as publishers state them in their reports and on their model cards,
 # and how many of the two matrices of embedding and head they leave out of a token's.
 PUBLISHED = """
@@ -58,7 +68,8 @@ mixtral-8x7b 46.7 12.9 0, mixtral-8x22b 141 39 0, qwen1.5-moe-a2.7b 14.3 2.7 0, 
 deepseek-v3 671 37 0, kimi-k2 1026 32 0, moonlight-16b-a3b 16 3 0, moonlight-16b-a3b 16 2.24 2, glm-4.5-air 106 12 2,
 gpt-oss-120b 116.83 5.13 1, gpt-oss-20b 20.91 3.61 1, llama4-maverick 400 17 0, olmoe-1b-7b 6.9 1.3 0, phi-3.5-moe 41.9
 6.6 0, granite-3.0-1b-a400m 1.3 0.4 0, granite-3.0-3b-a800m 3.3 0.8 1, minimax-text-01 456 45.9 2, minimax-m2 229 10 2,
-ernie-4.5-21b-a3b 21 3 0, ernie-4.5-300b-a47b 300 47 0, hunyuan-a13b 80 13 0, dots.llm1 142 14 0
+glm-5 744 40 2, solar-open-100b 102 12 0, ernie-4.5-21b-a3b 21 3 0, ernie-4.5-300b-a47b 300 47 0, hunyuan-a13b 80 13 0,
+dots.llm1 142 14 0
 """
 
 
@@ -135,6 +146,7 @@ LAYERS: list[tuple[dict[str, Any], dict[str, Any], list[int]]] = [
     ({**DEEPSEEK, "model_type": "glm4_moe_lite"}, {"mlp_layer_types": ["dense", "sparse"] * 3}, [1, 3, 5]),
     (ERNIE, {}, [1, 2, 3, 4, 5]),
     (ERNIE, {"moe_layer_start_index": 2, "moe_layer_end_index": 4, "moe_layer_interval": 2}, [3]),
+    ({**DEEPSEEK, "model_type": "glm_moe_dsa", "q_lora_rank": 12}, {"index_topk_freq": 2}, [3, 4, 5]),
     (LLAMA4, {"interleave_moe_layer_step": 3}, [2, 5]),
     (LLAMA4, {"moe_layers": [0, 4]}, [0, 4]),
 ]
@@ -178,6 +190,36 @@ def test_switches_are_in_the_units() -> None:
     assert kinds.count(LightningAttention) == 70 and len(kinds) == 80
     sparse = next(part for part in shown("deepseek-v3.2").sublayers.values() if isinstance(part, LatentAttention))
     assert sparse.indexer is not None and sparse.indexer.keys == 2048
+
+
+def test_experts_keep_what_torch_keeps() -> None:
+    """Of transformers' grouped products, without the results of activations and the norm's result before its weight, which the
+    fused kernels that are counted here do not keep."""
+    more = {"num_experts": 8, "shared_expert_intermediate_size": 80, "num_hidden_layers": 1, "max_position_embeddings": 256}
+    model = model_from_config({"model_type": "qwen2_moe", **SMALL, **more}, "config.json", planned=False)
+    config = transformers.AutoConfig.for_model(**model.config)
+    module = transformers.AutoModelForCausalLM.from_config(config, experts_implementation="grouped_mm")
+    layer, x = module.model.layers[0], torch.randn(1, 256, 32, requires_grad=True)
+    theirs_bytes = kept_bytes(lambda: layer.mlp(layer.post_attention_layernorm(x)), x, module)
+    unfused = 256 * (2 * 16 + 80 + 32) * 4
+    assert mixtures_of(model)[0].kept_bytes(1, 1) == pytest.approx(theirs_bytes - unfused, rel=0.02)
+
+
+def test_latent_attention_keeps_what_torch_keeps() -> None:
+    """Of transformers' class, without the scores, which fused kernels do not keep, the norms' results before their weights, and
+    the part of a projection that it keeps with the values in one tensor."""
+    sizes = {**DEEPSEEK, "q_lora_rank": 24, "num_hidden_layers": 1, "max_position_embeddings": 256}
+    model = model_from_config(sizes, "config.json", planned=False)
+    module = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**model.config))
+    layer, x = module.model.layers[0], torch.randn(1, 256, 32, requires_grad=True)
+    turned = module.model.rotary_emb(x, torch.arange(256)[None])
+
+    def attend() -> Any:
+        """The result of norm and attention."""
+        return layer.self_attn(hidden_states=layer.input_layernorm(x), position_embeddings=turned, attention_mask=None)[0]
+
+    unfused = 4 * 256 * 256 + 256 * (32 + 24 + 10) + 256 * 4 * 8
+    assert model.sublayers["attention"].kept_bytes(1, 1) == pytest.approx(kept_bytes(attend, x, module) - unfused * 4, rel=0.05)
 
 
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], tuple[Any, ...]]] = [

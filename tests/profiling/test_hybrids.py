@@ -220,6 +220,11 @@ def test_mistakes_are_named(wrong: dict[str, Any], field: str, fix: str) -> None
 def test_plans_are_refused_in_one_line() -> None:
     with refused(problem="128, 6 a token", fix="dense"):
         model_from_config(PUBLISHED, "config.json")
-    dense = PUBLISHED | {"hybrid_override_pattern": NANO.replace("E", "-"), "n_routed_experts": None}
+    jamba = transformers.JambaConfig(num_experts=1).to_dict()
     with refused("model_type", problem="state-space", fix="dense"):
-        model_from_config(dense, "config.json")
+        model_from_config(jamba, "config.json")
+
+
+def test_a_hybrid_without_experts_is_planned() -> None:
+    dense = {**PUBLISHED, "hybrid_override_pattern": NANO.replace("E", "-")}
+    assert model_from_config(dense, "config.json").layers == 52

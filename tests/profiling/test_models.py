@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.models.families import BUILT_IN
+from trainplan.profiling.models.families import BUILT_IN, BY_UNITS
 from trainplan.profiling.models.model import load_model, model_from_config, model_from_shape
 from trainplan.profiling.shipped import mixture, shipped, sized_names
 
@@ -83,7 +83,7 @@ def test_a_layers_activations_are_those_of_the_authors_profile() -> None:
 def test_every_shipped_model_loads_and_round_trips() -> None:
     names = shipped("models")
     assert len(names) >= 30
-    assert {load_model(name).family for name in names} <= set(BUILT_IN)
+    assert {load_model(name).family for name in names} <= {*BUILT_IN, *BY_UNITS}
     for name in names:
         model = load_model(name)
         again = model_from_shape(json.loads(json.dumps(model.shape())), "plan.json")

@@ -261,7 +261,7 @@ def test_one_expert_is_a_dense_model() -> None:
 @pytest.mark.parametrize(
     ("config", "refusal"),
     [
-        ({"model_type": "mamba2", "state_size": 128}, ("mamba2", "state-space")),
+        ({"model_type": "mamba", "state_size": 128}, ("mamba", "state-space")),
         ({"model_type": "new", "layer_types": ["linear_attention", "full_attention"]}, ("new", "linear-attention")),
         ({"model_type": "bart", "is_encoder_decoder": True}, ("bart", "encoder", "decoder")),
         ({"model_type": "deberta-v2", "hidden_size": 768}, ("deberta-v2", "encoder")),

@@ -12,7 +12,7 @@ from trainplan.formulations.costs.overlapped.analytic_step import chunks_of
 from trainplan.formulations.costs.overlapped.folding import ExpertRates
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
 from trainplan.profiling.models.model import load_model
-from trainplan.profiling.models.sublayers import Experts, FurtherHead, LatentAttention
+from trainplan.profiling.models.sublayers import Experts, LatentAttention, TokenJoin
 
 from trainplan.validation.calibration_rows import APART, rows_of, runs_of
 from trainplan.validation.layouts import LaidRun, laid_run
@@ -37,7 +37,7 @@ def laid(**fields: Any) -> LaidRun:
 def test_a_known_mixture_has_its_published_sizes_and_the_rows_layers() -> None:
     row = laid()
     model, known = row.model, load_model("deepseek-v3", 4096, "bfloat16", planned=False)
-    further = [unit for unit in model.units if isinstance(unit.sublayer, FurtherHead)]
+    further = [unit for unit in model.units if isinstance(unit.sublayer, TokenJoin)]
     assert (model.layers, known.layers, len(further)) == (62, 61, 1)
     experts = [unit.sublayer for unit in model.units if isinstance(unit.sublayer, Experts)]
     assert len(experts) == 61 - 3 + 1

@@ -58,7 +58,7 @@ def list_models(words: list[str] | None) -> Outcome:
     """List the shipped models by family, with their sizes: parameters, layers, hidden size, attention heads, context."""
     loaded = [load_model(name) for name in [*shipped("models"), *sized_names()]]
     loaded += [load_model(name, planned=False) for name in [*shipped("mixtures"), *sized_names("mixtures")]]
-    kept = _having(words, {model.name: f"{model.name} {model.family}" for model in loaded}, "model list")
+    kept = _having(words, {model.name: tables.searched(model) for model in loaded}, "model list")
     rows = [tables.model_row(model) for model in loaded if model.name in kept]
     return Outcome(rows, partial(tables.models, rows))
 

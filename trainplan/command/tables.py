@@ -23,7 +23,7 @@ def model_row(model: Model) -> dict[str, Any]:
     """A model's sizes by name, a row of `model list`: name, family, parameters, layers, hidden, heads (of queries), kv_heads
     (of keys and values) and context (the most tokens of a sample).
 
-    hidden, heads and kv_heads are lists if layers differ, as in Swin.
+    hidden, heads and kv_heads are lists if layers differ, as in Swin; heads and kv_heads are 0 of models without attention.
     """
     # a unit is an attention alone, or a block that has one
     parts: list[Any] = [getattr(unit.sublayer, "attention", unit.sublayer) for unit in model.units]
@@ -34,11 +34,16 @@ def model_row(model: Model) -> dict[str, Any]:
         "parameters": model.total_parameters,
         **active(model),
         "layers": model.layers,
-        "hidden": _distinct(part.hidden for part in attentions),
+        "hidden": _distinct(part.hidden for part in attentions or parts),
         "heads": _distinct(part.heads for part in attentions),
         "kv_heads": _distinct(part.kv_heads for part in attentions),
         "context": model.sequence_tokens,
     }
+
+
+def searched(model: Model) -> str:
+    """The text of a model that words of `model list` are looked for in: its name, its family, and "experts" if it has them."""
+    return " ".join([model.name, model.family, *["experts"] * bool(active(model))])
 
 
 def active(model: Model) -> dict[str, int]:
@@ -50,9 +55,9 @@ def active(model: Model) -> dict[str, int]:
 
 def _distinct(values: Iterable[int]) -> int | list[int]:
     """The distinct values in the order in which they first come: (96, 96, 192) gives [96, 192]; if there is only one, the
-    number itself."""
+    number itself, and if there is none, 0."""
     found = list(dict.fromkeys(values))
-    return found[0] if len(found) == 1 else found
+    return found[0] if len(found) == 1 else found or 0
 
 
 def models(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -72,8 +77,8 @@ def models(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _range(value: int | list[int]) -> str:
     """A size of a model as a text, such as `4096`; for a list of sizes, since layers differ, the first and the last one, such
-    as `96-768`."""
-    return f"{value[0]}-{value[-1]}" if isinstance(value, list) else str(value)
+    as `96-768`, and "-" for 0."""
+    return f"{value[0]}-{value[-1]}" if isinstance(value, list) else str(value or "-")
 
 
 def sublayer_rows(model: Model, rows: int, tp: int) -> list[dict[str, Any]]:

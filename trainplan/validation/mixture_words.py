@@ -15,7 +15,6 @@ from trainplan.formulations.costs.overlapped.frameworks import BRIDGE
 from trainplan.formulations.costs.overlapped.layout import Framework
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.models.sublayers import FurtherHead
 from trainplan.profiling.shipped import sized
 from trainplan.validation.rows import Run
 from trainplan.validation.words import flag
@@ -157,7 +156,7 @@ def mixture_stages(run: Run, model: Model, count: int) -> tuple[int, ...] | None
     each but the last ones, which have what is left, and the last the layers that predict further tokens, as in layouts of
     Megatron-Bridge (`set_deepseek_v3_pipeline_model_parallel_layout`). None where stages are equal, also with embedding and
     head counted as a layer each, and for other models. model: the run's model, layers that predict further tokens included."""
-    further = len({unit.layer for unit in model.units if isinstance(unit.sublayer, FurtherHead)})
+    further = getattr(model.units[-1].sublayer, "predictions", 0)
     layers = model.layers - further
     if not is_mixture(run) or count < 2 or not model.layers % count or not (layers + 2) % count:
         return None

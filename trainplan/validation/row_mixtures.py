@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from trainplan.formulations.costs.overlapped.folding import ExpertsLayout, check_folded, expert_data_degree
@@ -16,11 +16,12 @@ from trainplan.profiling.models.sublayers import (
     Attention,
     Experts,
     FeedForward,
-    FurtherHead,
     LanguageHead,
     LatentAttention,
+    Norm,
     Sublayer,
     TokenEmbedding,
+    TokenJoin,
 )
 from trainplan.profiling.shipped import folded, shipped, sized, sized_names
 from trainplan.validation.mixture_words import dispatcher_of, graphs_of, imbalance_of, issue_ns, layout_string, runs_alongside
@@ -127,16 +128,19 @@ def _with_run(model: Model, run: Run, tp: int, framework: Framework, assumed: di
 
 
 def _ends(run: Run, mixer: Sublayer, network: Sublayer, head: Unit, layers: int) -> list[Unit]:
-    """The units after the layers of a run's model: the head, and before it the layers that predict further tokens, each with
-    the product of its loss, whose weights are the head's. mixer, network: the two sub-layers of such a layer. head: the head.
+    """The units after the layers of a run's model: the modules that predict further tokens, each a join, a layer and a norm,
+    and the head, which has a set of logits more for each. mixer, network: the two sub-layers of a module's layer. head: the head.
     layers: the number of layers."""
-    stated = layout_string(run) or ""
-    count = stated.count("m") if run.mtp is None else run.mtp
+    last = head.sublayer
+    count = (layout_string(run) or "").count("m") if run.mtp is None else run.mtp
+    if not isinstance(last, LanguageHead) or not count:
+        return [head]
+    common: dict[str, Any] = {name: getattr(last, name) for name in ("tokens", "hidden", "dtype", "norm", "norm_bias")}
     units = list[Unit]()
     for index in range(layers + 1, layers + 1 + count):
-        own = FurtherHead(**{field.name: getattr(head.sublayer, field.name) for field in fields(head.sublayer)})
-        units += [*_layer(index, mixer, network), Unit(f"layer{index}.head", index, own)]
-    return [*units, replace(head, layer=layers + count + 1)]
+        parts = (TokenJoin(**common), mixer, network, Norm(**common))
+        units += [Unit(f"layer{index}.{part.kind}", index, part) for part in parts]
+    return [*units, replace(head, layer=layers + count + 1, sublayer=replace(last, predictions=count))]
 
 
 def _layer(number: int, mixer: Sublayer, network: Sublayer) -> list[Unit]:

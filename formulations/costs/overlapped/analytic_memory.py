@@ -306,7 +306,8 @@ def loss_bytes(model: Model, head: Unit, layout: RunLayout) -> float:
     at_once = min(tokens if held.chunk_tokens is None else held.chunk_tokens, tokens / held.chunks)
     if not held.in_place:
         capped = element * (getattr(head.sublayer, "softcap", 0.0) > 0)  # the result of its tanh
-        return at_once * vocabulary * (layout.framework.logit_bytes + capped)
+        sets = at_once + tokens * getattr(head.sublayer, "predictions", 0)  # those of further tokens wait for the backward pass
+        return sets * vocabulary * (layout.framework.logit_bytes + capped)
     hidden = head.sublayer.hidden
     return (at_once * vocabulary + tokens * hidden + vocabulary * hidden * (not layout.frozen)) * element
 

@@ -19,10 +19,10 @@ from trainplan.profiling.models.sublayers import (
     Attention,
     Experts,
     FeedForward,
-    FurtherHead,
     HeadShare,
     LatentAttention,
     Sublayer,
+    TokenJoin,
     TokenMixer,
     attention_of,
 )
@@ -81,9 +81,8 @@ def kept_bytes(unit: Unit, layout: RunLayout) -> float:
     if part.kind == "embedding":
         return hidden + _masks_bytes(part, own, layout.framework.memory.drops_hidden)
     normed = (tokens if gathered else own) * part.hidden * element
-    if isinstance(part, FurtherHead):  # its loss, and what its projection joins
-        logits = tokens * part.vocabulary / layout.tp * layout.framework.logit_bytes
-        return hidden + normed + logits + 2 * own * part.hidden * operand_bytes(layout)
+    if isinstance(part, TokenJoin):  # the embeddings, and what its projection joins
+        return 2 * hidden + 2 * own * part.hidden * operand_bytes(layout)
     return hidden + normed + own * part.hidden * (_composed_norm_bytes(part, layout) + _cast_bytes(part, layout))
 
 

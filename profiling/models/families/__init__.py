@@ -28,6 +28,7 @@ from trainplan.profiling.models.families.unread import (
 
 __all__ = [
     "BUILT_IN",
+    "BY_UNITS",
     "GROUP",
     "READABLE",
     "Family",
@@ -63,11 +64,13 @@ BUILT_IN |= {other: BUILT_IN[name] for other, name in OTHER_NAMES.items()}
 # attention.
 SHOWN: dict[str, str] = {
     "mixtures": "mixtral qwen2_moe qwen3_moe olmoe flex_olmo phimoe granitemoe granitemoeshared minimax minimax_m2 gpt_oss",
-    "shared_experts": "glm4_moe dots1 ernie4_5_moe hunyuan_v1_moe llama4_text",
-    "latent": "deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite",
+    "shared_experts": "glm4_moe dots1 solar_open exaone_moe hy_v3 ernie4_5_moe hunyuan_v1_moe llama4_text",
+    "latent": "deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa",
     "hybrids": "nemotron_h jamba bamba mamba2",
     "delta_nets": "qwen3_next qwen3_5_text qwen3_5_moe_text",
 }
+# Those of them that are planned where all of their units are: state spaces by chunks and delta nets without experts.
+BY_UNITS = frozenset(("nemotron_h", "bamba", "mamba2", "qwen3_5_text"))
 UNPLANNED = {name: f"{__name__}.{module}:{name.upper()}" for module, group in SHOWN.items() for name in group.split()}
 READABLE = BUILT_IN | UNPLANNED
 
@@ -113,7 +116,7 @@ def build_chain(fields: Fields) -> tuple[list[Unit], bool]:
     """
     name = fields.config.get("model_type")
     chosen = family(name) if isinstance(name, str) else None
-    shown = chosen is not None and name in UNPLANNED
+    shown = chosen is not None and name in UNPLANNED and name not in BY_UNITS
     if chosen is None or name in BUILT_IN or (shown and fields.planned):
         check_dense(fields, shown)
     if chosen is None or (shown and fields.planned and unsupported_kind(fields.config)):
@@ -125,6 +128,10 @@ def build_chain(fields: Fields) -> tuple[list[Unit], bool]:
     fields.absent("pruned_heads", "per_layer_config")
     fields.read["model_type"] = name
     units, tied = chosen.build(fields)
+    if "mtp_num_layers" in fields.config:
+        from trainplan.profiling.models.families.prediction import with_predictions
+
+        units = with_predictions(fields, units)
     if fields.planned:
         refuse_unplanned(fields, units)
     return units, tied

@@ -100,7 +100,7 @@ def _nemotron_experts(fields: Fields, sizes: Decoder, options: dict[str, Any]) -
         balanced=True,
         scoring="sigmoid",
         shared_inner=fields.size("moe_shared_expert_intermediate_size", 3712),
-        latent=fields.count("moe_latent_size", 0, least=0),
+        latent=fields.count("moe_latent_size") if fields.config.get("moe_latent_size") is not None else 0,
         **grouped(fields, "n_routed_experts"),
         **options,
     )

@@ -7,8 +7,10 @@ raise InputError for a configuration that they cannot read.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
+from trainplan.profiling.base.errors import shown
 from trainplan.profiling.models.families.decoder import Decoder, decoder
 from trainplan.profiling.models.families.fields import Fields, names
 from trainplan.profiling.models.families.layered import Chain, described, gated
@@ -81,7 +83,7 @@ def deepseek_v3(fields: Fields) -> Chain:
     that are missing or invalid.
     """
     further_tokens(fields)
-    routing = {"scoring": "sigmoid", "balanced": True, **grouped(fields, "n_routed_experts", (8, 4))}
+    routing: dict[str, Any] = {"scoring": "sigmoid", "balanced": True, **grouped(fields, "n_routed_experts", (8, 4))}
     return _deepseek(fields, fields.flag("rope_interleave", True), shared=1, dense=3, routing=routing)
 
 
@@ -93,10 +95,49 @@ def deepseek_v32(fields: Fields) -> Chain:
     that are missing or invalid.
     """
     further_tokens(fields)
-    names = {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
-    indexer = Indexer(*(fields.count(name, usual) for name, usual in names.items()))
-    routing = {"scoring": "sigmoid", "balanced": True, **grouped(fields, "n_routed_experts", (8, 4))}
-    return _deepseek(fields, True, shared=1, dense=3, routing=routing, indexer=indexer)
+    indexers = [_indexer(fields)] * fields.layers("num_hidden_layers", such_as=61)
+    routing: dict[str, Any] = {"scoring": "sigmoid", "balanced": True, **grouped(fields, "n_routed_experts", (8, 4))}
+    return _deepseek(fields, True, shared=1, dense=3, routing=routing, indexers=indexers)
+
+
+def glm_moe_dsa(fields: Fields) -> Chain:
+    """Build the chain of sub-layers of a GLM 5 model: the layers of DeepSeek V3.2, some of which see the keys that an earlier
+    layer's indexer chose.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
+    further_tokens(fields)
+    indexer = _indexer(fields, heads=32)
+    layers = fields.layers("num_hidden_layers", such_as=78)
+    routing: dict[str, Any] = {"scoring": "sigmoid", "balanced": True, **grouped(fields, "n_routed_experts")}
+    indexers = [replace(indexer, borrowed=borrowed) for borrowed in _borrowing(fields, layers)]
+    return _deepseek(fields, True, shared=1, dense=3, routing=routing, indexers=indexers)
+
+
+def _borrowing(fields: Fields, layers: int) -> list[bool]:
+    """Whether each layer sees the keys that an earlier layer's indexer chose: by `indexer_types` ("full" or "shared") or
+    `index_topk_pattern` (F or S), else by every `index_topk_freq`-th layer's having one from `index_skip_topk_offset` on.
+
+    layers: the number of layers. Raises InputError for invalid fields.
+    """
+    words = {"full": False, "shared": True, "F": False, "S": True}
+    for name in ("indexer_types", "index_topk_pattern"):
+        if (value := fields.config.get(name)) is not None:
+            if not isinstance(value, list | str) or len(value) != layers or any(one not in words for one in value):
+                raise fields.fail(name, f"is {shown(value)}", f'give "full" or "shared" for each of {layers} layers')
+            fields.read[name] = value
+            return [words[one] for one in value]
+    every, offset = fields.count("index_topk_freq", 1), fields.count("index_skip_topk_offset", 2, least=0)
+    return [max(i - offset + 1, 0) % every > 0 for i in range(layers)]
+
+
+def _indexer(fields: Fields, heads: int = 64) -> Indexer:
+    """Read the indexer of sparse attention. heads: its number of heads if the configuration states none. Raises InputError for
+    invalid fields."""
+    heads, width = fields.count("index_n_heads", heads), fields.count("index_head_dim", 128)
+    return Indexer(heads, width, fields.count("index_topk", 2048))
 
 
 def glm4_moe_lite(fields: Fields) -> Chain:
@@ -107,33 +148,34 @@ def glm4_moe_lite(fields: Fields) -> Chain:
     that are missing or invalid.
     """
     further_tokens(fields)
-    routing = {"scoring": "sigmoid", "balanced": True, **grouped(fields, "n_routed_experts")}
+    routing: dict[str, Any] = {"scoring": "sigmoid", "balanced": True, **grouped(fields, "n_routed_experts")}
     return _deepseek(fields, fields.flag("rope_interleave", True), shared=1, dense=1, routing=routing)
 
 
 def _deepseek(
-    fields: Fields, interleaved: bool, shared: int, dense: int, routing: dict[str, Any], indexer: Indexer | None = None
+    fields: Fields, interleaved: bool, shared: int, dense: int, routing: dict[str, Any], indexers: list[Indexer] | None = None
 ) -> Chain:
     """Build the chain of sub-layers of a decoder of latent attention, first dense layers, and experts with shared ones.
 
     interleaved: whether rotary positions turn pairs of adjacent numbers. shared, dense: the numbers of shared experts and of
-    dense layers, if the configuration states none. routing: further keyword arguments of `Experts`. indexer: the choice of
-    keys of sparse attention. fields: the configuration; fields that are read are recorded in it. Returns the units in order,
-    and whether head and embedding share one matrix. Raises InputError for fields that are missing or invalid.
+    dense layers, if the configuration states none. routing: further keyword arguments of `Experts`. indexers: each layer's
+    choice of keys of sparse attention. fields: the configuration; fields that are read are recorded in it. Returns the units in
+    order, and whether head and embedding share one matrix. Raises InputError for fields that are missing or invalid.
     """
     sizes = decoder(fields, width=fields.size("qk_rope_head_dim", such_as=64))
-    attention, bias = latent_attention(fields, sizes, interleaved, indexer=indexer), fields.flag("mlp_bias", False)
+    attention, bias = latent_attention(fields, sizes, interleaved), fields.flag("mlp_bias", False)
     always = shared_inner(fields, "n_shared_experts", shared)
     experts = experts_of(fields, sizes, "n_routed_experts", shared_inner=always, shared_bias=bias, **routing)
     networks = networks_of(dense_first(fields, sizes.layers, dense), experts, sizes.feed_forward(**gated(fields, bias)))
     table = sizes.embedding(padding=fields.padding(sizes.vocabulary))
-    return sizes.patterned([attention] * sizes.layers, networks, table), fields.flag("tie_word_embeddings", False)
+    mixers = [attention] * sizes.layers if indexers is None else [replace(attention, indexer=one) for one in indexers]
+    return sizes.patterned(mixers, networks, table), fields.flag("tie_word_embeddings", False)
 
 
 LATENT = names(
     """
     q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim rope_interleave index_n_heads
-    index_head_dim index_topk layer_types
+    index_head_dim index_topk layer_types indexer_types index_topk_pattern index_topk_freq index_skip_topk_offset
     """
 )
 SPARSE = names(
@@ -151,4 +193,5 @@ OTHER_NAMES = {
 DEEPSEEK_V2 = described(deepseek_v2, FIELDS, OTHER_NAMES)
 DEEPSEEK_V3 = described(deepseek_v3, FIELDS, OTHER_NAMES)
 GLM4_MOE_LITE = described(glm4_moe_lite, FIELDS, OTHER_NAMES)
+GLM_MOE_DSA = described(glm_moe_dsa, FIELDS, OTHER_NAMES)
 DEEPSEEK_V32 = described(deepseek_v32, FIELDS, OTHER_NAMES)

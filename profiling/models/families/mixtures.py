@@ -144,7 +144,7 @@ def minimax_m2(fields: Fields) -> Chain:
     that are missing or invalid.
     """
     sizes = decoder(fields, width=128)
-    routing = {"inner": "intermediate_size", "scoring": "sigmoid", "balanced": True}
+    routing: dict[str, Any] = {"inner": "intermediate_size", "scoring": "sigmoid", "balanced": True}
     networks = [experts_of(fields, sizes, "num_local_experts", **routing)] * sizes.layers
     inside = {"bias": False, "out_bias": False, "normed_heads": True, "head_weights": "all"}
     rotary = _rotary_of_a_part(fields, sizes, base=5e6)
@@ -188,7 +188,7 @@ def gpt_oss(fields: Fields) -> Chain:
     that are missing or invalid.
     """
     sizes, bias = decoder(fields, usual_epsilon=1e-5, width=64), fields.flag("attention_bias", True)
-    routing = {"inner": "intermediate_size", "bias": True, "router_bias": True}
+    routing: dict[str, Any] = {"inner": "intermediate_size", "bias": True, "router_bias": True}
     networks = [experts_of(fields, sizes, "num_local_experts", **routing)] * sizes.layers
     window = sliding_window(fields, missing=128)
     windows = layer_windows(fields, sizes.layers, window, [i % 2 == 0 for i in range(sizes.layers)])
@@ -205,7 +205,7 @@ def flex_olmo(fields: Fields) -> Chain:
     that are missing or invalid.
     """
     sizes, bias = decoder(fields), fields.flag("attention_bias", False)
-    after = {"pre_norm": False, "sandwich": True}
+    after: dict[str, Any] = {"pre_norm": False, "sandwich": True}
     network: Sublayer = experts_of(fields, sizes, "num_experts", inner="intermediate_size", **after)
     inside = {"bias": bias, "out_bias": bias, "normed_heads": True, "head_weights": "all", **after}
     rotary, networks = rotary_of(fields, sizes, base=500000.0), [network] * sizes.layers

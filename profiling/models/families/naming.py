@@ -18,7 +18,7 @@ LAYER_FIELDS = re.compile(
 NEAR = 0.85  # the ratio of `difflib` from which on an unknown name counts as misspelt
 
 # Fields of any family: READ matter here, and may be misspelt; the others change neither shapes nor results of training.
-READ = names("model_type dtype torch_dtype tie_word_embeddings attn_implementation text_config")
+READ = names("model_type dtype torch_dtype tie_word_embeddings attn_implementation text_config mtp_num_layers")
 COMMON = READ | names(
     """
     architectures transformers_version name_or_path _name_or_path _commit_hash _attn_implementation

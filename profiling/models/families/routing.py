@@ -38,8 +38,8 @@ def experts_of(
     experts, width = fields.count(count, usual[0], such_as=8), fields.size(inner, such_as=1408)
     activation = fields.activation("hidden_act", "silu")
     if experts == 1:
-        inner = width + int(options.get("shared_inner", 0))
-        return sizes.feed_forward(inner=inner, activation=activation, gated=True, bias=bool(options.get("bias")))
+        both = width + int(options.get("shared_inner", 0))
+        return sizes.feed_forward(inner=both, activation=activation, gated=True, bias=bool(options.get("bias")))
     used = fields.count(chosen, usual[1], most=experts, such_as=2)
     return sizes.experts(experts=experts, chosen=used, inner=width, **{"activation": activation, **options})
 
@@ -127,9 +127,10 @@ def networks_of(sparse: Sequence[bool], experts: Sublayer, dense: Sublayer) -> l
 
 def further_tokens(fields: Fields, name: str = "num_nextn_predict_layers") -> None:
     """Read the number of layers at a model's end that predict further tokens, of which there is a warning that they are left
-    out, as transformers leaves them out of a model that it loads. Raises InputError for an invalid number."""
+    out, as transformers leaves them out of a model that it loads; `mtp_num_layers` of the configuration says how many are to be
+    there. Raises InputError for an invalid number."""
     layers = fields.count(name, 0, least=0)
     del fields.read[name]
-    if layers:
-        fix = "layers that predict further tokens are left out of account"
+    if layers and fields.config.get("mtp_num_layers") is None:
+        fix = f'layers that predict further tokens are left out of account: add "mtp_num_layers": {layers} to count them'
         caution(fields.where, f"{fields.part}{name}", f"is {layers}", fix)

@@ -58,19 +58,74 @@ def dots1(fields: Fields) -> Chain:
     return _dense_first(fields, sizes, inside, rotary_of(fields, sizes), shared=0, dense=0, windows=windows)
 
 
+def solar_open(fields: Fields) -> Chain:
+    """Build the chain of sub-layers of a Solar Open model: experts that a sigmoid scores, and shared experts, in every layer.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
+    unused = {"intermediate_size": fields.size("moe_intermediate_size", such_as=1280), **fields.config}
+    fields.config = unused  # no layer is dense
+    sizes, bias = decoder(fields, usual_epsilon=1e-5, width=128), fields.flag("attention_bias", False)
+    rotary = rotary_of(fields, sizes, base=1e6)
+    return _dense_first(fields, sizes, {"bias": bias, "out_bias": False}, rotary, shared=1, dense=0)
+
+
+def exaone_moe(fields: Fields) -> Chain:
+    """Build the chain of sub-layers of a K-EXAONE model: norms of queries and keys, rotary positions in layers with a sliding
+    window alone, first dense layers, then experts that a sigmoid scores, and shared experts.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
+    sizes, window = decoder(fields, usual_epsilon=1e-5), sliding_window(fields, missing=4096)
+    every = fields.count("sliding_window_pattern", 4) if window else 1
+    windows = layer_windows(fields, sizes.layers, window, [(i + 1) % every > 0 for i in range(sizes.layers)])
+    rotating = [not window or slides > 0 for slides in windows]
+    inside = {"bias": False, "out_bias": False, "normed_heads": True}
+    options: dict[str, Any] = {"count": "num_experts", "always": "num_shared_experts", "windows": windows, "padding": 0}
+    return _dense_first(fields, sizes, inside, rotary_of(fields, sizes), shared=1, dense=1, rotating=rotating, **options)
+
+
+def hy_v3(fields: Fields) -> Chain:
+    """Build the chain of sub-layers of a Hunyuan 3 model: norms of queries and keys, a first dense layer, then experts that a
+    sigmoid scores, and shared experts.
+
+    fields: the configuration (config.json), written to: `fields.read` gets every field that is read, with its value. Returns
+    the units (sub-layers with names) in order, and whether head and embedding share one matrix. Raises InputError for fields
+    that are missing or invalid.
+    """
+    sizes, bias = decoder(fields, usual_epsilon=1e-5, width=128), fields.flag("attention_bias", False)
+    inside = {"bias": bias, "out_bias": bias, "normed_heads": True}
+    options: dict[str, Any] = {"count": "num_experts", "always": "num_shared_experts", "bias": fields.flag("mlp_bias", False)}
+    return _dense_first(fields, sizes, inside, rotary_of(fields, sizes, base=11158840.0), shared=1, dense=1, **options)
+
+
 def _dense_first(
-    fields: Fields, sizes: Decoder, inside: dict[str, Any], rotary: dict[str, Any], shared: int, dense: int, **options: Any
+    fields: Fields,
+    sizes: Decoder,
+    inside: dict[str, Any],
+    rotary: dict[str, Any],
+    shared: int,
+    dense: int,
+    count: str = "n_routed_experts",
+    always: str = "n_shared_experts",
+    bias: bool = False,
+    **options: Any,
 ) -> Chain:
     """Build the chain of sub-layers of a decoder with first dense layers, then layers of experts as DeepSeek V3 has them.
 
     sizes: the model's sizes, read before. inside: keyword arguments of attention; rotary: those of its rotary positions.
-    shared, dense: the numbers of shared experts and of dense layers, if the configuration states none. options: further
-    arguments of `layered`. Returns the units in order, and whether head and embedding share one matrix. Raises InputError for
-    fields that are missing or invalid.
+    shared, dense: the numbers of shared experts and of dense layers, if the configuration states none. count, always: the
+    fields with the numbers of routed and of shared experts. bias: whether dense and shared experts have biases. options:
+    further arguments of `layered`. Returns the units in order, and whether head and embedding share one matrix. Raises
+    InputError for fields that are missing or invalid.
     """
-    routing = {"scoring": "sigmoid", "balanced": True, **grouped(fields, "n_routed_experts")}
-    always = shared_inner(fields, "n_shared_experts", shared)
-    experts, ffn = experts_of(fields, sizes, "n_routed_experts", shared_inner=always, **routing), gated(fields, False)
+    routing: dict[str, Any] = {"scoring": "sigmoid", "balanced": True, **grouped(fields, count)}
+    inner, ffn = shared_inner(fields, always, shared), gated(fields, bias)
+    experts = experts_of(fields, sizes, count, shared_inner=inner, shared_bias=bias, **routing)
     networks = networks_of(dense_first(fields, sizes.layers, dense), experts, sizes.feed_forward(**ffn))
     return layered(fields, sizes, inside, ffn, rotary, networks=networks, **options)
 
@@ -89,7 +144,7 @@ def ernie4_5_moe(fields: Fields) -> Chain:
     last = sizes.layers - 1 if last in (None, -1) else fields.count("moe_layer_end_index", least=0)
     sparse = [first <= i <= last and (i + 1) % every == 0 for i in range(sizes.layers)]
     always = shared_inner(fields, "moe_num_shared_experts", 2)
-    options = {"chosen": "moe_k", "balanced": True, "shared_inner": always, "shared_bias": bias}
+    options: dict[str, Any] = {"chosen": "moe_k", "balanced": True, "shared_inner": always, "shared_bias": bias}
     experts, ffn = experts_of(fields, sizes, "moe_num_experts", **options), gated(fields, bias)
     networks = networks_of(sparse, experts, sizes.feed_forward(**ffn))
     inside = {"bias": bias, "out_bias": bias, "interleaved": True}
@@ -109,7 +164,7 @@ def hunyuan_v1_moe(fields: Fields) -> Chain:
     for name in ("moe_topk", "num_experts"):
         _equal_by_layer(fields, name)
     always = sizes.inner if fields.count("num_experts", 1) > 1 else 0
-    options = {"inner": "intermediate_size", "chosen": "moe_topk", "shared_inner": always}
+    options: dict[str, Any] = {"inner": "intermediate_size", "chosen": "moe_topk", "shared_inner": always}
     networks = [experts_of(fields, sizes, "num_experts", **options)] * sizes.layers
     inside = {"bias": bias, "out_bias": bias, "normed_heads": True, "turned_first": True}
     rotary = rotary_of(fields, sizes)
@@ -146,7 +201,7 @@ def llama4_text(fields: Fields) -> Chain:
     step = fields.count("interleave_moe_layer_step", 1)
     given = indices(fields, "moe_layers", sizes.layers) if fields.config.get("moe_layers") is not None else None
     chosen = range(step - 1, sizes.layers, step) if given is None else given
-    options = {"scoring": "sigmoid", "weighted": "input", "shared_inner": sizes.inner}
+    options: dict[str, Any] = {"scoring": "sigmoid", "weighted": "input", "shared_inner": sizes.inner}
     experts = experts_of(fields, sizes, "num_local_experts", inner="intermediate_size", **options)
     dense = sizes.feed_forward(inner=fields.count("intermediate_size_mlp", 16384), **gated(fields, False))
     networks = networks_of([i in chosen for i in range(sizes.layers)], experts, dense)
@@ -172,6 +227,17 @@ ROUTED_NAMES = {"num_experts": "n_routed_experts", "num_local_experts": "n_route
 NEXT = {"num_mtp_layers": "num_nextn_predict_layers"}
 GLM4_MOE = described(glm4_moe, f"{LIKE_V3} use_qk_norm partial_rotary_factor num_nextn_predict_layers", ROUTED_NAMES | NEXT)
 DOTS1 = described(dots1, f"{LIKE_V3} sliding_window max_window_layers layer_types use_sliding_window", ROUTED_NAMES)
+SOLAR_OPEN = described(solar_open, LIKE_V3, ROUTED_NAMES)
+EXAONE_MOE = described(
+    exaone_moe,
+    f"{LIKE_V3} num_experts num_shared_experts sliding_window sliding_window_pattern layer_types",
+    PLAIN,
+)
+HY_V3 = described(
+    hy_v3,
+    f"{LIKE_V3} num_experts num_shared_experts router_scaling_factor enable_moe_fp32_combine mlp_bias",
+    PLAIN,
+)
 ERNIE4_5_MOE = described(
     ernie4_5_moe,
     f"{ROUTED} use_bias moe_num_experts moe_num_shared_experts moe_k moe_intermediate_size moe_layer_start_index"

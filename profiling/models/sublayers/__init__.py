@@ -29,7 +29,7 @@ from trainplan.profiling.models.sublayers.delta_net import GatedDeltaNet
 from trainplan.profiling.models.sublayers.embeddings import InputProjection, TokenEmbedding
 from trainplan.profiling.models.sublayers.experts import Experts
 from trainplan.profiling.models.sublayers.feed_forward import FeedForward
-from trainplan.profiling.models.sublayers.further_head import FurtherHead
+from trainplan.profiling.models.sublayers.further_tokens import TokenJoin
 from trainplan.profiling.models.sublayers.head_pieces import HeadPieces
 from trainplan.profiling.models.sublayers.head_share import HeadShare, why_no_head_share
 from trainplan.profiling.models.sublayers.heads import LanguageHead, ValueHead
@@ -49,7 +49,6 @@ __all__ = [
     "Attention",
     "Experts",
     "FeedForward",
-    "FurtherHead",
     "GatedDeltaNet",
     "HeadPieces",
     "HeadShare",
@@ -71,6 +70,7 @@ __all__ = [
     "StateSpace",
     "Sublayer",
     "TokenEmbedding",
+    "TokenJoin",
     "TokenMixer",
     "TokenShare",
     "Upsample",

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 
 Kind = Literal[
-    "embedding", "attention", "state_space", "delta_net", "ffn", "experts", "head", "norm", "merge", "upsample", "block"
+    "embedding", "attention", "state_space", "delta_net", "ffn", "experts", "head", "norm", "merge", "upsample", "block", "join"
 ]
 # Kinds within transformer layers.
 LAYER_KINDS: tuple[Kind, ...] = ("attention", "state_space", "delta_net", "ffn", "experts", "block")

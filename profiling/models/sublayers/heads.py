@@ -14,7 +14,9 @@ class LanguageHead(Sublayer):
 
     vocabulary: number of tokens in the vocabulary. transform: activation of a dense layer with a norm before the logits, as
     in BERT; None without such a layer. bias: whether logits have a bias. scale: factor on the hidden states (T5 with tied
-    embeddings). softcap: the bound c of soft-capping, by which a logit becomes c tanh(logit / c); 0 for none.
+    embeddings). softcap: the bound c of soft-capping, by which a logit becomes c tanh(logit / c); 0 for none. predictions:
+    number of modules before it that predict further tokens, each of which gives it as many hidden states, already normed, for a
+    set of logits and a loss of their own.
     """
 
     kind: ClassVar[Kind] = "head"
@@ -23,6 +25,22 @@ class LanguageHead(Sublayer):
     bias: bool = False
     scale: float = 1.0
     softcap: float = 0.0
+    predictions: int = 0
+
+    @property
+    def sets(self) -> int:
+        """Number of sets of logits: one, and one for each module that predicts further tokens."""
+        return 1 + self.predictions
+
+    def input_shape(self, rows: int) -> tuple[int, ...]:
+        """Shape of the input tensor for `rows` samples: the hidden states of the model and of modules that predict further
+        tokens."""
+        return (rows, self.tokens * self.sets, self.hidden)
+
+    @property
+    def unexecuted_feature(self) -> str:
+        """Name, for users, of a feature that can be planned but not yet executed; empty if there is none."""
+        return "predictions of further tokens" if self.predictions else super().unexecuted_feature
 
     def parameters(self) -> tuple[Parameter, ...]:
         """The logits' matrix and bias, which tensor parallelism splits over the vocabulary; norm and dense layer, whole on
@@ -43,6 +61,7 @@ class LanguageHead(Sublayer):
         transform = [self._stream(n * h)]
         if self.transform:
             transform += [Operator(m=n, n=h, k=h), self._stream(n * h), self._stream(n * h)]
+        n *= self.sets
         loss = [self._stream(n * v, 4, 0.5)]  # largest, exponentials, their sum; backward one pass
         capped = [self._stream(n * v)] * (self.softcap > 0)
         return [*transform, Operator(m=n, n=v, k=h), *capped, *loss]
@@ -51,7 +70,7 @@ class LanguageHead(Sublayer):
         """Bytes of the logits of `rows` samples on one of `tp` tensor-parallel ranks, each of which computes an equal part of
         the vocabulary.
         """
-        return rows * self.tokens * -(-self.vocabulary // tp) * self.element_bytes
+        return rows * self.tokens * self.sets * -(-self.vocabulary // tp) * self.element_bytes
 
     def kept_bytes(self, rows: int, tp: int) -> int:
         """Bytes that `rows` samples keep for the backward pass on one of `tp` tensor-parallel ranks, in addition to the input:
@@ -60,7 +79,7 @@ class LanguageHead(Sublayer):
         n, h = rows * self.tokens, self.hidden
         norm = self.norm_elements(n)
         elements = 2 * norm + 2 * n * h if self.transform else norm
-        logits = 2 * n * -(-self.vocabulary // tp) if self.unfused else 0  # logits and their log-softmax
+        logits = 2 * n * self.sets * -(-self.vocabulary // tp) if self.unfused else 0  # logits and their log-softmax
         return (elements + logits) * self.element_bytes + self.capped_bytes(rows, tp)
 
     def capped_bytes(self, rows: int, tp: int) -> int:

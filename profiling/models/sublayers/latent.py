@@ -19,12 +19,14 @@ class Indexer:
     """Choice of the keys that sparse attention sees (DeepSeek-V3.2), by scores of small heads of its own.
 
     heads, width: number and size of the indexer's heads of queries; its one head of keys has the same size. keys: largest
-    number of keys that a query of the attention sees.
+    number of keys that a query of the attention sees. borrowed: whether the attention has no indexer of its own, but sees the
+    keys that the last one before it chose (GLM 5).
     """
 
     heads: int
     width: int
     keys: int
+    borrowed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +109,7 @@ class LatentAttention(Sublayer):
             Parameter("kv_up.weight", (a * (self.plain + self.value_width), c), 0),
         ]
         parameters += [Parameter("out.weight", (h, a * self.value_width), 1), *[Parameter("out.bias", (h,))] * self.bias]
-        if self.indexer is not None:
+        if self.indexer is not None and not self.indexer.borrowed:
             heads, width = self.indexer.heads, self.indexer.width
             parameters += [Parameter("index.q.weight", (heads * width, q or h)), Parameter("index.k.weight", (width, h))]
             parameters += [Parameter("index.k_norm.weight", (width,)), Parameter("index.k_norm.bias", (width,))]
@@ -143,11 +145,11 @@ class LatentAttention(Sublayer):
         return [queries, Operator(m=n, n=heads * (self.plain + self.value_width), k=self.latent)]
 
     def index_operators(self, rows: int) -> list[Operator]:
-        """Kernels of the indexer's forward pass for `rows` samples, which has no backward pass; empty without an indexer.
+        """Kernels of the indexer's forward pass for `rows` samples, which has no backward pass; empty without one of its own.
 
         It scores all earlier keys, also those that it does not choose.
         """
-        if self.indexer is None:
+        if self.indexer is None or self.indexer.borrowed:
             return []
         n, h, heads, width = rows * self.tokens, self.hidden, self.indexer.heads, self.indexer.width
         seen = max(1, self.keys // 2)

@@ -70,11 +70,6 @@ class TokenMixer(Sublayer):
         return min(self.chunk, self.tokens)
 
     @property
-    def unplanned_feature(self) -> str:
-        """A text for users: plans of models with such layers are not made yet."""
-        return "state-space and linear-attention layers"
-
-    @property
     def unexecuted_feature(self) -> str:
         """Name, for users, of what cannot be executed yet: the scan."""
         return "a scan of a state over tokens"

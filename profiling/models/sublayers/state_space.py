@@ -140,6 +140,11 @@ class SelectiveScan(TokenMixer):
     chunk: int = 2048
 
     @property
+    def unplanned_feature(self) -> str:
+        """A text for users: plans are not made yet, because the time of the recurrent scan is not known."""
+        return "state spaces with a recurrent scan (Mamba-1)"
+
+    @property
     def inner(self) -> int:
         """Count of numbers of a token that the output projection reads: the channels."""
         return self.channels
