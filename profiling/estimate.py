@@ -8,7 +8,8 @@ A product of (m, k) by (k, n) takes the longer of
 and every other operator (norms, activations, softmax, residuals) takes the bytes that it touches over the memory bandwidth; a
 kernel takes at least `kernel_ns`. If a kind of device has efficiencies by class of kernels and precision, these replace
 `efficiency`: the memory reaches its own share of its bandwidth, and a fused attention core, whose tiles fill the device and
-whose scores are never in memory, has a curve by its queries and keys, and one by the width of its heads. A backward pass
+whose scores are never in memory, has a curve by its queries and keys, and one by the width of its heads. The many small
+products of a scan by chunks are one kernel, so that the rows of all of them fill the device together. A backward pass
 repeats the products twice (fused attention two and a half times, since it recomputes). AdamW reads four and writes three
 numbers for each parameter, in half precision with fp32 copies and moments; Muon has no second moment, and makes its momentum
 orthogonal by matrix products in bfloat16 (`orthogonal_ns`).
@@ -64,8 +65,10 @@ def operator_ns(
     if core is None:
         product = kind.reached("matrix-product", precision)
         value, d = (product.value, product.half_size) if product else (kind.efficiency, kind.half_size)
-        share = value * m / (m + d) * n / (n + d) * k / (k + d)
         elements = m * k + k * n + m * n
+        if operator.core == "chunk":  # products of one kernel, which fill the device together
+            m, n = min(m, n) * operator.count, max(m, n)
+        share = value * m / (m + d) * n / (n + d) * k / (k + d)
     else:
         keys, width, d = (n, k, core.half_size) if operator.core == "scores" else (k, n, core.half_size)
         share = core.value * core.of_width(width) * m / (m + d) * keys / (keys + d)

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from trainplan.profiling.clusters.cluster import load_cluster
+from trainplan.profiling.estimate import operator_ns
 from trainplan.profiling.models.sublayers import (
     GatedDeltaNet,
     Operator,
@@ -106,6 +108,22 @@ def test_projections_are_twice_their_parameters() -> None:
     assert sum(o.flops for o in MAMBA2.operators(1, 1) if o.core is None) == projected
     selection = 2 * 512 * 512 * (24 + 2 * 16 + 24)
     assert MAMBA1.forward_flops(1, 1) == 2 * 512 * 256 * 3 * 512 + selection + 7 * 512 * 512 * 16
+
+
+def test_many_small_products_fill_a_device_together() -> None:
+    """The products of all chunks and heads take what one of as many rows takes, unless the memory that they move takes longer;
+    half as many take half as long."""
+    kind = load_cluster("h100-8").used_kinds[0]
+    mixer = replace(MAMBA2, tokens=8192, hidden=2048, heads=64, width=64, state=128)
+    for product in small(mixer):
+        fewer, more = sorted((product.m, product.n))
+        whole = Operator(m=fewer * product.count, n=more, k=product.k)
+        ns, one = operator_ns(product, kind, "bfloat16", 2), operator_ns(whole, kind, "bfloat16", 2)
+        moved = (product.m * product.k + product.k * product.n + product.m * product.n) * product.count * 2
+        assert ns == pytest.approx(max(one, operator_ns(Operator(touched_bytes=moved), kind, "bfloat16", 2)))
+    states = small(mixer)[0]
+    half = operator_ns(replace(states, count=states.count // 2), kind, "bfloat16", 2)
+    assert half == pytest.approx(operator_ns(states, kind, "bfloat16", 2) / 2, rel=0.01)
 
 
 @pytest.mark.parametrize("mixer", MIXERS, ids=lambda mixer: type(mixer).__name__)
