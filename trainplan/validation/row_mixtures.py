@@ -129,8 +129,8 @@ def _with_run(model: Model, run: Run, tp: int, framework: Framework, assumed: di
 
 def _ends(run: Run, mixer: Sublayer, network: Sublayer, head: Unit, layers: int) -> list[Unit]:
     """The units after the layers of a run's model: the modules that predict further tokens, each a join, a layer and a norm,
-    and the head, which has a set of logits more for each. mixer, network: the two sub-layers of a module's layer. head: the head.
-    layers: the number of layers."""
+    and the head, which has a set of logits more for each. mixer, network: the two sub-layers of a module's layer. head: the
+    head. layers: the number of layers."""
     last = head.sublayer
     count = (layout_string(run) or "").count("m") if run.mtp is None else run.mtp
     if not isinstance(last, LanguageHead) or not count:
