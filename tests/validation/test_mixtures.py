@@ -77,6 +77,8 @@ def test_layers_that_stages_do_not_divide_lie_as_bridges_layouts_have_them() -> 
         ({"date": "26.08", "ep_overlap": False}, {"exchange_alongside": False}),
         ({"date": "26.08", "precision": "bf16"}, {"fused": False, "exchange_alongside": False}),
         ({"note": "flags overlap-moe-expert-parallel-comm"}, {"exchange_alongside": True}),
+        ({"note": "fp8 dispatch, combine in bf16"}, {"dispatched_bytes": 1.0}),
+        ({"note": "no fp8 dispatch"}, {"dispatched_bytes": None}),
         ({"note": "moe-shared-expert-overlap"}, {"shared_alongside": True}),
         ({"etp": 1, "ep": 8}, {"ep": 8, "etp": 1}),
         ({"pp": 2, "tp": 2, "ep": 8}, {"ep": 8, "etp": 2}),  # Megatron-Core's default is tp

@@ -30,6 +30,7 @@ from trainplan.validation.words import FUNCTIONAL_TEST, flag
 
 LATENT = {"q_lora": "query_latent", "kv_lora": "latent", "qk_nope": "plain", "qk_rope": "turned", "v_head": "value_width"}
 SIZES = ("layers", "hidden", "heads", "experts", "topk")
+DISPATCHED_IN_BITS = r"(?:(?:fp8|8[ _-]?bit)[ _-]dispatch\w*|dispatch\w*[ _-](?:in[ _-])?(?:fp8|8[ _-]?bits?))"
 USUAL_TOKENS = 4096  # of a sample, where a row does not say
 TEST_VOCABULARY = 50257  # of GPT-2's tokens, with which Megatron-LM's functional tests are run
 GROUPED_ROUTERS = {(256, 8): (8, 4)}  # of DeepSeek-V3 (config.json, n_group and topk_group): groups, and of how many a token is
@@ -241,6 +242,7 @@ def experts_layout(run: Run, model: Model, group: int, tp: int, framework: Frame
         ep=ep,
         etp=etp,
         dispatcher=dispatcher_of(run, framework, assumed),
+        dispatched_bytes=1.0 if flag(note, DISPATCHED_IN_BITS) else None,
         imbalance=imbalance_of(run, assumed),
         capacity=run.capacity_factor,
         padded=bool(run.pad_to_capacity),
