@@ -60,7 +60,7 @@ def test_names_as_tables_have_them(words: str, name: str | None) -> None:
 
 @pytest.mark.parametrize(
     ("name", "experts"),
-    [("Mixtral 8x7B", (8, 2)), ("deepseek-ai/DeepSeek-V3", (256, 8)), ("GPT-MoE 1.3B", ())],
+    [("GPT-MoE 1.3B", ()), ("DBRX", (16, 4))],
 )
 @pytest.mark.parametrize("stated", [{}, sizes(32, 4096, 32)])
 def test_a_mixture_of_experts_is_not_predicted_without_its_sizes(

@@ -90,7 +90,7 @@ NEEDED: dict[str, dict[str, Any]] = {  # of what the field speaks
 SIZES = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 32000}
 EXPERTS = {"experts": 8, "topk": 2, "moe_ffn": 4096, "ep": 4, "etp": 2, "capacity_factor": 2.0}
 WINDOWS = {"window": 512, "window_every": 2}
-GRAPHS = {"cuda_graph": "full_iteration", "vpp": 1}
+GRAPHS = {"cuda_graph": "full_iteration", "vpp": 1, "routing": "real"}
 MIXTURE = {**ROW, "model": "a mixture", **SIZES, **EXPERTS, **WINDOWS, **GRAPHS}
 MIXTURE_CHANGES: dict[str, dict[str, Any]] = {
     "experts": {"experts": 16},

@@ -11,8 +11,10 @@ from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 from trainplan.profiling.base.files import read_data
 from trainplan.validation.layouts import LaidRun, laid_run
 from trainplan.validation.measured import measured_steps
+from trainplan.validation.mixture_words import is_mixture
 from trainplan.validation.rows import Run, load_runs
 
+APART = "it is a mixture of experts, to which numbers of its own are fitted (trainplan.validation.mixture_fit)"
 LAUNCH_BOUND = "its layers are so small that its host's launches decide its step, which no efficiency does"
 
 
@@ -64,7 +66,7 @@ def rows_of(runs: Iterable[Run], without: Sequence[str] = ()) -> CalibrationRows
         if run.id in without:
             left_out[run.id] = "as asked"
             continue
-        found = laid_with_step(run)
+        found = APART if is_mixture(run) else laid_with_step(run)
         if isinstance(found, str):
             left_out[run.id] = found
         else:

@@ -27,9 +27,10 @@ from trainplan.validation.alongside import held_by, stated_buffers, with_attenti
 from trainplan.validation.fitting import fitted, in_words
 from trainplan.validation.frameworks import captured, framework_of, overlap_left_open, stated_attention, taken_for
 from trainplan.validation.memory_words import optimizer_instances
+from trainplan.validation.mixture_words import is_mixture, mixture_stages, string_stages
 from trainplan.validation.offloading import hosted, hosted_layers
 from trainplan.validation.recomputation import recompute_of_words
-from trainplan.validation.row_mixtures import experts_layout, is_mixture, string_stages
+from trainplan.validation.row_mixtures import experts_layout
 from trainplan.validation.row_models import row_model
 from trainplan.validation.rows import Run
 from trainplan.validation.stages import default_stages, stated_stages, with_ends
@@ -225,8 +226,10 @@ def laid_out(
     count, exchanged = pp * chunks, _exchanged(run, model, tp, cp, framework, assumed)
     cut_by_default = pp > 1 and (torchtitan or framework.costs_stages)
     stages = string_stages(run, model.layers, count) if run.pp_layout and pp > 1 else None
-    if stages is None:
-        stages = default_stages(run, model, count, framework) if cut_by_default else stated_stages(run, model, pp, chunks)
+    if stages is None and cut_by_default:
+        stages = default_stages(run, model, count, framework)
+    elif stages is None:
+        stages = stated_stages(run, model, pp, chunks) or mixture_stages(run, model, count)
     reserved, stages = with_ends(run, model, count, stages)
     experts = experts_layout(run, model, dp * cp * tp, tp, framework, assumed) if is_mixture(run) else NO_EXPERTS
     layout = RunLayout(

@@ -22,12 +22,16 @@ from trainplan.validation.fitting import Fit, fit_of, fit_probability, limit_byt
 from trainplan.validation.layouts import LaidRun, laid_run
 from trainplan.validation.measured import NOTHING_COMPARED, ComparedValues, Measured, compared_values, verdict
 from trainplan.validation.memory_words import measured_rank
+from trainplan.validation.mixture_words import is_mixture
 from trainplan.validation.rows import Run
 from trainplan.validation.words import SHARD
 
 GIB = 2**30
 MOST_IDS = 4  # that a note lists
 ISSUE_ERROR = 0.25  # added to the relative error of a step that the host's launches decide: holds four fifths of such steps
+# Added, in squares, to the relative error of a mixture's step: with it intervals hold four fifths of 65 such steps.
+MIXTURE_ERROR = 0.25
+MIXTURE_PEAK = 0.05  # added to the relative standard error of a mixture's peak, of 65 peaks
 ASSUMED_ERROR = 0.1  # relative error for each field in DECISIVE that a run leaves open; their squares add up
 ALWAYS_OTHER = ("vocab",)  # fields whose value frameworks always change: they pad it
 DECISIVE = ("framework", "recompute", "zero", SHARD, "mbs")  # fields that decide most of a step
@@ -348,7 +352,7 @@ def predict_laid(laid: LaidRun, table: EfficiencyTable) -> Prediction:
         step_high_s=seconds * high,
         peak_gib=peak / GIB,
         fits=most <= limit,
-        fit_probability=fit_probability(most, limit, peak_error(laid.layout.framework)),
+        fit_probability=fit_probability(most, limit, peak_error(laid.layout.framework) + MIXTURE_PEAK * is_mixture(run)),
         memory=fullest,
         laid=laid,
         step=step,
@@ -392,6 +396,8 @@ def interval(laid: LaidRun, table: EfficiencyTable) -> tuple[float, float, tuple
     if error is None or laid.efficiencies is not None:  # corrected ones have the error of the own runs
         error = hypot(product.error, left_open)
     error += ISSUE_ERROR * bool(laid.layout.framework.issue_ns)
+    if is_mixture(laid.run):
+        error = hypot(error, MIXTURE_ERROR)
     return 1 / (1 + error), 1 + error, borrowed
 
 

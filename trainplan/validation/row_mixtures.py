@@ -6,46 +6,34 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from trainplan.formulations.costs.overlapped.folding import Dispatcher, ExpertsLayout, check_folded, expert_data_degree
+from trainplan.formulations.costs.overlapped.folding import ExpertsLayout, check_folded, expert_data_degree
 from trainplan.formulations.costs.overlapped.frameworks import BRIDGE
 from trainplan.formulations.costs.overlapped.layout import Framework
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.families import Unit
-from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.models.sublayers import (
     Attention,
     Experts,
     FeedForward,
     LanguageHead,
     LatentAttention,
+    Norm,
     Sublayer,
     TokenEmbedding,
+    TokenJoin,
 )
+from trainplan.profiling.shipped import folded, shipped, sized, sized_names
+from trainplan.validation.mixture_words import dispatcher_of, graphs_of, imbalance_of, issue_ns, layout_string, runs_alongside
 from trainplan.validation.rows import Run
 from trainplan.validation.words import FUNCTIONAL_TEST, flag
 
-# Tokens of the fullest rank over the mean where a router learns: of the two published pairs of runs that differ in it alone
-# (Qwen3-235B-A22B on 256 H100), whose steps differ by 15 and 24 %.
-REAL_IMBALANCE = 1.3
-UNSAID_IMBALANCE = 1.0
-# Host's times of a unit of experts, of two runs of Qwen3-30B-A3B on B200 with little work for each kernel: with a capacity, and
-# where the host waits for the numbers of rows.
-ISSUED_NS, WAITED_NS = 1_900_000.0, 3_700_000.0
-DROPLESS = re.compile(r"drop-?less")
-DISPATCHERS: tuple[tuple[str, Dispatcher], ...] = (
-    (r"deep[_ -]?ep|hybrid[_ -]?ep|flex|uccl", "deduplicated"),
-    (r"all[_ -]?to[_ -]?all|a2a", "all-to-all"),
-    (r"all[_ -]?gather", "all-gather"),
-)
 LATENT = {"q_lora": "query_latent", "kv_lora": "latent", "qk_nope": "plain", "qk_rope": "turned", "v_head": "value_width"}
 SIZES = ("layers", "hidden", "heads", "experts", "topk")
+DISPATCHED_IN_BITS = r"(?:(?:fp8|8[ _-]?bit)[ _-]dispatch\w*|dispatch\w*[ _-](?:in[ _-])?(?:fp8|8[ _-]?bits?))"
+USUAL_TOKENS = 4096  # of a sample, where a row does not say
 TEST_VOCABULARY = 50257  # of GPT-2's tokens, with which Megatron-LM's functional tests are run
 GROUPED_ROUTERS = {(256, 8): (8, 4)}  # of DeepSeek-V3 (config.json, n_group and topk_group): groups, and of how many a token is
-
-
-def is_mixture(run: Run) -> bool:
-    """Whether a measured run states that its model is a mixture of experts: more than one, or ranks that divide them."""
-    return (run.experts or 1) > 1 or (run.ep or 1) > 1
 
 
 def mixture_model(run: Run, tp: int, framework: Framework, dtype: str, assumed: dict[str, str]) -> Model:
@@ -55,6 +43,8 @@ def mixture_model(run: Run, tp: int, framework: Framework, dtype: str, assumed: 
     framework. dtype: the model's dtype. assumed: assumptions as texts by name, written to: gets an entry for each thing that
     the run does not specify. Raises InputError for a missing size, and for layers that are neither attention nor networks.
     """
+    if (known := _known(run, dtype)) is not None:
+        return _with_run(known, run, tp, framework, assumed)
     if run.model.startswith("hybrid"):
         raise InputError(run.id, "model", "has state-space layers", "leave the row out: attention and experts are predicted")
     if missing := next((size for size in SIZES if getattr(run, size) is None), None):
@@ -62,7 +52,7 @@ def mixture_model(run: Run, tp: int, framework: Framework, dtype: str, assumed: 
     note = (run.note or "").lower()
     test = FUNCTIONAL_TEST in note
     plain = test and flag(note, "normalization rmsnorm") is None and "rmsnorm" not in note and run.mla is None
-    tokens, hidden = run.seq or 4096, run.hidden or 0
+    tokens, hidden = run.seq or USUAL_TOKENS, run.hidden or 0
     if run.seq is None:
         assumed["seq"] = str(tokens)
     common: dict[str, Any] = {
@@ -87,12 +77,71 @@ def mixture_model(run: Run, tp: int, framework: Framework, dtype: str, assumed: 
     for index, with_experts in enumerate(pattern):
         own = others if others is not None and index % every == 0 else mixer
         units += _layer(index + 1, own, experts if with_experts else network)
-    for index in range(len(pattern), len(pattern) + (run.mtp or 0)):
-        units += _layer(index + 1, mixer, experts)
-    head = LanguageHead(**common | {"dropout": 0.0}, vocabulary=vocabulary)
-    units.append(Unit("head", len(pattern) + (run.mtp or 0) + 1, head))
+    head = Unit("head", len(pattern) + 1, LanguageHead(**common | {"dropout": 0.0}, vocabulary=vocabulary))
+    units += _ends(run, mixer, experts, head, len(pattern))
     tied = (test and "untie-embeddings" not in note) if run.untied is None else not run.untied
     return Model(run.model, {"model_type": "mixture"}, tuple(units), tied, tokens, dtype)
+
+
+def _known(run: Run, dtype: str) -> Model | None:
+    """The mixture of experts that a measured run names, if it is one that comes with the package and has the sizes that the run
+    states; with as many layers as the run states. dtype: the model's dtype."""
+    names = [*shipped("mixtures"), *sized_names("mixtures")]
+    own = folded(run.model)
+    name = run.model if sized(run.model, "mixtures") else next((n for n in names if own and folded(n).startswith(own)), None)
+    if name is None or (sized(name, "mixtures") is None):
+        return None
+    model = load_model(name, None, dtype, planned=False)
+    changed = {"num_hidden_layers": run.layers or model.layers}
+    if (sequence := run.seq or USUAL_TOKENS) > model.tokens:
+        changed["max_position_embeddings"] = sequence
+    model = model.with_fields(sequence=sequence, **changed)
+    experts = next(part for part in model.sublayers.values() if isinstance(part, Experts))
+    mixer = next(part for part in model.sublayers.values() if part.kind == "attention")
+    shared = run.shared_ffn if run.shared_ffn is not None else (run.shared_experts or 0) * experts.inner or None
+    stated = (
+        (run.hidden, model.units[0].sublayer.hidden),
+        (run.heads, getattr(mixer, "heads", None)),
+        (run.experts, experts.experts),
+        (run.topk, experts.chosen),
+        (run.moe_ffn, experts.inner),
+        (shared, experts.shared_inner),
+    )
+    return model if all(value in (None, own) for value, own in stated) else None
+
+
+def _with_run(model: Model, run: Run, tp: int, framework: Framework, assumed: dict[str, str]) -> Model:
+    """A known mixture of experts as a measured run trains it: with its vocabulary padded, and with the layers that predict
+    further tokens. Arguments as of `mixture_model`."""
+    size = -(-(run.vocab or model.vocabulary) // (framework.pads * tp)) * framework.pads * tp
+    if size != run.vocab:
+        assumed["vocab"] = f"{size}, padded"
+    units = [
+        replace(unit, sublayer=replace(unit.sublayer, vocabulary=size))
+        if isinstance(unit.sublayer, TokenEmbedding | LanguageHead)
+        else unit
+        for unit in model.units
+    ]
+    if run.seq is None:
+        assumed["seq"] = str(model.tokens)
+    last = [unit.sublayer for unit in units if unit.layer == model.layers]
+    return replace(model, units=(*units[:-1], *_ends(run, last[0], last[-1], units[-1], model.layers)))
+
+
+def _ends(run: Run, mixer: Sublayer, network: Sublayer, head: Unit, layers: int) -> list[Unit]:
+    """The units after the layers of a run's model: the modules that predict further tokens, each a join, a layer and a norm,
+    and the head, which has a set of logits more for each. mixer, network: the two sub-layers of a module's layer. head: the
+    head. layers: the number of layers."""
+    last = head.sublayer
+    count = (layout_string(run) or "").count("m") if run.mtp is None else run.mtp
+    if not isinstance(last, LanguageHead) or not count:
+        return [head]
+    common: dict[str, Any] = {name: getattr(last, name) for name in ("tokens", "hidden", "dtype", "norm", "norm_bias")}
+    units = list[Unit]()
+    for index in range(layers + 1, layers + 1 + count):
+        parts = (TokenJoin(**common), mixer, network, Norm(**common))
+        units += [Unit(f"layer{index}.{part.kind}", index, part) for part in parts]
+    return [*units, replace(head, layer=layers + count + 1, sublayer=replace(last, predictions=count))]
 
 
 def _layer(number: int, mixer: Sublayer, network: Sublayer) -> list[Unit]:
@@ -180,7 +229,7 @@ def experts_layout(run: Run, model: Model, group: int, tp: int, framework: Frame
     run's framework. assumed: assumptions as texts by name, written to: gets an entry for each field that the run does not
     specify. Raises InputError for degrees that do not divide the experts, their width or the devices.
     """
-    graphs = str(run.cuda_graph or "").lower()
+    graphs = graphs_of(run, framework, assumed)
     ep, etp, note = run.ep or 1, run.etp, (run.note or "").lower()
     if etp is None:  # Megatron-Core's default is tp (`expert_tensor_parallel_size`); other runtimes divide no expert
         etp = tp if framework.pads > 1 and group % (tp * ep) == 0 else 1
@@ -192,69 +241,14 @@ def experts_layout(run: Run, model: Model, group: int, tp: int, framework: Frame
     return ExpertsLayout(
         ep=ep,
         etp=etp,
-        dispatcher=_dispatcher(run, framework, assumed),
-        imbalance=_imbalance(run, assumed),
+        dispatcher=dispatcher_of(run, framework, assumed),
+        dispatched_bytes=1.0 if flag(note, DISPATCHED_IN_BITS) else None,
+        imbalance=imbalance_of(run, assumed),
         capacity=run.capacity_factor,
         padded=bool(run.pad_to_capacity),
         grouped=run.grouped_gemm is not False,
         shared_alongside=bool(flag(note, r"moe[_ -]shared[_ -]expert[_ -]overlap")),
-        exchange_alongside=bool(run.ep_overlap),
+        exchange_alongside=runs_alongside(run, assumed),
         fused="full_iteration" in graphs and framework.name == BRIDGE.name,
-        issue_ns=_issue_ns(run, graphs),
+        issue_ns=issue_ns(run, graphs),
     )
-
-
-def _issue_ns(run: Run, graphs: str) -> float:
-    """The time that the host takes to issue the forward pass of a unit of experts and of the attention before it. Without a
-    capacity the host waits for the numbers of rows before it can issue their products. graphs: what the run's host issues as
-    graphs, in lower case."""
-    if "full" in graphs:
-        return 0.0
-    return (
-        WAITED_NS if run.capacity_factor is None and "drop" not in DROPLESS.sub("", (run.routing or "").lower()) else ISSUED_NS
-    )
-
-
-def _dispatcher(run: Run, framework: Framework, assumed: dict[str, str]) -> Dispatcher:
-    """How tokens come to their experts: as the run states it, or else as Megatron-Bridge's recipes have it (DeepEP or HybridEP,
-    `apply_flex_dispatcher_backend`), and by all-to-all in other frameworks. Raises InputError for unknown words."""
-    if run.dispatcher is None:
-        usual: Dispatcher = "deduplicated" if framework.name == BRIDGE.name else "all-to-all"
-        assumed["dispatcher"] = usual
-        return usual
-    words = run.dispatcher.lower()
-    if (found := next((name for pattern, name in DISPATCHERS if re.search(pattern, words)), None)) is None:
-        raise InputError(run.id, "dispatcher", f"is {run.dispatcher!r}", "give alltoall, allgather, deepep or hybridep")
-    return found
-
-
-def _imbalance(run: Run, assumed: dict[str, str]) -> float:
-    """Tokens of the fullest rank over the mean: as the run states it, 1 where routing is forced to be balanced, or else what
-    routers that learn have."""
-    if run.imbalance is not None:
-        return max(1.0, run.imbalance)
-    if re.search("forced|balanced|uniform", (run.routing or "").lower()):
-        return 1.0
-    if re.search("not said", run.routing or ""):
-        assumed["imbalance"] = f"{UNSAID_IMBALANCE:g}"
-        return UNSAID_IMBALANCE
-    assumed["imbalance"] = f"{REAL_IMBALANCE:g}, of routers that learn"
-    return REAL_IMBALANCE
-
-
-def string_stages(run: Run, layers: int, count: int) -> tuple[int, ...] | None:
-    """The number of layers of each stage by Megatron-LM's layout string, such as `Et*4|(t*4|)*14tmL`; None if the run has none.
-    Layers that predict further tokens (`m`) count with the last. Raises InputError unless it has `count` stages of `layers`
-    layers together.
-    """
-    if run.pp_layout is None:
-        return None
-    text = run.pp_layout
-    for pattern in (r"\(([^()]*)\)\*(\d+)", r"([A-Za-z])\*(\d+)"):
-        while match := re.search(pattern, text):
-            text = text[: match.start()] + match[1] * int(match[2]) + text[match.end() :]
-    stages = tuple(stage.count("t") + stage.count("m") for stage in text.split("|"))
-    if len(stages) != count or sum(stages) != layers:
-        problem = f"has {sum(stages)} layers in {len(stages)} stages"
-        raise InputError(run.id, "pp_layout", problem, f"give {layers} layers in {count} stages")
-    return stages

@@ -21,7 +21,8 @@ from trainplan.profiling.models.families import sized_config
 from trainplan.profiling.models.model import Model, model_from_config
 from trainplan.profiling.models.sublayers import attention_of
 from trainplan.profiling.shipped import locate, mixture, shipped, sized, sized_names
-from trainplan.validation.row_mixtures import is_mixture, mixture_model
+from trainplan.validation.mixture_words import is_mixture
+from trainplan.validation.row_mixtures import mixture_model
 from trainplan.validation.rows import Run
 
 # The shipped configuration with the architecture of a family, by how names of the family's models begin.

@@ -24,6 +24,7 @@ from trainplan.formulations.costs.overlapped.analytic_shards import (
     tensors_of,
     whole_stages_ns,
 )
+from trainplan.formulations.costs.overlapped.expert_time import alongside_ns
 from trainplan.formulations.costs.overlapped.kernel_time import UnitTimes
 from trainplan.formulations.costs.overlapped.layout import RUN_SCHEDULES, Framework, RunLayout
 from trainplan.formulations.costs.overlapped.links import Links
@@ -281,7 +282,7 @@ def chunk_ns(
     layer of the stage of which the chunk is a part; None if the chunk is a whole stage. layout: how the run is laid out on
     its devices: degrees, batch, precision and framework.
     """
-    forward = backward = 0.0
+    forward = backward = exchange = kernels = 0.0
     first = chunk.first_layer if first_layer is None else first_layer
     for unit in chunk.units:
         unit_ns = times[model.key_of(unit)]
@@ -293,6 +294,11 @@ def chunk_ns(
             + share * unit_ns.forward_with_collectives_ns
             + (1 - share) * unit_ns.recompute_ns
         )
+        exchange += unit_ns.exchange_ns
+        kernels += (unit_ns.forward_ns + unit_ns.backward_ns) * (unit.kind in LAYER_KINDS)
+    if exchange:  # of one micro-batch, in parallel with another one's opposite pass
+        shown = alongside_ns(2 * exchange, kernels) / 2
+        forward, backward = forward + shown, backward + shown
     issued = chunk.layers * layout.framework.issue_ns + chunk.expert_units * layout.experts.issue_ns
     return max(forward, issued), max(backward, BACKWARD_ISSUE * issued)
 

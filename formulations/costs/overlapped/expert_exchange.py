@@ -21,11 +21,6 @@ from trainplan.formulations.costs.overlapped.folding import ExpertsLayout
 from trainplan.formulations.costs.overlapped.links import LAUNCH_NS, Links
 from trainplan.profiling.models.sublayers import Experts
 
-# Bandwidth of an exchange over that of a ring between the same ranks, to which tables of efficiencies are fitted: messages to
-# many ranks are smaller, and arrive at one rank from several at a time. Fitted to 64 steps of mixtures of five sources: 0.61 to
-# 0.76 where any one source is left out.
-EXCHANGE_RATE = 0.65
-
 
 @dataclass(frozen=True)
 class Routed:
@@ -93,7 +88,7 @@ def dispatched_ns(routed: Routed, layout: ExpertsLayout, links: Links, element_b
         message = routed.tokens * routed.width * element_bytes * ep
         return links.collective_ns(1, message, ep, stride)
     if layout.dispatcher == "all-to-all":
-        message = routed.numbers * element_bytes * layout.fill / EXCHANGE_RATE
+        message = routed.numbers * element_bytes * layout.fill / layout.rates.exchange
         return links.all_to_all_ns(message, ep, stride)
     return _deduplicated_ns(routed, layout, links, element_bytes)
 
@@ -104,7 +99,7 @@ def _deduplicated_ns(routed: Routed, layout: ExpertsLayout, links: Links, elemen
     ep, stride = layout.ep, layout.etp
     members = max(1, min(ep, links.node // stride))
     nodes = -(-ep // members)
-    token = routed.tokens * routed.width * element_bytes * layout.fill / EXCHANGE_RATE
+    token = routed.tokens * routed.width * element_bytes * layout.fill / layout.rates.exchange
     within = 0.0
     if members > 1:
         within = routed.visited(ep) * (members - 1) / members * token / links.bytes_per_s(members, stride) * 1e9

@@ -2,8 +2,8 @@
 
 The exchange of tokens stands in the lane of computations, except for what runs alongside it: shared experts of the same
 micro-batch (Megatron-Core's `--moe-shared-expert-overlap`), or, where passes of two micro-batches run in parallel
-(`--overlap-moe-expert-parallel-comm`, torchtitan's DualPipeV), the other's opposite pass, of which the kernels of this unit
-count. What is hidden takes a part of its time from the kernels alongside.
+(`--overlap-moe-expert-parallel-comm`, torchtitan's DualPipeV), both passes of a stage (`analytic_step.chunk_ns`). What is
+hidden takes a part of its time from the kernels alongside.
 """
 
 from __future__ import annotations
@@ -45,15 +45,20 @@ def expert_times(part: Experts, layout: RunLayout, kind: DeviceKind, links: Link
     backward = BACKWARD_PASSES * (norm + activation) + residual + moved + around[1] + products_ns(part, layout, kind, True)
     exchange = exchanged_ns(part, layout, links)
     gathered = _shared_collective_ns(part, layout, links)
-    shown = _shown_ns(exchange, shared[0], backward, layout)
-    shown_backward = _shown_ns(exchange, shared[1], forward, layout)
+    apart = exchange * layout.experts.exchange_alongside
+    shown, shown_backward = (_shown_ns(exchange - apart, own, layout) for own in shared)
     again = norm * recompute.norms + activation * recompute.experts_activation
     if recompute.shared_experts:
         again += shared[0] + gathered / 2
     if recompute.experts:
         again = forward - residual + shared[0] + exchange + gathered
     return UnitTimes(
-        forward + shared[0], backward + shared[1], again, shown + gathered, shown_backward + gathered + gathered / 2
+        forward + shared[0],
+        backward + shared[1],
+        again,
+        shown + gathered,
+        shown_backward + gathered + gathered / 2,
+        apart,
     )
 
 
@@ -68,14 +73,18 @@ def exchanged_ns(part: Experts, layout: RunLayout, links: Links) -> float:
     return there + back
 
 
-def _shown_ns(exchange: float, shared: float, other: float, layout: RunLayout) -> float:
-    """The part of an exchange's time that nothing hides, with the time by which what is hidden slows kernels.
-
-    exchange: its whole time. shared: the time of the shared experts' kernels. other: that of the unit's kernels in the opposite
-    pass, all in ns. layout: how the run is laid out on its devices.
+def _shown_ns(exchange: float, shared: float, layout: RunLayout) -> float:
+    """The part of an exchange's time that shared experts of the same micro-batch do not hide, with the time by which what is
+    hidden slows kernels. exchange: its whole time. shared: the time of the shared experts' kernels, both in ns. layout: how the
+    run is laid out on its devices.
     """
-    alongside = shared * layout.experts.shared_alongside + other * layout.experts.exchange_alongside
-    hidden = min(exchange, alongside)
+    return alongside_ns(exchange, shared * layout.experts.shared_alongside)
+
+
+def alongside_ns(exchange: float, kernels: float) -> float:
+    """The time in ns that an exchange adds to kernels that run alongside it: the part of it that is longer than they are, and
+    what they lose to it meanwhile. exchange, kernels: their times in ns."""
+    hidden = min(exchange, kernels)
     return exchange - hidden + CONTENTION * hidden
 
 

@@ -11,10 +11,6 @@ from trainplan.profiling.estimate import operator_ns
 from trainplan.profiling.models.sublayers import Experts, Operator
 
 TILE = 128  # rows that a block of a product's kernel computes: of each expert's last block half are empty in the mean
-# What grouped products reach over what a product with as many rows reaches: in bfloat16, and in few bits. Fitted to 64 steps of
-# mixtures of five sources: 0.64 to 0.87 and 0.61 to 0.77 where any one source is left out.
-GROUPED_RATE = 0.85
-GROUPED_RATES: dict[str, float] = dict.fromkeys(("float8", "float4"), 0.73)
 CLAMPED = 4  # passes over what is clamped and joined, or has biases added and is joined
 LOGIT_BYTES = 4  # of a router's, which are in fp32
 ROUTER_PASSES = 8  # over the logits: softmax or sigmoid, top-k, map of rows, and the balancing loss; assumed
@@ -101,7 +97,7 @@ def grouped_ns(part: Experts, n: int, k: int, layout: RunLayout, kind: DeviceKin
     """
     experts, recipe, base = max(1, part.experts // layout.experts.ep), layout.recipe, layout.base
     precision: Precision = layout.precision if recipe is None else recipe.precision
-    rows = rows_of(part, layout)
+    rows, rates = rows_of(part, layout), layout.experts.rates
     rows_each = rows / experts
     element = DTYPE_BYTES[base] if recipe is None else recipe.operand_bytes
     if not layout.experts.grouped:
@@ -112,7 +108,7 @@ def grouped_ns(part: Experts, n: int, k: int, layout: RunLayout, kind: DeviceKin
     reached, work = kind.reached("matrix-product", precision), 2.0 if backward else 1.0
     value, half = (reached.value, reached.half_size) if reached else (kind.efficiency, kind.half_size)
     share = value * rows / (rows + half) * n / (n + TILE / 2) * k / (k + half) * rows_each / (rows_each + TILE / 2)
-    share *= GROUPED_RATES.get(precision, GROUPED_RATE) * (1.0 if recipe is None else recipe.product_rate)
+    share *= rates.grouped if recipe is None else rates.grouped_in_bits * recipe.product_rate
     computing = work * 2 * rows * n * k / (kind.flops_per_s[precision] * share) * 1e9
     moved = work * (rows * (n + k) + experts * n * k) * element
     moved += ACCUMULATED * experts * n * k * layout.framework.gradient_bytes * (backward and not layout.frozen)

@@ -30,6 +30,8 @@ class UnitTimes:
         recompute_ns: kernels and collectives that the backward pass runs again, if it does not run the whole forward pass
             again.
         collectives_ns, backward_collectives_ns: collectives of the forward and of the backward pass that no kernel hides.
+        exchange_ns: of experts whose exchange runs in parallel with another micro-batch's passes, its time in either pass,
+            which is not among the collectives.
     """
 
     forward_ns: float
@@ -37,6 +39,7 @@ class UnitTimes:
     recompute_ns: float
     collectives_ns: float
     backward_collectives_ns: float
+    exchange_ns: float = 0.0
 
     @property
     def forward_with_collectives_ns(self) -> float:

@@ -22,6 +22,7 @@ from trainplan.profiling.models.sublayers import (
     HeadShare,
     LatentAttention,
     Sublayer,
+    TokenJoin,
     TokenMixer,
     attention_of,
 )
@@ -80,6 +81,8 @@ def kept_bytes(unit: Unit, layout: RunLayout) -> float:
     if part.kind == "embedding":
         return hidden + _masks_bytes(part, own, layout.framework.memory.drops_hidden)
     normed = (tokens if gathered else own) * part.hidden * element
+    if isinstance(part, TokenJoin):  # the embeddings, and what its projection joins
+        return 2 * hidden + 2 * own * part.hidden * operand_bytes(layout)
     return hidden + normed + own * part.hidden * (_composed_norm_bytes(part, layout) + _cast_bytes(part, layout))
 
 
