@@ -25,7 +25,7 @@ from trainplan.validation.words import flag
 REAL_IMBALANCE, UNSAID_IMBALANCE = 1.3, 1.0
 # Host's times of a unit of experts with the attention before it. Where parts are graphs: of two runs of Qwen3-30B-A3B on B200
 # with little work for each kernel, with a capacity, and where the host waits for the numbers of rows. Without graphs, for each
-# expert of a rank in addition, whose casts and products Transformer Engine issues one by one (`tex.split_quantize`,
+# expert of a rank in addition, whose casts and products Transformer Engine issues one by one (`split_quantize`,
 # `general_grouped_gemm`): with these two numbers 56 kinds of runs of ten sources are off by 18 % in the mean, by 23 % with the
 # first alone; where any one source is left out, they are the best for the others of those tried (but for one).
 ISSUED_NS, WAITED_NS = 1_900_000.0, 3_700_000.0
