@@ -27,4 +27,4 @@ WALKED_FAMILIES = (
     *("cohere", "phi", "gptj", "codegen", "gpt_bigcode", "gpt_neo", "bloom"),
 )
 # Families of state spaces and delta nets, whose plans become such programs, too, if no layer has experts.
-HYBRID_FAMILIES = ("nemotron_h", "bamba", "mamba2", "qwen3_5_text")
+HYBRID_FAMILIES = ("nemotron_h", "bamba", "mamba2", "qwen3_5_text", "granitemoehybrid")

@@ -37,3 +37,21 @@ def test_programs_keep_what_frameworks_do(name: str, tp: int) -> None:
         programs = sum(part.input_bytes(2) + part.kept_bytes(2, 1) for part in parts)
     frameworks = sum(kept_bytes(unit, layout) for unit in model.units if unit.layer == 1)
     assert programs == pytest.approx(frameworks, rel=0.08)
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+@pytest.mark.parametrize("name", ["nemotron-h-8b", "qwen3.5-9b", "bamba-9b"])
+def test_programs_keep_what_frameworks_do_of_hybrids(name: str, tp: int) -> None:
+    """Every kind of sub-layer within 8 %: state spaces, delta nets, attention with and without a gate, networks."""
+    model, layout = load_model(name, 1024, dtype="bfloat16"), _layout(tp)
+    units = {model.key_of(unit): unit for unit in model.units[1:-1]}
+    kinds = {unit.kind for unit in units.values()}
+    assert kinds in ({"state_space", "attention", "ffn"}, {"delta_net", "attention", "ffn"})
+    if not all(unit.sublayer.splits_into(tp) for unit in units.values()):
+        pytest.skip("programs do not lay it out so")  # Bamba's heads are one group
+    for unit in units.values():
+        part = unit.sublayer
+        programs = part.input_bytes(2) // tp + TokenShare(part, tp).costs_bytes(2)["kept_bytes"]
+        if tp == 1:
+            programs = part.input_bytes(2) + part.kept_bytes(2, 1)
+        assert programs == pytest.approx(kept_bytes(unit, layout), rel=0.08), unit.name

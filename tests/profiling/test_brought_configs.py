@@ -209,10 +209,10 @@ def test_a_granite_of_attention_alone_is_dense() -> None:
         theirs = transformers.AutoModelForCausalLM.from_config(transformers.GraniteMoeHybridConfig(**config, mamba_n_heads=8))
     found = quietly({"model_type": "granitemoehybrid", **config, "mamba_n_heads": 16})
     assert found.family == "granite" and found.total_parameters == sum(parameter.numel() for parameter in theirs.parameters())
+    scan = {"mamba_n_heads": 4, "mamba_n_groups": 1, "mamba_d_state": 16}
     for says in ({"layer_types": ["attention", "mamba"]}, {"position_embedding_type": "nope"}):
-        with refused("model_type", problem=("granitemoehybrid", "state-space")):
-            quietly({"model_type": "granitemoehybrid", **config, **says})
-    with refused("num_local_experts", problem=("experts", 8, 2)):
+        assert quietly({"model_type": "granitemoehybrid", **config, **says, **scan}).family == "granitemoehybrid"
+    with refused("model_type", problem=("experts", 8, 2)):
         quietly({"model_type": "granitemoehybrid", **config, "num_local_experts": 8, "num_experts_per_tok": 2})
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from trainplan.profiling.models.model import Model, load_model, model_from_config, model_from_shape
 from trainplan.profiling.models.sublayers import Experts, FeedForward, LatentAttention, LightningAttention
-from trainplan.profiling.shipped import shipped, sized_names
+from trainplan.profiling.shipped import mixture, mixture_of, shipped, sized_names
 
 from tests.helpers.refusals import cautioned, refused
 from trainplan.inputs import model_of
@@ -83,6 +83,14 @@ def test_parameters_are_those_that_publishers_state(row: list[str]) -> None:
         assert counted / 1e9 == pytest.approx(float(stated), abs=10**-digits)
 
 
+def test_the_error_that_refuses_a_mixture_has_its_numbers() -> None:
+    for name in (*BASES, *SIZED):
+        part = mixtures_of(shown(name))[0]
+        assert mixture(name) == mixture_of(part.experts, part.chosen), name
+        with refused("--model", problem=(part.experts, part.chosen), fix=("dense", f"model show {name}")):
+            load_model(name)
+
+
 def test_a_mixture_survives_a_file() -> None:
     for name in BASES:
         model = shown(name)
@@ -113,6 +121,7 @@ def test_active_and_shards_cover_the_parameters() -> None:
         for part in shown(name).sublayers.values():
             assert part.active_count() <= part.parameter_count()
             shards = [part.parameter_count(4, index) for index in range(4)]
+            assert sum(part.active_count(4, index) for index in range(4)) - 3 * part.replicated_count <= part.active_count()
             assert sum(shards) - 3 * part.replicated_count == part.parameter_count()
             assert part.kept_bytes(2, 1) == 2 * part.kept_bytes(1, 1) or part.kind == "attention"
 

@@ -98,6 +98,17 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_size": 128, "num_hidden_layers": 3, "attn_layer_indices": [1], "mamba_n_heads": 16, "mamba_n_groups": 2}
         | {"attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True},
     ),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        {"hidden_size": 96, "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+        | {"num_local_experts": 6, "intermediate_size": 40, "shared_intermediate_size": 56, "mamba_n_heads": 16}
+        | {"num_attention_heads": 4, "mamba_n_groups": 2, "tie_word_embeddings": True, "residual_multiplier": 0.2},
+    ),
+    "granitemoehybrid without experts": (
+        "granitemoehybrid",
+        {"hidden_size": 96, "num_hidden_layers": 2, "num_local_experts": 0, "num_experts_per_tok": 0, "mamba_n_heads": 16}
+        | {"num_attention_heads": 4, "shared_intermediate_size": 56, "position_embedding_type": "rope"},
+    ),
     "mamba2": (
         "mamba2",
         {"hidden_size": 96, "num_hidden_layers": 3, "num_heads": 16, "head_dim": 12, "n_groups": 4, "use_bias": True},

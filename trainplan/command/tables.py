@@ -83,9 +83,10 @@ def _range(value: int | list[int]) -> str:
 
 def sublayer_rows(model: Model, rows: int, tp: int) -> list[dict[str, Any]]:
     """A dict for each distinct sub-layer of a model: `sublayer` (name), `count` (how often the model has it), `tp` (its
-    tensor-parallel degree), `tokens` (per sample), `hidden` (hidden size), `parameters`, `forward_flops`, `input_bytes` (of the
-    input tensor), `kept_bytes` (kept for the backward pass) and `boundary_bytes` (of a message if a stage ends there);
-    parameters, flops and bytes are those of one device.
+    tensor-parallel degree), `tokens` (per sample), `hidden` (hidden size), `parameters`, `active_parameters` (those that one
+    token uses, if it does not use all of the model's), `forward_flops`, `input_bytes` (of the input tensor), `kept_bytes` (kept
+    for the backward pass) and `boundary_bytes` (of a message if a stage ends there); parameters, flops and bytes are those of
+    one device.
 
     rows: the number of samples on the device. tp: the tensor-parallel degree; a sub-layer that it cannot split has the degree
     1."""
@@ -100,7 +101,7 @@ def sublayer_rows(model: Model, rows: int, tp: int) -> list[dict[str, Any]]:
                 "tokens": part.tokens,
                 "hidden": part.hidden,
                 "parameters": part.parameter_count(degree),
-                **({} if part.active_count() == part.parameter_count() else {"active_parameters": part.active_count()}),
+                **({"active_parameters": part.active_count(degree)} if active(model) else {}),
                 "forward_flops": part.forward_flops(rows, degree),
                 "input_bytes": part.input_bytes(rows),
                 "kept_bytes": part.kept_bytes(rows, degree),

@@ -67,10 +67,11 @@ SHOWN: dict[str, str] = {
     "shared_experts": "glm4_moe dots1 solar_open exaone_moe hy_v3 ernie4_5_moe hunyuan_v1_moe llama4_text",
     "latent": "deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa",
     "hybrids": "nemotron_h jamba bamba mamba2",
+    "granite_hybrid": "granitemoehybrid",
     "delta_nets": "qwen3_next qwen3_5_text qwen3_5_moe_text",
 }
 # Those of them that are planned where all of their units are: state spaces by chunks and delta nets without experts.
-BY_UNITS = frozenset(("nemotron_h", "bamba", "mamba2", "qwen3_5_text"))
+BY_UNITS = frozenset(("nemotron_h", "bamba", "mamba2", "qwen3_5_text", "granitemoehybrid"))
 UNPLANNED = {name: f"{__name__}.{module}:{name.upper()}" for module, group in SHOWN.items() for name in group.split()}
 READABLE = BUILT_IN | UNPLANNED
 

@@ -159,11 +159,21 @@ def bamba(fields: Fields) -> Chain:
     bias, attends = fields.flag("attention_bias", False), indices(fields, "attn_layer_indices", sizes.layers)
     dropped, rotary = fields.dropout("attention_dropout", default=0.0), rotary_of(fields, sizes, part=0.5)
     attention = sizes.attention(bias=bias, out_bias=bias, attention_dropout=dropped, **rotary)
+    dense = sizes.feed_forward(**gated(fields, fields.flag("mlp_bias", False)))
+    scan = bamba_scan(fields, sizes)
+    mixers = [attention if i in attends else scan for i in range(sizes.layers)]
+    table = sizes.embedding(padding=fields.padding(sizes.vocabulary, 0))
+    return sizes.patterned(mixers, [dense] * sizes.layers, table), fields.flag("tie_word_embeddings", False)
+
+
+def bamba_scan(fields: Fields, sizes: Decoder) -> StateSpace:
+    """Read a state space from the fields that Bamba's and Granite 4's files have. sizes: the model's sizes, read before. Raises
+    InputError for fields that are missing or invalid."""
     heads, inner = fields.size("mamba_n_heads", 128), fields.count("mamba_expand", 2) * sizes.hidden
     fields.divisor("mamba_n_heads", heads, "mamba_expand x hidden_size", inner)
     if fields.config.get("mamba_d_head") not in (None, "auto", inner // heads):
         raise fields.fail("mamba_d_head", f"is {shown(fields.config['mamba_d_head'])}", f"give {inner // heads}")
-    scan = StateSpace(
+    return StateSpace(
         **sizes.common,
         heads=heads,
         width=inner // heads,
@@ -174,10 +184,6 @@ def bamba(fields: Fields) -> Chain:
         bias=fields.flag("mamba_proj_bias", False),
         taps_bias=fields.flag("mamba_conv_bias", True),
     )
-    dense = sizes.feed_forward(**gated(fields, fields.flag("mlp_bias", False)))
-    mixers = [attention if i in attends else scan for i in range(sizes.layers)]
-    table = sizes.embedding(padding=fields.padding(sizes.vocabulary, 0))
-    return sizes.patterned(mixers, [dense] * sizes.layers, table), fields.flag("tie_word_embeddings", False)
 
 
 def mamba2(fields: Fields) -> Chain:

@@ -153,9 +153,10 @@ class Sublayer:
         """Total number of parameters that rank `index` of `tp` tensor-parallel ranks holds."""
         return sum(prod(p.shard_shape(tp, index)) for p in self.parameters())
 
-    def active_count(self) -> int:
-        """Number of parameters that one token uses; all of them, unless a router chooses some of the sub-layer's experts."""
-        return self.parameter_count()
+    def active_count(self, tp: int = 1, index: int = 0) -> int:
+        """Number of parameters of rank `index` of `tp` tensor-parallel ranks that one token uses; all of them, unless a router
+        chooses some of the sub-layer's experts."""
+        return self.parameter_count(tp, index)
 
     @property
     def replicated_count(self) -> int:

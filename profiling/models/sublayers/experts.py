@@ -103,13 +103,15 @@ class Experts(Sublayer):
             parameters += [Parameter("shared_gate.weight", (1, h))] * self.shared_gate
         return (*parameters, *self._norm_parameters())
 
-    def routed_count(self) -> int:
-        """Number of parameters of all routed experts together."""
-        return sum(prod(parameter.shape) for parameter in self.parameters() if parameter.routed)
+    def routed_count(self, tp: int = 1, index: int = 0) -> int:
+        """Number of parameters of all routed experts together that rank `index` of `tp` tensor-parallel ranks holds."""
+        return sum(prod(parameter.shard_shape(tp, index)) for parameter in self.parameters() if parameter.routed)
 
-    def active_count(self) -> int:
-        """Number of parameters that one token uses: all but those of the routed experts that are not chosen for it."""
-        return self.parameter_count() - self.routed_count() // self.experts * (self.experts - self.chosen)
+    def active_count(self, tp: int = 1, index: int = 0) -> int:
+        """Number of parameters of rank `index` of `tp` tensor-parallel ranks that one token uses: all but those of the routed
+        experts that are not chosen for it."""
+        unused = self.routed_count(tp, index) // self.experts * (self.experts - self.chosen)
+        return self.parameter_count(tp, index) - unused
 
     @property
     def operators_before(self) -> int:
