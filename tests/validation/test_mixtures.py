@@ -17,7 +17,7 @@ from trainplan.profiling.models.sublayers import Experts, LatentAttention, Token
 from trainplan.validation.calibration_rows import APART, rows_of, runs_of
 from trainplan.validation.layouts import LaidRun, laid_run
 from trainplan.validation.mixture_fit import fitted_mixtures, main, mixtures_with_steps
-from trainplan.validation.mixture_words import REAL_IMBALANCE, WAITED_NS, string_stages
+from trainplan.validation.mixture_words import EAGER_NS, EXPERT_NS, REAL_IMBALANCE, WAITED_NS, string_stages
 from trainplan.validation.predict import predict_runs, step_of
 from trainplan.validation.rows import Run, load_runs
 
@@ -64,7 +64,7 @@ def test_layers_that_stages_do_not_divide_lie_as_bridges_layouts_have_them() -> 
 @pytest.mark.parametrize(
     ("fields", "known"),
     [
-        ({}, {"dispatcher": "deduplicated", "imbalance": 1.0, "issue_ns": WAITED_NS, "fused": False}),
+        ({}, {"dispatcher": "deduplicated", "imbalance": 1.0, "issue_ns": EAGER_NS + 4 * EXPERT_NS, "fused": False}),
         ({"dispatcher": "alltoall"}, {"dispatcher": "all-to-all"}),
         ({"note": "dispatcher A2A"}, {"dispatcher": "all-to-all"}),
         ({"framework": "Megatron-Core", "note": "TE + DeepEP"}, {"dispatcher": "deduplicated"}),
@@ -72,6 +72,8 @@ def test_layers_that_stages_do_not_divide_lie_as_bridges_layouts_have_them() -> 
         ({"routing": "real"}, {"imbalance": REAL_IMBALANCE}),
         ({"routing": "real", "imbalance": 1.1}, {"imbalance": 1.1}),
         ({"routing": None, "note": "fake balanced gate"}, {"imbalance": 1.0}),
+        ({"cuda_graph": "transformer_engine: ['moe_router']"}, {"issue_ns": WAITED_NS}),
+        ({"cuda_graph": "none", "ep": 8}, {"issue_ns": EAGER_NS + 32 * EXPERT_NS}),
         ({"cuda_graph": "full_iteration: []"}, {"issue_ns": 0.0, "fused": True}),
         ({"date": "26.08"}, {"issue_ns": 0.0, "fused": True, "exchange_alongside": True}),
         ({"date": "26.08", "ep_overlap": False}, {"exchange_alongside": False}),

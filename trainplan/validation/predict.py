@@ -29,8 +29,8 @@ from trainplan.validation.words import SHARD
 GIB = 2**30
 MOST_IDS = 4  # that a note lists
 ISSUE_ERROR = 0.25  # added to the relative error of a step that the host's launches decide: holds four fifths of such steps
-# Added, in squares, to the relative error of a mixture's step: with it intervals hold four fifths of 65 such steps.
-MIXTURE_ERROR = 0.25
+# Added, in squares, to the relative error of a mixture's step: with it intervals hold five sixths of 65 such steps.
+MIXTURE_ERROR = 0.22
 MIXTURE_PEAK = 0.05  # added to the relative standard error of a mixture's peak, of 65 peaks
 ASSUMED_ERROR = 0.1  # relative error for each field in DECISIVE that a run leaves open; their squares add up
 ALWAYS_OTHER = ("vocab",)  # fields whose value frameworks always change: they pad it

@@ -235,9 +235,10 @@ def experts_layout(run: Run, model: Model, group: int, tp: int, framework: Frame
         etp = tp if framework.pads > 1 and group % (tp * ep) == 0 else 1
         assumed["etp"] = str(etp)
     expert_data_degree(group, ep, etp, run.id)
-    for part in model.sublayers.values():
-        if isinstance(part, Experts):
-            check_folded(part.experts, part.inner, ep, etp, run.id)
+    units = [part for part in model.sublayers.values() if isinstance(part, Experts)]
+    for part in units:
+        check_folded(part.experts, part.inner, ep, etp, run.id)
+    most = max((part.experts for part in units), default=0)
     return ExpertsLayout(
         ep=ep,
         etp=etp,
@@ -250,5 +251,5 @@ def experts_layout(run: Run, model: Model, group: int, tp: int, framework: Frame
         shared_alongside=bool(flag(note, r"moe[_ -]shared[_ -]expert[_ -]overlap")),
         exchange_alongside=runs_alongside(run, assumed),
         fused="full_iteration" in graphs and framework.name == BRIDGE.name,
-        issue_ns=issue_ns(run, graphs),
+        issue_ns=issue_ns(run, graphs, most / ep),
     )

@@ -23,8 +23,8 @@ WORDS = re.compile(r"(?:edp(?P<edp>\d+))?(?:-?ep(?P<ep>\d+))?(?:-?etp(?P<etp>\d+
 @dataclass(frozen=True)
 class ExpertRates:
     """The rates that kernels and links of units of experts reach, relative to what tables of efficiencies say of others. Fitted
-    to 65 steps of mixtures of five sources (`validation.mixture_fit`): where any one is left out, 0.64 to 0.88, 0.63 to 0.79
-    and 0.61 to 0.72.
+    to 65 steps of mixtures of five sources (`validation.mixture_fit`): where any one is left out, 0.69 to 0.88, 0.69 to 0.79
+    and 0.66 to 0.76.
 
     Attributes:
         grouped: of grouped products in the model's dtype, over one product with as many rows.
@@ -33,9 +33,9 @@ class ExpertRates:
             smaller, and arrive at one rank from several at a time.
     """
 
-    grouped: float = 0.85
-    grouped_in_bits: float = 0.74
-    exchange: float = 0.64
+    grouped: float = 0.86
+    grouped_in_bits: float = 0.75
+    exchange: float = 0.69
 
 
 FITTED = ExpertRates()
