@@ -10,6 +10,7 @@ from hypothesis import settings
 from tests.helpers import warm
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; processes that tests start inherit it
+os.environ.pop("COLUMNS", None)  # which readline sets for processes that are started after it is imported, such as workers
 signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("trainplan", deadline=None)
 settings.load_profile("trainplan")
