@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,22 @@ def test_unknown_fields_are_warned_of() -> None:
         load_runs([ROW, {**ROW, "id": "two", "weather": "fine", "recompte": "full"}])
     [said] = [str(warning.message) for warning in caught]
     assert "[1].recompte (recompute?), [1].weather are fields" in said
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_runs([{**ROW, "weather": None}])
+
+
+def test_a_row_that_is_no_object_does_not_stop_the_others() -> None:
+    number, whole, text = predict_runs(load_runs([5, ROW, "x"]))  # type: ignore[list-item]
+    assert_refusal_text(number.cannot, "row", problem="5", fix=("object", "model", "gpus"))
+    assert_refusal_text(text.cannot, "row", problem="x", fix="object")
+    assert number.run.found_in == "runs: [0]" and text.run.found_in == "runs: [2]" and not whole.cannot
+
+
+def test_ranks_that_divide_experts_need_experts() -> None:
+    dense, unknown = predict_runs(load_runs([{**ROW, "ep": 8}, {**ROW, "id": "two", "model": "mine", "ep": 8}]))
+    assert_refusal_text(dense.cannot, "ep", problem=(8, "llama3-8b", "no experts"), fix=("leave ep out", "experts"))
+    assert_refusal_text(unknown.cannot, "layers", problem="missing", fix="give it")
 
 
 MEASURED = ("measured_s", "measured_by", "error", "memory_error", "remarks", "assumed")

@@ -91,6 +91,9 @@ def row_model(run: Run, tp: int, framework: Framework, dtype: str, assumed: dict
         InputError: for a mixture of experts or an unknown model without sizes, and for sizes that no model has.
     """
     if is_mixture(run):
+        if run.experts is None and sized(run.model, "mixtures") is None and sized(run.model) is not None:
+            fix = "leave ep out, or give experts, topk, moe_ffn and the other sizes"
+            raise InputError(run.id, "ep", f"is {run.ep}, and {run.model} has no experts", fix)
         return mixture_model(run, tp, framework, dtype, assumed)
     if (reason := mixture(run.model)) is not None:
         problem = f"is {run.model!r}, {reason}: not predicted"

@@ -198,8 +198,9 @@ def meant_by(name: str) -> str | None:
 def load_runs(source: str | os.PathLike[str] | Sequence[Mapping[str, Any]]) -> list[Run]:
     """Read measured training runs from a JSON file (source is its path), or from a list of dicts.
 
-    All unknown fields together cause one warning, however many runs have them. A run that cannot be read has the reason in
-    `unread`, and does not stop the others. Raises InputError if the source is not a list of runs.
+    All unknown fields together cause one warning, however many runs have them; without a value they cause none. A run that
+    cannot be read, such as a number, has the reason in `unread`, and does not stop the others. Raises InputError if the source
+    is not a list of runs.
     """
     listed = isinstance(source, Sequence) and not isinstance(source, str)
     where = "runs" if listed else os.fspath(source)  # type: ignore[arg-type]
@@ -214,8 +215,10 @@ def load_runs(source: str | os.PathLike[str] | Sequence[Mapping[str, Any]]) -> l
     ids: dict[str, int] = {}
     for index, value in enumerate(values):
         if not isinstance(value, Mapping):
-            raise InputError(where, f"[{index}]", f"is {shown(value)}", "give an object with id, model, gpu and gpus")
-        for name in sorted(map(str, set(value) - set(Run.model_fields) - warned)):
+            wrong = InputError(where, "row", f"is {shown(value)}", "give an object with id, model, gpu and gpus")
+            runs.append(_unread(wrong, index, {}))
+            continue
+        for name in sorted(str(name) for name in set(value) - set(Run.model_fields) - warned if value[name] is not None):
             warned.add(name)
             if folded(name) in OPEN:
                 caution(
@@ -267,9 +270,17 @@ def _run(row: Mapping[str, Any], where: str, index: int) -> Run:
     except (ValidationError, InputError) as error:
         wrong = error if isinstance(error, InputError) else as_input_error(error, where)
         fix = f"give {NECESSARY[wrong.field]}" if wrong.field in NECESSARY else wrong.fix
-        run = Run(id=str(fields.get("id", f"[{index}]"))[:100], model=str(fields.get("model", ""))[:100], gpu="", gpus=1)
-        run._unread = InputError(where, wrong.field, wrong.problem, fix)
+        run = _unread(InputError(where, wrong.field, wrong.problem, fix), index, fields)
     run._found_in = f"{where}: [{index}]"
+    return run
+
+
+def _unread(reason: InputError, index: int, fields: Mapping[str, Any]) -> Run:
+    """A run that could not be read from its file: it has the reason, and of its fields the id and the model. index: that of the
+    row in the file, which stands for an id that is missing.
+    """
+    run = Run(id=str(fields.get("id", f"[{index}]"))[:100], model=str(fields.get("model", ""))[:100], gpu="", gpus=1)
+    run._unread, run._found_in = reason, f"{reason.where}: [{index}]"
     return run
 
 
