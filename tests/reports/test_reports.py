@@ -154,17 +154,21 @@ def test_a_step_in_rounds_is_drawn_whole() -> None:
 
 def test_the_page_of_a_plan_for_a_runtime_has_the_numbers_of_the_runtime() -> None:
     """The parts add up to its step and its peaks, and what is drawn of trainplan's programs says so."""
-    request = {"model": "llama-3.2-1b", "cluster": "h100:8", "batch": 32, "sequence": 2048, "pipeline": 2, "for_": "megatron"}
+    request = {"model": "llama-3.2-1b", "cluster": "h100:8", "batch": 32, "sequence": 2048, "pipeline": 2, "tp": 2}
+    request["for_"] = "megatron"
     plan = tp.certify(tp.plan(**request, comparisons=False, time_limit=20), time_limit=5).plan
     assert plan is not None and plan.predicted is not None
     simulation, cluster = simulate(plan), devices_of(plan)
     theirs = by_runtime(plan, simulation, cluster)
     assert theirs is not None and cluster is not None and theirs.whose == "as Megatron-LM runs it"
     assert round(sum(ns for _, ns in theirs.step)) == pytest.approx(plan.predicted.step_ns, abs=len(theirs.step))
+    times = dict(theirs.step)
+    assert all(ns > 0 for ns in times.values()) and times["collectives in its passes that no kernel hides"] > 1e6  # of TP2
     for stage, row in zip(plan.stages, theirs.stages, strict=True):
         assert {plan.predicted.peak_bytes[rank] for rank in stage.ranks} == {row.peak_bytes}
         assert sum(row.parts.values()) == pytest.approx(row.peak_bytes, abs=1)
     page = tp.report(plan, time_limit=1)
+    assert f"<dt>device time</dt><dd>{theirs.shares}</dd>" in html.unescape(page)
     for row in theirs.stages:
         assert f'<td class="number">{format_bytes(row.peak_bytes)}</td>' in page
     assert html.unescape(page).count(f"Of {SHAPE}") == 3 and SHAPE not in html.unescape(written())
