@@ -113,6 +113,17 @@ class Explained:
         text = f"{format_time(self.step_ns)} a step, {plural(len(self.stages), 'stage')}"
         return f"<Explained {self.model}: {text}, {plural(len(self.changes), 'run')} of equal units>"
 
+    @property
+    def changed_alone(self) -> bool:
+        """Whether any change of a single unit (sub-layer) was found, without which `stages` do not say whether more memory
+        helps."""
+        return any(change.next_best or change.prevented for change in self.changes)
+
+    @property
+    def prevented(self) -> tuple[Neighbour, ...]:
+        """The neighbours that are faster than the plan but do not fit, the shortest step first."""
+        return tuple(other for other in self.neighbours if other.peak_bytes > self.limit_bytes and other.step_ns < self.step_ns)
+
     def lacking_bytes(self, change: Any) -> int:
         """The bytes that the plan's fullest device lacks after a change of one unit (sub-layer); 0 if the change fits.
 

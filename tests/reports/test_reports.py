@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -22,6 +23,7 @@ from trainplan.profiling.base.quantities import format_bytes, format_time
 import trainplan as tp
 from tests.helpers.calls import call
 from tests.helpers.refusals import refused
+from trainplan.explanation import Neighbour, explain
 from trainplan.plan_words import SHAPE
 from trainplan.planning.proof import proof_of
 from trainplan.prediction.metrics import PARTS, part_of
@@ -176,6 +178,20 @@ def test_the_page_of_a_plan_for_a_runtime_has_the_numbers_of_the_runtime() -> No
     assert unknown is not None and not unknown.step and not unknown.parts
     assert [row.peak_bytes for row in unknown.stages] == [row.peak_bytes for row in theirs.stages]
     assert by_runtime(made(), simulated(), cluster) is None
+
+
+def test_the_page_says_what_more_memory_gives_as_explain_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no change of one sub-layer was found, nothing says that memory does not help; a change of the whole plan does."""
+    own = explain(made(), time_limit=5)
+    faster = Neighbour("tensor parallelism over 1", own.step_ns // 2, own.limit_bytes + 2**30)
+    slower, fitting = Neighbour("slower", 2 * own.step_ns, 2 * own.limit_bytes), Neighbour("fitting", own.step_ns // 2, 1)
+    alike = replace(own, changes=(), neighbours=(faster, fitting, slower))
+    assert alike.prevented == (faster,) and not alike.changed_alone and own.changed_alone
+    monkeypatch.setattr("trainplan.reports.page.explain", lambda *_, **__: alike)
+    page = tp.report(made())
+    assert "these do not fit: tensor parallelism over 1 (" in page and "1 GiB over)" in page and "no gain found" not in page
+    assert "fitting (" not in page and "slower (" not in page
+    assert "no gain found" in written() and "more memory, one sub-layer changed" in written()
 
 
 def test_hostile_names_are_text() -> None:
