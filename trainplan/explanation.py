@@ -256,7 +256,17 @@ def _neighbours(plan: Plan, request: Request) -> tuple[Neighbour, ...]:
     if runtime is None or plan.runs_by is None:
         return ()
     runs_of_others = neighbour_runs(runtime, plan, request)
-    return tuple(Neighbour(what, round(step_ns), round(peak_bytes)) for what, _, step_ns, peak_bytes in runs_of_others)
+    count = plan.batch.micro_batches
+    return tuple(
+        Neighbour(
+            f"{what}, {plural(other.batch.micro_batches, 'micro-batch')} a step"
+            if other.batch.micro_batches != count and "micro-batch" not in what
+            else what,
+            round(step_ns),
+            round(peak_bytes),
+        )
+        for what, other, step_ns, peak_bytes in runs_of_others
+    )
 
 
 def _followed_ns(the_problem: Problem, request: Request, evidence: PlanEvidence) -> int | None:
