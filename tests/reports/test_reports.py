@@ -194,6 +194,16 @@ def test_the_page_says_what_more_memory_gives_as_explain_does(monkeypatch: pytes
     assert "no gain found" in written() and "more memory, one sub-layer changed" in written()
 
 
+def test_check_states_the_predicted_step_and_what_is_proven(tmp_path: Path) -> None:
+    path, predicted = tmp_path / "plan.json", made().predicted
+    path.write_text(made().model_dump_json())
+    assert predicted is not None and tp.check(made()).step_ns == predicted.step_ns
+    done = " ".join(call("check", path).stdout.split())
+    claim = made().claim
+    assert claim is not None and f"predicted step {format_time(predicted.step_ns)} (as the plan states)" in done
+    assert ("are of the solver's objective" in done) is (claim.objective_ns != predicted.step_ns)
+
+
 def test_hostile_names_are_text() -> None:
     plan = made()
     model = {**plan.model, "name": NAME}
