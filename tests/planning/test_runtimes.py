@@ -220,6 +220,7 @@ def test_without_time_all_other_rows_are_open() -> None:
     assert {row.runtime for row in table if row.stopped == "time limit"} == set(compared()) - {"torchtitan"}
     text = " ".join(printed(table, 0.0).split())
     assert "open: Megatron (not searched)" in text and "--time-limit" in text
+    assert "no time was left for other runtimes" in text and "0 s were up" not in text
 
 
 def test_rows_whose_turn_comes_too_late_are_open() -> None:
