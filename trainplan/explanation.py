@@ -113,6 +113,17 @@ class Explained:
         text = f"{format_time(self.step_ns)} a step, {plural(len(self.stages), 'stage')}"
         return f"<Explained {self.model}: {text}, {plural(len(self.changes), 'run')} of equal units>"
 
+    @property
+    def changed_alone(self) -> bool:
+        """Whether any change of a single unit (sub-layer) was found, without which `stages` do not say whether more memory
+        helps."""
+        return any(change.next_best or change.prevented for change in self.changes)
+
+    @property
+    def prevented(self) -> tuple[Neighbour, ...]:
+        """The neighbours that are faster than the plan but do not fit, the shortest step first."""
+        return tuple(other for other in self.neighbours if other.peak_bytes > self.limit_bytes and other.step_ns < self.step_ns)
+
     def lacking_bytes(self, change: Any) -> int:
         """The bytes that the plan's fullest device lacks after a change of one unit (sub-layer); 0 if the change fits.
 
@@ -245,7 +256,17 @@ def _neighbours(plan: Plan, request: Request) -> tuple[Neighbour, ...]:
     if runtime is None or plan.runs_by is None:
         return ()
     runs_of_others = neighbour_runs(runtime, plan, request)
-    return tuple(Neighbour(what, round(step_ns), round(peak_bytes)) for what, _, step_ns, peak_bytes in runs_of_others)
+    count = plan.batch.micro_batches
+    return tuple(
+        Neighbour(
+            f"{what}, {plural(other.batch.micro_batches, 'micro-batch')} a step"
+            if other.batch.micro_batches != count and "micro-batch" not in what
+            else what,
+            round(step_ns),
+            round(peak_bytes),
+        )
+        for what, other, step_ns, peak_bytes in runs_of_others
+    )
 
 
 def _followed_ns(the_problem: Problem, request: Request, evidence: PlanEvidence) -> int | None:

@@ -63,7 +63,8 @@ def model_of(
     loaded = load_model(model, sequence, dtype, half, planned)
     if sequence is None and loaded.vocabulary and loaded.sequence_tokens > LONG:
         problem = f"is not given, and the longest that {loaded.name} allows is {loaded.sequence_tokens} tokens"
-        caution("command line", "--sequence", problem, "all of these are planned; give what a sample has, such as 4096")
+        counted = "planned" if planned else "counted"
+        caution("command line", "--sequence", problem, f"all of these are {counted}; give what a sample has, such as 4096")
     return loaded
 
 

@@ -125,6 +125,7 @@ class CheckedPlan:
         claim: the check of the claimed bound; None if the claim has no evidence.
         software: the name of the runtime's framework that `peak_bytes` is predicted for; empty for the plan's own programs.
         programs_bytes: the peak by analysis of the programs, which no other runtime runs.
+        step_ns: the step that the plan's file states as predicted; None if it states none. It is not what the claim is about.
     """
 
     model: str
@@ -140,6 +141,7 @@ class CheckedPlan:
     claim: CheckedClaim | None = None
     software: str = ""
     programs_bytes: int | None = None
+    step_ns: int | None = None
 
     @property
     def violations(self) -> tuple[str, ...]:
@@ -270,6 +272,7 @@ def check_plan(plan: Plan, where: str = "plan", profile: Profile | None = None) 
         claim=check_claim(plan, profile),
         software="" if theirs is None or plan.runs_by is None else plan.runs_by.software,
         programs_bytes=own_bytes,
+        step_ns=None if plan.predicted is None else plan.predicted.step_ns,
     )
 
 

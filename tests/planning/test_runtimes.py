@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from trainplan.formulations.runtimes import RUNTIMES
-from trainplan.profiling.base.quantities import format_time
+from trainplan.profiling.base.quantities import format_share, format_time
 
 import trainplan as tp
 from tests.helpers.calls import call
@@ -28,6 +28,7 @@ from trainplan.api import export_verbs
 from trainplan.command import printing, render
 from trainplan.planning.every_runtime import OWN, RuntimePlan, _row, by_runtime, compared
 from trainplan.planning.result import PlanningResult, PlanningTime
+from trainplan.planning.result_price import Price
 from trainplan.screens.plan import screen
 from trainplan.screens.runtimes import runtime_notes
 
@@ -87,6 +88,8 @@ def test_the_price_of_a_runtime_is_printed() -> None:
         "--details",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    (price,) = (line for line in done.stdout.splitlines() if line.startswith("price of --for megatron"))
+    assert ("predicted" in price or "not known" in price) and "programs" not in price
     assert "price of --for megatron" in done.stdout and "--for megatron" in done.stdout.split("search space")[1]
 
 
@@ -186,6 +189,17 @@ def test_the_best_in_any_runtime_of_a_screen_is_the_plan_with_the_gradients_of_i
     assert f"in any runtime (float32 gradients) {format_time(best.step_ns)} or less" in reported
 
 
+def test_the_price_of_a_runtime_is_of_predicted_steps() -> None:
+    """Of the numbers that the short screen has, and of no objective."""
+    price = Price("--for megatron", None, 945_000_000)
+    assert (
+        price.predicted_text(10**9)
+        == f"{format_share(0.055)}: {format_time(945_000_000)} a step or less without it, as predicted"
+    )
+    assert "nothing faster is known" in price.predicted_text(945_000_000)
+    assert Price("--for megatron", None).predicted_text(10**9) == "not known in the time"
+
+
 def test_rows_are_in_the_order_of_their_steps_and_those_without_a_plan_last() -> None:
     steps = [row.step_ns for row in rows().values()]
     known = [step for step in steps if step is not None]
@@ -206,6 +220,7 @@ def test_without_time_all_other_rows_are_open() -> None:
     assert {row.runtime for row in table if row.stopped == "time limit"} == set(compared()) - {"torchtitan"}
     text = " ".join(printed(table, 0.0).split())
     assert "open: Megatron (not searched)" in text and "--time-limit" in text
+    assert "no time was left for other runtimes" in text and "0 s were up" not in text
 
 
 def test_rows_whose_turn_comes_too_late_are_open() -> None:

@@ -272,3 +272,8 @@ def test_layers_that_predict_further_tokens_are_said_to_be_left_out() -> None:
     with cautioned("num_nextn_predict_layers", 1):
         model = model_from_config({**DEEPSEEK, "num_nextn_predict_layers": 1}, "config.json", planned=False)
     assert model == model_from_config(DEEPSEEK, "config.json", planned=False)
+
+
+def test_a_long_sequence_of_a_model_that_is_not_planned_is_said_to_be_counted() -> None:
+    with cautioned("--sequence", ("deepseek-v3", 163840), ("are counted", 4096)):
+        assert model_of("deepseek-v3", None, None, planned=False).sequence_tokens == 163840

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -22,6 +23,7 @@ from trainplan.profiling.base.quantities import format_bytes, format_time
 import trainplan as tp
 from tests.helpers.calls import call
 from tests.helpers.refusals import refused
+from trainplan.explanation import Neighbour, explain
 from trainplan.plan_words import SHAPE
 from trainplan.planning.proof import proof_of
 from trainplan.prediction.metrics import PARTS, part_of
@@ -154,17 +156,21 @@ def test_a_step_in_rounds_is_drawn_whole() -> None:
 
 def test_the_page_of_a_plan_for_a_runtime_has_the_numbers_of_the_runtime() -> None:
     """The parts add up to its step and its peaks, and what is drawn of trainplan's programs says so."""
-    request = {"model": "llama-3.2-1b", "cluster": "h100:8", "batch": 32, "sequence": 2048, "pipeline": 2, "for_": "megatron"}
+    request = {"model": "llama-3.2-1b", "cluster": "h100:8", "batch": 32, "sequence": 2048, "pipeline": 2, "tp": 2}
+    request["for_"] = "megatron"
     plan = tp.certify(tp.plan(**request, comparisons=False, time_limit=20), time_limit=5).plan
     assert plan is not None and plan.predicted is not None
     simulation, cluster = simulate(plan), devices_of(plan)
     theirs = by_runtime(plan, simulation, cluster)
     assert theirs is not None and cluster is not None and theirs.whose == "as Megatron-LM runs it"
     assert round(sum(ns for _, ns in theirs.step)) == pytest.approx(plan.predicted.step_ns, abs=len(theirs.step))
+    times = dict(theirs.step)
+    assert all(ns > 0 for ns in times.values()) and times["collectives in its passes that no kernel hides"] > 1e6  # of TP2
     for stage, row in zip(plan.stages, theirs.stages, strict=True):
         assert {plan.predicted.peak_bytes[rank] for rank in stage.ranks} == {row.peak_bytes}
         assert sum(row.parts.values()) == pytest.approx(row.peak_bytes, abs=1)
     page = tp.report(plan, time_limit=1)
+    assert f"<dt>device time</dt><dd>{theirs.shares}</dd>" in html.unescape(page)
     for row in theirs.stages:
         assert f'<td class="number">{format_bytes(row.peak_bytes)}</td>' in page
     assert html.unescape(page).count(f"Of {SHAPE}") == 3 and SHAPE not in html.unescape(written())
@@ -172,6 +178,30 @@ def test_the_page_of_a_plan_for_a_runtime_has_the_numbers_of_the_runtime() -> No
     assert unknown is not None and not unknown.step and not unknown.parts
     assert [row.peak_bytes for row in unknown.stages] == [row.peak_bytes for row in theirs.stages]
     assert by_runtime(made(), simulated(), cluster) is None
+
+
+def test_the_page_says_what_more_memory_gives_as_explain_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no change of one sub-layer was found, nothing says that memory does not help; a change of the whole plan does."""
+    own = explain(made(), time_limit=5)
+    faster = Neighbour("tensor parallelism over 1", own.step_ns // 2, own.limit_bytes + 2**30)
+    slower, fitting = Neighbour("slower", 2 * own.step_ns, 2 * own.limit_bytes), Neighbour("fitting", own.step_ns // 2, 1)
+    alike = replace(own, changes=(), neighbours=(faster, fitting, slower))
+    assert alike.prevented == (faster,) and not alike.changed_alone and own.changed_alone
+    monkeypatch.setattr("trainplan.reports.page.explain", lambda *_, **__: alike)
+    page = tp.report(made())
+    assert "these do not fit: tensor parallelism over 1 (" in page and "1 GiB over)" in page and "no gain found" not in page
+    assert "fitting (" not in page and "slower (" not in page
+    assert "no gain found" in written() and "more memory, one sub-layer changed" in written()
+
+
+def test_check_states_the_predicted_step_and_what_is_proven(tmp_path: Path) -> None:
+    path, predicted = tmp_path / "plan.json", made().predicted
+    path.write_text(made().model_dump_json())
+    assert predicted is not None and tp.check(made()).step_ns == predicted.step_ns
+    done = " ".join(call("check", path).stdout.split())
+    claim = made().claim
+    assert claim is not None and f"predicted step {format_time(predicted.step_ns)} (as the plan states)" in done
+    assert ("are of the solver's objective" in done) is (claim.objective_ns != predicted.step_ns)
 
 
 def test_hostile_names_are_text() -> None:

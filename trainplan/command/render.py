@@ -132,7 +132,12 @@ def _programs(check: CheckedPlan) -> list[tuple[str, str]]:
     if check.host_bytes:
         rows.append(("on the host", f"{format_bytes(check.host_bytes)}"))
     rows.append(("memory limit", f"{format_bytes(check.memory_bytes)}"))
-    return [*rows, *([] if check.claim is None else _claim(check.claim))]
+    claim = check.claim
+    if check.step_ns is not None and claim is not None:
+        apart = claim.objective_ns is not None and claim.objective_ns != check.step_ns
+        proven = "; bound and proof are of the solver's objective" * apart
+        rows.append(("predicted step", f"{format_time(check.step_ns)} (as the plan states){proven}"))
+    return [*rows, *([] if claim is None else _claim(claim))]
 
 
 def _claim(claim: CheckedClaim) -> list[tuple[str, str]]:

@@ -169,7 +169,7 @@ def explained(plan: Explained) -> None:
         sizes = map(format_bytes, (stage.peak_bytes, stage.limit_bytes - stage.peak_bytes))
         rows.append([str(stage.stage), stage.ranks, *shares, *sizes, "faster" if stage.binds else "no gain"])
     columns = ["stage", "ranks", "compute", "exposed", "waiting", "peak", "free", "more memory"]
-    if not any(change.next_best or change.prevented for change in plan.changes):  # the use of more memory is not known
+    if not plan.changed_alone:  # the use of more memory is not known
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     title = "time and memory of each stage (exposed: communication, not hidden)"
     table(columns, rows, title, ("more memory",))
@@ -217,11 +217,7 @@ def _fits(plan: Explained, change: Any) -> str:
 def _neighbours(plan: Explained) -> None:
     """Print the plans that differ from an explained plan in one decision for all units (sub-layers): first at most
     MOST_NEIGHBOURS that are faster but do not fit, then as many that fit."""
-    over = [
-        neighbour
-        for neighbour in plan.neighbours
-        if neighbour.peak_bytes > plan.limit_bytes and neighbour.step_ns < plan.step_ns
-    ]
+    over = plan.prevented
     fitting = [neighbour for neighbour in plan.neighbours if neighbour.peak_bytes <= plan.limit_bytes]
     rows = []
     for neighbour in (*over[:MOST_NEIGHBOURS], *fitting[:MOST_NEIGHBOURS]):

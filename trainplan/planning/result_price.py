@@ -8,6 +8,8 @@ from typing import Any
 from trainplan.profiling.base.quantities import format_share, format_time
 from trainplan.solvers.core.answer import Answer
 
+LEAST_GAIN = 0.001  # of a step, below which no gain is reported
+
 
 @dataclass(frozen=True)
 class Price:
@@ -67,6 +69,15 @@ class Price:
             return f"at least {format_share(least)}: {without}, by the bounds of both"
         between = f"{format_share(least)} to {format_share(most)}" if least else f"up to {format_share(most)}"
         return f"{between}: {without}, by the bounds of both"
+
+    def predicted_text(self, step_ns: int | None) -> str:
+        """The price of the constraint to one runtime as a text for people, by predicted steps: how much faster the plan is that
+        was found without it. step_ns: the predicted step with the constraint; None if there is no plan with it."""
+        if self.predicted_ns is None or step_ns is None:
+            return "not known in the time"
+        if (gain := 1 - self.predicted_ns / step_ns) < LEAST_GAIN:
+            return "nothing faster is known without it, by predicted steps"
+        return f"{format_share(gain)}: {format_time(self.predicted_ns)} a step or less without it, as predicted"
 
     def to_dict(self, constrained: Answer) -> dict[str, Any]:
         """The price as a JSON-ready dict. Keys: `constraint`, as the command's options write it; `step_ns`, the shortest known

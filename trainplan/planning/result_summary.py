@@ -89,14 +89,18 @@ def _uniform(outcome: PlanningResult) -> list[tuple[str, str]]:
 
 def _prices(outcome: PlanningResult, flags: bool) -> list[tuple[str, str]]:
     """A pair of label and text, for people, for the price of each constraint: how much shorter the step could be without it.
-    Where the steps of a price are of simulated programs, and the plan's own prediction is that of a runtime, its text says so.
+    Where the steps of a price are of simulated programs, and the plan's own prediction is that of a runtime, its text says so;
+    the price of a runtime is of predicted steps, as on the short screen.
 
     outcome: the result of planning. flags: whether to write options as command flags.
     """
     runtime, rows = f"{FOR.flag} {outcome.request.options.get(FOR.name)}", list[tuple[str, str]]()
     for price in outcome.prices:
         name = price.constraint if flags else as_arguments(price.constraint)
-        by_programs = bool(_as_walked(outcome)) or (predicted_by_runtime(outcome.instance) and price.constraint == runtime)
+        if price.constraint == runtime:
+            rows.append((f"price of {name}", price.predicted_text(outcome.step_ns)))
+            continue
+        by_programs = bool(_as_walked(outcome)) and price.without is not None
         rows.append((f"price of {name}", price.text(outcome.answer) + ", simulated by their own programs" * by_programs))
     return rows
 

@@ -29,7 +29,7 @@ from trainplan.profiling.base.quantities import format_bytes, format_time, plura
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.profiles import Profile
 from trainplan.reports.memory import COLUMNS, HIGH, stage_curves
-from trainplan.reports.runtime import by_runtime
+from trainplan.reports.runtime import ByRuntime, by_runtime
 from trainplan.reports.steps import drawn_step
 from trainplan.reports.templates import template, text_of
 from trainplan.validation.fitting import fit_words
@@ -56,7 +56,7 @@ def page(
     assert prediction is not None
     evidence, cluster = None if plan.claim is None else plan.claim.evidence, devices_of(plan)
     perf = performance(plan, prediction, cluster)
-    checked = check_claim(plan, profile)
+    checked, theirs = check_claim(plan, profile), by_runtime(plan, simulation, cluster)
     try:
         explained: Explained | None = explain(plan, profile=profile, time_limit=time_limit, simulation=simulation)
         unexplained = ""
@@ -72,13 +72,13 @@ def page(
         css=Markup(_colours() + text_of("page.css")),
         script=Markup(text_of("page.js")),
         step=_embedded(drawn_step(plan, prediction)),
-        head=_head(plan, simulation, perf, cluster, checked),
+        head=_head(plan, simulation, perf, cluster, checked, theirs),
         made_by=f"trainplan {version('trainplan')}",
         command=f"trainplan report {quote(plan_file)}{' --compare' * bool(compared)} -o report.html",
         following=following(plan, plan_file),
         kinds=list(KINDS),
         parts=PARTS,
-        theirs=by_runtime(plan, simulation, cluster),
+        theirs=theirs,
         own=f"Of {SHAPE}",
         strategies=_strategies(plan),
         rows=_stages(plan),
@@ -137,12 +137,18 @@ def _colours() -> str:
 
 
 def _head(
-    plan: Plan, simulation: Simulation, perf: Performance, cluster: Cluster | None, checked: CheckedClaim | None
+    plan: Plan,
+    simulation: Simulation,
+    perf: Performance,
+    cluster: Cluster | None,
+    checked: CheckedClaim | None,
+    theirs: ByRuntime | None,
 ) -> list[tuple[str, str]]:
     """The facts at the top of the page as pairs (label, text): model, cluster, batch, predicted step, memory, proof.
 
     simulation: the simulated step. perf: the predicted throughput, MFU and memory. cluster: the cluster that the plan was
-    made for; None if unknown. checked: the result of checking the plan's certificate; None if it has none.
+    made for; None if unknown. checked: the result of checking the plan's certificate; None if it has none. theirs: the
+    prediction as another runtime runs the plan; its shares of time come before those of trainplan's own programs.
     """
     model, batch, claim = plan.planned_model(), plan.batch, plan.claim
     origin = "" if plan.predicted is None else plan.predicted.profile_origin
@@ -156,7 +162,7 @@ def _head(
         ("stages", stages),
         ("predicted step", format_time(simulation.step_ns)),
         *((label, text) for label, text in perf.summary() if label != "device time"),
-        ("device time", dict(perf.summary())["device time"]),
+        ("device time", (theirs is not None and theirs.shares) or dict(perf.summary())["device time"]),
         (
             "memory",
             f"{format_bytes(max(simulation.peak_bytes))} on the fullest device, limit {format_bytes(plan.memory_bytes)}",

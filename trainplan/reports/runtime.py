@@ -41,6 +41,12 @@ class ByRuntime:
     step: tuple[tuple[str, float], ...]
 
     @property
+    def shares(self) -> str:
+        """The shares of the step's parts, as one text; empty if the parts are not known."""
+        whole = sum(ns for _, ns in self.step)
+        return "; ".join(f"{name} {ns / whole:.1%}" for name, ns in self.step)
+
+    @property
     def parts(self) -> list[tuple[str, str]]:
         """The parts of memory that any stage has, as pairs of the name and the part of trainplan's own programs whose colour
         it is drawn in."""
@@ -64,19 +70,20 @@ def by_runtime(plan: Plan, simulation: Simulation, cluster: Cluster | None) -> B
     if not isinstance(found, str) and found.step_ns == simulation.step_ns and [*found.peak_bytes] == [*simulation.peak_bytes]:
         laid = found.details.laid
         parts = [memory.parts for memory in run_memory(laid.model, laid.layout)]
-        step = tuple((name, ns) for name, ns in _parts_of_step(found.details.step) if round(ns))
+        step = tuple((name, ns) for name, ns in _parts_of_step(found.details.step) if round(ns) > 0)
     rows = tuple(StagePeak(stage, peak, parts[stage]) for stage, peak in enumerate(peaks))
     return ByRuntime(whose_numbers(simulation.plan or plan), rows, step)
 
 
 def _parts_of_step(step: StreamsStep) -> Iterable[tuple[str, float]]:
-    """The parts of a step, as pairs of a text and a time in ns, which add up to it. step: the step as a runtime is predicted to
-    run it."""
-    yield "computing, on the busiest rank", step.computing_ns
-    yield "waiting and exposed communication in the passes", step.passes_ns - step.computing_ns
+    """The parts of a step, as pairs of a text and a time in ns, which add up to it; a part that is 0 may be a rounding error
+    below. step: the step as a runtime is predicted to run it."""
+    yield "computing on the busiest rank", step.computing_ns - step.collectives_ns
+    yield "collectives in its passes that no kernel hides", step.collectives_ns
+    yield "waiting and other exposed communication", step.passes_ns - step.computing_ns
     yield "exposed reduction of gradients", step.reduce_ns
     yield "optimizer", step.optimizer_ns
     yield "exposed gathering of parameters", step.gather_ns
     yield "exposed copies to and from the host", step.copies_ns
     yield "what the framework does once a step", step.ends_ns
-    yield "slower ranks, on several nodes", step.step_ns * (1 - 1 / step.jitter)
+    yield "slower ranks of several nodes", step.step_ns * (1 - 1 / step.jitter)

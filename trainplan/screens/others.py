@@ -11,12 +11,16 @@ from typing import Any
 from trainplan.formulations.joint.options import LAYOUTS
 from trainplan.formulations.joint.overlap_units_request import UNIT
 from trainplan.formulations.joint.within_runtime import FOR
+from trainplan.formulations.plan.plan import Plan
 from trainplan.imported_runs.assess import LEAST_GAIN, neighbour_runs
 from trainplan.plan_words import layouts, run_words
 from trainplan.planning.result import PlanningResult
-from trainplan.profiling.base.quantities import format_time
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.quantities import format_time, plural
+from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.screens.equal import Layout, equal_layouts, equal_rows
 from trainplan.screens.predicted import gib
+from trainplan.validation.plans import predict
 
 MOST_OTHERS = 3  # other plans that fit which the screen names
 
@@ -63,7 +67,7 @@ def other_plans(answer: PlanningResult) -> OtherPlans:
             continue
         named.add(name)
         if peak_bytes > plan.memory_bytes:
-            short.append(f"{name}: needs {gib(peak_bytes)} GiB")
+            short += [] if short else [shortage(name, other, peak_bytes, answer.request.cluster)]
             continue
         others.append((name, step_ns))
         if step_ns < (1 - LEAST_GAIN) * answer.step_ns:
@@ -80,6 +84,34 @@ def equal_plans(answer: PlanningResult) -> list[dict[str, Any]]:
     if answer.plan is None or answer.step_ns is None:
         return []
     return equal_rows(answer.step_ns, other_plans(answer).fitting)
+
+
+def shortage(name: str, plan: Plan, peak_bytes: float, cluster: Cluster | None) -> str:
+    """A text on the memory that a plan needs that does not fit, such as `TP1: needs 90.7 GiB`: the least of all numbers of
+    micro-batches, that is, with one sample in each. If that would fit or is not known, the text is of the plan as it is, and
+    names its micro-batches; also if these are what the plan differs in.
+
+    name: what the plan differs in. peak_bytes: its predicted peak. cluster: the devices; None if they are not known.
+    """
+    if "micro-batch" in name:
+        return f"{name}: needs {gib(peak_bytes)} GiB"
+    samples = plan.batch.global_samples // plan.units[0].strategy.data_degree
+    least: float | None = peak_bytes
+    if plan.batch.micro_batches != samples:
+        least = None if cluster is None else _peak_of(plan, samples, cluster)
+    if least is None or least <= plan.memory_bytes:
+        return f"{name} in {plural(plan.batch.micro_batches, 'micro-batch')}: needs {gib(peak_bytes)} GiB"
+    return f"{name}: needs {gib(least)} GiB"
+
+
+def _peak_of(plan: Plan, micro_batches: int, cluster: Cluster) -> float | None:
+    """The predicted peak in bytes of a plan with another number of micro-batches on a cluster; None if there is none."""
+    try:
+        batch = plan.batch.changed(micro_batches=micro_batches)
+        found = predict(plan.changed(batch=batch, predicted=None, claim=None), cluster)
+    except InputError:
+        return None
+    return None if isinstance(found, str) else found.most_bytes
 
 
 def difference(own: Sequence[str], words: Sequence[str]) -> str:

@@ -8,9 +8,9 @@ from trainplan.imported_runs.assess import LEAST_GAIN, Change, JudgedRun
 from trainplan.plan_words import layouts, run_words, whose_numbers
 from trainplan.planning.proof import proof
 from trainplan.profiling.base.quantities import format_share, format_time, plural
-from trainplan.screens.others import difference
+from trainplan.screens.others import difference, shortage
 from trainplan.screens.plan import Row
-from trainplan.screens.predicted import gib, memory_words, parts_of, speed_words
+from trainplan.screens.predicted import memory_words, parts_of, speed_words
 from trainplan.screens.stages import stage_lines
 from trainplan.validation.fitting import tight_words
 from trainplan.validation.predict import Prediction
@@ -150,7 +150,8 @@ def _others(judged: JudgedRun) -> list[str]:
             continue
         named.add(name)
         if (other.peak_bytes or 0) > plan.memory_bytes:
-            short.append(f"{name}: needs {gib(other.peak_bytes or 0)} GiB")
+            cluster = None if judged.best is None else judged.best.request.cluster
+            short += [] if short else [shortage(name, other.plan, other.peak_bytes or 0, cluster)]
         elif judged.fits:
             fitting.append(f"{name}: {format_time(judged.step_ns * (1 - other.share))}")
     return [*short[:1], *fitting[:MOST_OTHERS]]

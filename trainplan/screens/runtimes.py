@@ -11,6 +11,8 @@ from trainplan.planning.every_runtime import OWN, RuntimePlan
 from trainplan.profiling.base.quantities import format_gap, format_time
 from trainplan.screens.predicted import gib
 
+LEAST_SECONDS = 0.05  # below which a note says that there was no time, rather than how much
+
 
 def runtime_cells(rows: Sequence[RuntimePlan]) -> list[tuple[list[str], list[str]]]:
     """The table that compares runtimes: headings first, then one row per runtime that has a plan.
@@ -56,6 +58,7 @@ def runtime_notes(rows: Sequence[RuntimePlan], seconds: float) -> list[list[str]
     stopped = [row for row in rows if row.stopped is not None]
     if stopped:
         names = ", ".join(f"{row.name} ({row.why})" if row.why else row.name for row in stopped)
-        timed = f"{seconds:.2g} s were up: give a longer --time-limit, or {FOR.flag} {stopped[-1].runtime}"
+        up = f"{seconds:.2g} s were up" if seconds >= LEAST_SECONDS else "no time was left for other runtimes"
+        timed = f"{up}: give a longer --time-limit, or {FOR.flag} {stopped[-1].runtime}"
         notes.append([f"open: {names}", timed if any(row.stopped == "time limit" for row in stopped) else "interrupted"])
     return notes

@@ -10,7 +10,7 @@ of parameters. Where trainplan compiles such a plan, the simulation of its progr
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from math import log2
@@ -112,6 +112,8 @@ class StreamsStep:
         jitter: the factor by which a step on several nodes takes longer than the sum of its parts.
         copies_ns: copies to the host and back that nothing hides.
         forward_ns: the part of computing_ns that is of forward passes.
+        collectives_ns: the part of computing_ns that is of collectives inside of passes that no kernel hides, such as those of
+            tensor parallelism.
     """
 
     passes_ns: float
@@ -123,6 +125,7 @@ class StreamsStep:
     jitter: float
     copies_ns: float = 0.0
     forward_ns: float = 0.0
+    collectives_ns: float = 0.0
 
     @property
     def step_ns(self) -> float:
@@ -157,10 +160,11 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     busiest = max(range(layout.pp), key=lambda rank: sum(map(sum, passes[rank :: layout.pp])))
     computing = sum(map(sum, passes[busiest :: layout.pp])) * micro
     forward_ns = sum(pass_[0] for pass_ in passes[busiest :: layout.pp]) * micro
+    collectives = sum(chunk_collectives_ns(model, chunk, layout, times) for chunk in chunks[busiest :: layout.pp]) * micro
     if layout.zero >= 2 and layout.sharing > 1 and layout.pp == 1:
         blocks = blocks_of(model, model.units, layout, kind, links, times)
         end = sharded_ns(blocks, micro, layout.zero == 3, reduces_last=layout.reduces_last)
-        return StreamsStep(end, computing, 0.0, optimizer, 0.0, ends, jitter, forward_ns=forward_ns)
+        return StreamsStep(end, computing, 0.0, optimizer, 0.0, ends, jitter, 0.0, forward_ns, collectives)
     hidden = layout.micro * model.tokens * model.units[-1].sublayer.hidden * element / layout.cp / layout.tp
     transfer = links.message_ns(hidden, layout.dp * layout.tp * layout.cp) if layout.pp > 1 else 0.0
     whole = -(-micro // layout.pp) * layout.pp if layout.chunks > 1 else micro
@@ -179,7 +183,7 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
         stages = [blocks_of(model, chunk.units, layout, kind, links, times) for chunk in chunks]
         gathered, reduce = whole_stages_ns(stages, layout.pp)
     exposed = max(end + reduce_ns for end, reduce_ns in zip(ended, reduce, strict=True)) - max(ended)
-    return StreamsStep(passes_ns, computing, exposed, optimizer, gathered, ends, jitter, forward_ns=forward_ns)
+    return StreamsStep(passes_ns, computing, exposed, optimizer, gathered, ends, jitter, 0.0, forward_ns, collectives)
 
 
 def jitter_of(layout: RunLayout, links: Links) -> float:
@@ -301,6 +305,19 @@ def chunk_ns(
         forward, backward = forward + shown, backward + shown
     issued = chunk.layers * layout.framework.issue_ns + chunk.expert_units * layout.experts.issue_ns
     return max(forward, issued), max(backward, BACKWARD_ISSUE * issued)
+
+
+def chunk_collectives_ns(model: Model, chunk: Chunk, layout: RunLayout, times: dict[str, UnitTimes]) -> float:
+    """The part in ns of both passes of one micro-batch through a chunk that its collectives add to them, as `chunk_ns` counts
+    them: less than the collectives take where kernels, or a CPU that issues them slowly, hide them. times: the times of each
+    sub-layer, by name.
+    """
+    without = {
+        name: replace(unit, collectives_ns=0.0, backward_collectives_ns=0.0, exchange_ns=0.0) for name, unit in times.items()
+    }
+    if without == times:
+        return 0.0
+    return sum(chunk_ns(model, chunk, layout, times)) - sum(chunk_ns(model, chunk, layout, without))
 
 
 def data_ns(
