@@ -29,6 +29,7 @@ from trainplan.planning.result import PlanningResult
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 from trainplan.screens.run import run_screen, stopped_lines_of_run
+from trainplan.solvers.core.limits import TIME_LIMIT_S
 from trainplan.validation.alongside import HELD
 from trainplan.validation.calibrate import table_text
 from trainplan.validation.fitting import tight_words
@@ -96,7 +97,7 @@ def command(name: str, words: Sequence[str]) -> Command:
                 names=("--search/--no-search",),
             ),
             *options_of(SearchOptions, "gap"),
-            options.EACH_LIMIT,
+            flag("time_limit", float, "Seconds of all searches; reading, predicting and checking come on top.", TIME_LIMIT_S),
         ],
     ),
     [
