@@ -21,7 +21,7 @@ from trainplan.prediction.simulate import simulate
 from trainplan.prediction.simulation import Simulation
 from trainplan.profiling.base.display import in_one_line
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.files import FilePath, Source
+from trainplan.profiling.base.files import FilePath, Source, name_of_source
 from trainplan.profiling.base.quantities import format_time, plural, span
 from trainplan.profiling.profiles import Profile
 from trainplan.solvers.core.limits import TIME_LIMIT_S
@@ -203,7 +203,7 @@ def explain(
     explained = load_plan(plan)
     claim, used = explained.claim, profile_of(profile)
     if claim is None or claim.evidence is None:
-        raise InputError("plan", "claim.evidence", "is missing", "give a plan that `trainplan plan -o` has written")
+        raise InputError(name_of_source(plan, "plan"), "", *_unsearched(explained))
     if claim.evidence.cluster is None and used is None:
         raise InputError("plan", "claim.evidence.cluster", "is missing", "give the --profile that the plan was made from")
     the_problem = problem(claim.problem)
@@ -243,6 +243,15 @@ def explain(
         limit_bytes=explained.memory_bytes,
         whose=whose_numbers(explained if simulation.plan is None else simulation.plan),
     )
+
+
+def _unsearched(plan: Plan) -> tuple[str, str]:
+    """What is wrong with a plan that comes without the evidence of a search, and what works instead, as two texts."""
+    searched = "give a plan that `trainplan plan -o` has written"
+    if plan.runs_by is None or plan.claim is not None:
+        return "has no evidence of a search, which says on what cluster and with what options it was planned", searched
+    judged = "`trainplan import-run FILE --details` says of its launch file where time and memory go and what to change"
+    return "is a run that was read from a file: no search has made it", f"{judged}; or {searched}"
 
 
 def _neighbours(plan: Plan, request: Request) -> tuple[Neighbour, ...]:

@@ -97,6 +97,17 @@ def test_the_command_prints_the_screen_and_keeps_the_best_plan(tmp_path: Path) -
     assert f"best known for DeepSpeed: {step[0]} {step[1].rstrip(chr(44))} (" in " ".join(done.stdout.split())
 
 
+def test_a_search_that_was_cut_off_says_so() -> None:
+    """By the time limit, with what would find more; a search that was done has no such row."""
+    whole = judged("import-deepspeed")
+    assert whole.best is not None and whole.best is whole.within
+    done = replace(whole.best, answer=replace(whole.best.answer, result=replace(whole.best.result, stopped=None)))
+    cut = replace(done, answer=replace(done.answer, result=replace(done.result, stopped="time limit")))
+    assert "STOPPED" not in dict(run_screen(replace(whole, best=done, within=done), []))
+    rows = dict(run_screen(replace(whole, best=cut, within=cut), []))
+    assert "time limit" in str(rows["STOPPED"]) and "longer --time-limit" in str(rows["STOPPED"])
+
+
 if __name__ == "__main__":
     for case in CASES:
         for columns in WIDTHS:

@@ -257,6 +257,24 @@ def test_exported_files_come_back_as_their_plan_or_say_which_do(tmp_path: Path, 
         assert (made.zero, made.dtype, made.runtime) == (zero, "bfloat16", target)
 
 
+def test_what_a_configuration_leaves_open_stands_in_the_launch_script_next_to_it(tmp_path: Path) -> None:
+    """Without the model, or without the sequence, the refusal names the script; which itself needs neither."""
+    model = load_model("llama3-8b", 1024, "bfloat16")
+    plan = plan_of(model, ["sdp4-zero2"] * len(model.units), 4, 16, 4).changed(
+        memory_bytes=2**47, precision={"master": "float32"}
+    )
+    write_export(tp.export(plan, "deepspeed"), tmp_path)
+    file, script = tmp_path / "ds_config.json", tmp_path / "launch.sh"
+    with refused("sequence", problem="missing", fix=(str(script), str(file))):
+        tp.import_run(file, cluster="h100:4", model="llama3-8b", search=False)
+    with refused("model", problem="missing", fix=(str(script), str(file))):
+        tp.import_run(file, cluster="h100:4", sequence=1024, search=False)
+    assert tp.import_run(script, cluster="h100:4", search=False).plan.planned_model().tokens == 1024
+    script.unlink()
+    with pytest.raises(ValueError, match=r"does not say it$"):
+        tp.import_run(file, cluster="h100:4", model="llama3-8b", search=False)
+
+
 def test_defaults_of_the_trainer_are_those_of_its_own_class(tmp_path: Path) -> None:
     """Every field of transformers' TrainingArguments that a file leaves out is taken as that class has it, and every other
     value of any field is read, refused, or named as ignored: none is left out without a word."""

@@ -134,15 +134,15 @@ def test_tables_have_no_more_than_the_memory_analysis_of_many_solutions(
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "cluster", "batch"), [("llama3-8b", "h100:8", 64), ("llama3.1-70b", "h100:8x8", 256)])
 def test_tables_of_real_models_are_close_below_the_memory_analysis(name: str, cluster: str, batch: int) -> None:
-    """Within 10 per cent, 2 in the mean: so much weaker are bounds where memory decides. Of 5 solutions; `make test-all` takes
-    16."""
+    """Within 10 per cent, 2 in the mean of 16 solutions, which `make test-all` takes, and 5 in the mean of the first 5: so much
+    weaker are bounds where memory decides."""
     model, shares = load_model(name, 8192, "bfloat16"), []
     requested = request(model, cluster, batch=batch, schedule="all", modules=True)
     instance = JOINT.instance(requested)
     for solution in solutions(instance, of_all(5, 16), 3):
         least, peak = JOINT.evaluate(instance, solution).peak_bytes, max(predicted(instance, solution, requested).peak_bytes)
         shares.append(least / peak)
-    assert max(shares) <= 1 and min(shares) > 0.9 and sum(shares) / len(shares) > 0.98
+    assert max(shares) <= 1 and min(shares) > 0.9 and sum(shares) / len(shares) > of_all(0.95, 0.98)
 
 
 def every(instance: Instance) -> list[Solution]:

@@ -74,7 +74,17 @@ def test_a_plan_at_its_limit_says_what_keeps_it_from_a_shorter_step(tmp_path: Pa
 def test_a_plan_without_evidence_is_refused_in_one_line() -> None:
     answer = tp.plan(model="gpt2", cluster="cpu-4", batch=8, sequence=64, gap=1e-2)
     assert answer.plan is not None
-    with refused("claim.evidence", where="plan", fix="`trainplan plan -o`"):
+    with refused("", problem="has no evidence of a search", where="plan", fix="`trainplan plan -o`"):
         tp.explain(answer.plan)
     stopped = tp.explain(tp.certify(answer, time_limit=1).plan, time_limit=0)
     assert not stopped.complete and all(change.next_best is None for change in stopped.changes)
+
+
+def test_a_plan_of_a_run_says_what_explains_a_run(tmp_path: Path) -> None:
+    """What `import-run -o` writes: no key of the file's format, but the command that judges a run."""
+    script, path = tmp_path / "ds_config.json", tmp_path / "run.json"
+    script.write_text(json.dumps({"bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1}))
+    run = tp.import_run(script, cluster="h100:2", model="gpt2", sequence=64, batch=2, search=False)
+    path.write_text(run.plan.model_dump_json())
+    with refused("", where=str(path), problem="read from a file", fix=("import-run FILE", "`trainplan plan -o`")):
+        tp.explain(path)

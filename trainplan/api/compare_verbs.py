@@ -79,14 +79,19 @@ def compare_plans(sources: Iterable[Plan | Source]) -> ComparedPlans:
         sources: plans, their files, or dicts.
 
     Returns:
-        A list of dicts, with `frame()`: a row for each plan, with its name, step, memory, layout, bound and gap.
+        A list of dicts, with `frame()`: a row for each plan, with its name, step, memory, layout, bound and gap. Models of
+            equal layers and dtype are one model, under the name that the first of its plans has.
 
     Raises:
         InputError: for a file that is no plan.
     """
-    rows = []
+    rows, models = [], list[Model]()
     for number, source in enumerate(sources):
-        rows.append(plan_row(name_of_source(source, f"plan {number}"), load_plan(source)))
+        plan = load_plan(source)
+        row, model = plan_row(name_of_source(source, f"plan {number}"), plan), plan.planned_model()
+        same = next((known for known in models if known.units == model.units and known.dtype == model.dtype), model)
+        models.append(same)
+        rows.append(row | {"model": same.name})  # a run read from a file is named after that file, whatever model it trains
     return ComparedPlans(sorted_rows(rows))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -102,7 +103,8 @@ def import_run(
         ignored: keys of the file that trainplan does not know and that change nothing of the run.
         search: also search for the lower bound, for the best plans, and for single changes that gain.
         gap: relative gap at which a search may stop.
-        time_limit: seconds of a search; None for no limit.
+        time_limit: seconds of the searches together; None for no limit. There is one search, or two for a runtime that is not
+            predicted: within it, and for any runtime. Reading, predictions and the check of the bound come on top.
         progress: called with a text that names the part of the work that begins, and with a `Point` (seconds, objective, bound,
             in ns) for each better plan or bound.
 
@@ -141,9 +143,12 @@ def import_run(
     limits = {"memory": memory, "gap": gap, "time_limit": time_limit, "progress": progress}
     choices = _search_space(configuration, run_plan) | limits
     by_prediction = isinstance(framework, Prediction)
-    best = within = _best_within_runtime(configuration, the_model, run_plan, machine, choices, by_prediction)
+    begun, half = time.monotonic(), None if time_limit is None else time_limit / 2
+    first = choices if by_prediction else choices | {"time_limit": half}
+    best = within = _best_within_runtime(configuration, the_model, run_plan, machine, first, by_prediction)
     if best is None or not by_prediction:
-        best = _best(run_plan, machine, choices | priced_as(run_plan))
+        left = None if time_limit is None else max(time_limit / 2, time_limit - (time.monotonic() - begun))
+        best = _best(run_plan, machine, choices | priced_as(run_plan) | {"time_limit": left})
     if not best.interrupted:
         certified = certify(best, CHECK_SECONDS, progress)
         best, within = certified, certified if within is best else within

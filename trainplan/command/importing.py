@@ -28,7 +28,8 @@ from trainplan.planning.proof import proof, status_text
 from trainplan.planning.result import PlanningResult
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
-from trainplan.screens.run import run_screen
+from trainplan.screens.run import run_screen, stopped_lines_of_run
+from trainplan.solvers.core.limits import TIME_LIMIT_S
 from trainplan.validation.alongside import HELD
 from trainplan.validation.calibrate import table_text
 from trainplan.validation.fitting import tight_words
@@ -96,7 +97,7 @@ def command(name: str, words: Sequence[str]) -> Command:
                 names=("--search/--no-search",),
             ),
             *options_of(SearchOptions, "gap"),
-            options.EACH_LIMIT,
+            flag("time_limit", float, "Seconds of all searches; reading, predicting and checking come on top.", TIME_LIMIT_S),
         ],
     ),
     [
@@ -210,6 +211,7 @@ def _show(judged: JudgedRun, values: bool) -> None:
     if configuration.ran_out is not None:
         rows.append(("out of memory", _ran_out(configuration.ran_out, judged)))
     rows += _searches(judged)
+    rows += [("search stopped", "; ".join(texts)) for texts in stopped_lines_of_run(judged)]
     rows += [("taken otherwise", text) for text in configuration.notes]
     rows += [("ignored (no effect on speed)", _grouped(configuration.unread))] * bool(configuration.unread)
     rows += [("unknown key", text) for text in configuration.unknown]

@@ -29,6 +29,7 @@ SIZES = {  # by their names in configurations of models
     "inner units": ("intermediate_size", "n_inner"),
     "entries of the vocabulary": ("vocab_size",),
 }
+STARTER = "launch.sh"  # as exports name the script that starts a run
 PADDED = 0.02  # of a vocabulary, at most, which tools add so that ranks can share it
 
 
@@ -60,6 +61,7 @@ def model_of(
         return model
     if fields is None:
         fix = f"give it, such as llama3-8b or its config.json: {configuration.where} does not describe the model"
+        fix += _or_starter(configuration.where)
         raise InputError(COMMAND_LINE, "--model", "is missing", fix)
     if "vocab_size" not in fields:
         tool = configuration.tool or configuration.runtime
@@ -92,8 +94,18 @@ def _sample_tokens(configuration: RunConfiguration, sequence: int | None) -> int
     if tokens is None:
         name = configuration.undecided.get("sequence")
         problem = "does not say it" if name is None else f"leaves it to {name}"
-        raise InputError(COMMAND_LINE, "--sequence", "is missing", f"give it: {configuration.where} {problem}")
+        fix = f"give it: {configuration.where} {problem}{_or_starter(configuration.where)}"
+        raise InputError(COMMAND_LINE, "--sequence", "is missing", fix)
     return tokens
+
+
+def _or_starter(where: str) -> str:
+    """The remark that a run's launch script may be given in place of its configuration: what the configuration alone leaves
+    open, such as the sequence, stands in files that the script names. where: the configuration's file. Empty if no such
+    script lies next to it.
+    """
+    script = Path(where).with_name(STARTER) if Path(where).is_file() else Path(where)
+    return f"; or give {script}, which starts the run" if str(script) != where and script.is_file() else ""
 
 
 def with_model(configuration: RunConfiguration, model: Model) -> RunConfiguration:

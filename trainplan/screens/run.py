@@ -9,7 +9,7 @@ from trainplan.plan_words import layouts, run_words, whose_numbers
 from trainplan.planning.proof import proof
 from trainplan.profiling.base.quantities import format_share, format_time, plural
 from trainplan.screens.others import difference, shortage
-from trainplan.screens.plan import Row
+from trainplan.screens.plan import Row, stopped_lines
 from trainplan.screens.predicted import memory_words, parts_of, speed_words
 from trainplan.screens.stages import stage_lines
 from trainplan.validation.fitting import tight_words
@@ -33,6 +33,7 @@ def run_screen(judged: JudgedRun, measured: list[str]) -> list[Row]:
         ("SPEED", _speed(judged)),
         ("MEASURED", [[text] for text in measured]),
         ("BEST?", [_proof(judged), *_found(judged)]),
+        ("STOPPED", stopped_lines_of_run(judged)),
         ("CHANGE", [_changes(judged)]),
         ("WHY NOT", [_others(judged)]),
         ("ASSUMED", _assumed(judged)),
@@ -115,6 +116,20 @@ def _found(judged: JudgedRun) -> list[list[str]]:
         share = format_share(1 - any_runtime_ns / own_ns)
         lines.append([f"best known in any runtime: {share} faster, by the solver's step model"])
     return lines
+
+
+def stopped_lines_of_run(judged: JudgedRun) -> list[list[str]]:
+    """Lines for the screen with the reason why a search for better plans ended early, such as the time limit, and what would
+    find more; empty if no search did. A line is a list of texts that are printed with dots between them. judged: the run, its
+    prediction, and the plans found for it.
+    """
+    searches = [search for search in (judged.within, judged.best) if search is not None and search.result.stopped]
+    if not searches:
+        return []
+    lines, more = stopped_lines(searches[0]), ["a longer --time-limit may find a faster plan"]
+    if judged.plan.depth > 1 and judged.by_prediction:
+        more.append(f"plan ... --for {judged.configuration.runtime} is done sooner: it searches 1F1B alone")
+    return [*lines, more] if searches[0].result.stopped == "time limit" else lines
 
 
 def _changes(judged: JudgedRun) -> list[str]:
