@@ -18,7 +18,15 @@ from tests.configurations.test_logged import STEPS, megatron
 from tests.helpers.calls import call
 from tests.helpers.refusals import refused
 from trainplan.validation.layouts import LaidRun, laid_run
-from trainplan.validation.own_runs import PRODUCTS, calibrated_cluster, calibrated_table, calibration, own_run, scaled
+from trainplan.validation.own_runs import (
+    PRODUCTS,
+    Calibration,
+    calibrated_cluster,
+    calibrated_table,
+    calibration,
+    own_run,
+    scaled,
+)
 from trainplan.validation.predict import step_of
 from trainplan.validation.rows import Run
 
@@ -122,10 +130,10 @@ def test_runs_of_a_file_stay_and_a_run_measured_again_replaces_itself(tmp_path: 
     path = tmp_path / "mine.yaml"
     own = measured(truth(products=0.8))
     tp.calibrate(own[:2], calibrated=path)
-    found = tp.calibrate([own[2], {**own[0], "step_s": 2 * own[0]["step_s"]}], calibrated=path)
+    found = tp.calibrate([own[2], {**own[0], "step_s": 1.2 * own[0]["step_s"]}], calibrated=path)
     again = calibrated_table(path)
     assert {run.id: run.measured_s for run in again.own_runs} == pytest.approx(
-        {"run0": 2 * own[0]["step_s"], "run1": own[1]["step_s"], "run2": own[2]["step_s"]}
+        {"run0": 1.2 * own[0]["step_s"], "run1": own[1]["step_s"], "run2": own[2]["step_s"]}
     )
     assert again == found.table and found.frame()["after"].tolist() == list(found.after)
     assert parse(path, EfficiencyTable).corrected_for == "mine.yaml"
@@ -196,3 +204,16 @@ def test_the_log_of_a_run_corrects_efficiencies_too(tmp_path: Path) -> None:
     assert done.returncode in (0, 1) and "error before" in done.stdout, done.stderr
     with refused("", problem="no measured step"):
         tp.calibrate(tp.import_run(megatron(tmp_path), cluster="h100:8x2", search=False))
+
+
+def test_a_run_that_is_not_what_its_row_says_is_left_out_by_name() -> None:
+    table = shipped_efficiencies()
+    alone = calibration(table, alike(-0.03, -0.03), "mine.yaml")
+    for wrong in (1.2, -1.2):
+        found = calibration(table, alike(-0.03, -0.03, wrong), "mine.yaml")
+        assert (found.factors, found.error, found.after) == (alone.factors, alone.error, alone.after)
+        assert [run.id for run in found.table.own_runs] == ["run0", "run1"]
+        assert found.notes()[-1].startswith("run2 is left out") and "run2" in found.to_dict()["remarks"][0]
+    for errors in ((1.2,), (-1.2, -1.2, 0.0), (-0.5, 0.4), (-0.9, -0.8)):
+        kept = calibration(table, alike(*errors), "mine.yaml")
+        assert len(kept.table.own_runs) == len(errors) and not kept.remarks, "what most runs say is no mistake of a row"
