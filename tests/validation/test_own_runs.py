@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import exp, log, log1p
 from pathlib import Path
 from statistics import fmean
@@ -18,8 +19,15 @@ from tests.configurations.test_logged import STEPS, megatron
 from tests.helpers.calls import call
 from tests.helpers.refusals import refused
 from trainplan.validation.layouts import LaidRun, laid_run
-from trainplan.validation.own_runs import PRODUCTS, calibrated_cluster, calibrated_table, calibration, own_run, scaled
-from trainplan.validation.predict import step_of
+from trainplan.validation.own_runs import (
+    PRODUCTS,
+    calibrated_cluster,
+    calibrated_table,
+    calibration,
+    own_run,
+    scaled,
+)
+from trainplan.validation.predict import Prediction, step_of
 from trainplan.validation.rows import Run
 
 ABOUT: dict[str, Any] = {
@@ -122,10 +130,10 @@ def test_runs_of_a_file_stay_and_a_run_measured_again_replaces_itself(tmp_path: 
     path = tmp_path / "mine.yaml"
     own = measured(truth(products=0.8))
     tp.calibrate(own[:2], calibrated=path)
-    found = tp.calibrate([own[2], {**own[0], "step_s": 2 * own[0]["step_s"]}], calibrated=path)
+    found = tp.calibrate([own[2], {**own[0], "step_s": 1.2 * own[0]["step_s"]}], calibrated=path)
     again = calibrated_table(path)
     assert {run.id: run.measured_s for run in again.own_runs} == pytest.approx(
-        {"run0": 2 * own[0]["step_s"], "run1": own[1]["step_s"], "run2": own[2]["step_s"]}
+        {"run0": 1.2 * own[0]["step_s"], "run1": own[1]["step_s"], "run2": own[2]["step_s"]}
     )
     assert again == found.table and found.frame()["after"].tolist() == list(found.after)
     assert parse(path, EfficiencyTable).corrected_for == "mine.yaml"
@@ -188,11 +196,44 @@ def test_the_log_of_a_run_corrects_efficiencies_too(tmp_path: Path) -> None:
     judged = tp.import_run(log, cluster="h100:8x2", search=False)
     assert judged.logged is not None
     found = tp.calibrate(judged, calibrated=path)
-    assert [run.id for run in found.table.own_runs] == ["train.log"] and found.before == pytest.approx(
+    [run] = found.table.own_runs
+    assert run.id.startswith(f"{tmp_path.name}/train.log#") and found.before == pytest.approx(
         (judged.step_ns / 1e9 / judged.logged.step_s - 1,), abs=1e-6
     )
     assert abs(found.after[0]) < abs(found.before[0])
     done = call("import-run", log, "--cluster", "h100:8x2", "--no-search", "--calibrated", path)
     assert done.returncode in (0, 1) and "error before" in done.stdout, done.stderr
+    assert "replaces run" in done.stdout and calibrated_table(path).own_runs == [run]
     with refused("", problem="no measured step"):
         tp.calibrate(tp.import_run(megatron(tmp_path), cluster="h100:8x2", search=False))
+
+
+def test_runs_of_files_of_one_name_stay_apart(tmp_path: Path) -> None:
+    path, log = tmp_path / "mine.yaml", megatron(tmp_path, STEPS)
+    judged = tp.import_run(log, cluster="h100:8x2", search=False)
+    (tmp_path / "two").mkdir()
+    moved = log.rename(tmp_path / "two" / log.name)
+    other = replace(judged, configuration=replace(judged.configuration, where=str(moved)))
+    log.write_text(moved.read_text())
+    prediction = judged.framework
+    assert isinstance(prediction, Prediction) and prediction.laid is not None
+    laid = replace(prediction.laid, run=prediction.laid.run.changed(mbs=2))
+    changed = replace(judged, framework=replace(prediction, laid=laid))
+    calibrated = [tp.calibrate(run, calibrated=path) for run in (judged, other, changed)]
+    assert [len(found.table.own_runs) for found in calibrated] == [1, 2, 3]
+    assert not any("replaces" in text for found in calibrated for text in found.notes())
+    again = tp.calibrate(changed, calibrated=path)
+    assert len(again.table.own_runs) == 3 and again.notes()[-1].startswith(f"replaces run {again.table.own_runs[-1].id}")
+
+
+def test_a_run_that_is_not_what_its_row_says_is_left_out_by_name() -> None:
+    table = shipped_efficiencies()
+    alone = calibration(table, alike(-0.03, -0.03), "mine.yaml")
+    for wrong in (1.2, -1.2):
+        found = calibration(table, alike(-0.03, -0.03, wrong), "mine.yaml")
+        assert (found.factors, found.error, found.after) == (alone.factors, alone.error, alone.after)
+        assert [run.id for run in found.table.own_runs] == ["run0", "run1"]
+        assert found.notes()[-1].startswith("run2 is left out") and "run2" in found.to_dict()["remarks"][0]
+    for errors in ((1.2,), (-1.2, -1.2, 0.0), (-0.5, 0.4), (-0.9, -0.8)):
+        kept = calibration(table, alike(*errors), "mine.yaml")
+        assert len(kept.table.own_runs) == len(errors) and not kept.remarks, "what most runs say is no mistake of a row"

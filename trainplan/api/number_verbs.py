@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,10 @@ from trainplan.profiling.imports import import_profile
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile
 from trainplan.validation.calibrate import table_text
+from trainplan.validation.layouts import LaidRun
 from trainplan.validation.own_runs import Calibration, calibration, earlier_runs, own_run
 from trainplan.validation.predict import Prediction, Predictions, predict_runs
-from trainplan.validation.rows import load_runs
+from trainplan.validation.rows import UNMOVED, load_runs
 
 __all__ = ["calibrate", "detect", "import_profile", "profile", "validate"]
 
@@ -122,6 +125,9 @@ def calibrate(
     name = "own runs" if calibrated is None else Path(calibrated).name
     earlier = [] if calibrated is None else earlier_runs(calibrated)
     found = calibration(shipped_efficiencies(), [*earlier, *own], name)
+    new = {run.id for run in own}
+    replaced = [f"replaces run {run.id}, measured before at {run.measured_s:.4g} s" for run in earlier if run.id in new]
+    found = replace(found, remarks=(*replaced, *found.remarks))
     if calibrated is not None and write:
         write_whole(Path(calibrated), table_text(found.table))
     return found
@@ -138,7 +144,18 @@ def own_run_of(judged: JudgedRun) -> OwnRun:
         raise InputError(where, "", f"is of a run that is not predicted: {judged.framework}", "give the log of another run")
     laid = judged.framework.laid
     assert laid is not None
-    return own_run(laid, judged.logged.step_s, shipped_efficiencies()).changed(id=Path(where).name)
+    return own_run(laid, judged.logged.step_s, shipped_efficiencies()).changed(id=_named(where, laid))
+
+
+def _named(where: str, laid: LaidRun) -> str:
+    """A name of a run that was read from a file which tells it apart from runs of files of that name: the file with its folder,
+    and a digest of what is trained and how, such as "run4/launch.sh#3f9a1c". where: the file's path, or words for none.
+    """
+    path = Path(where)
+    file = f"{path.resolve().parent.name}/{path.name}" if path.exists() else where
+    trained = (laid.model.total_parameters, len(laid.model.units), laid.model.tokens, laid.model.dtype)
+    configured = {name: value for name, value in laid.run.model_dump(exclude_none=True).items() if name not in UNMOVED}
+    return f"{file}#{sha256(repr((trained, sorted(configured.items()))).encode()).hexdigest()[:6]}"
 
 
 def own_runs_of(predictions: Sequence[Prediction]) -> list[OwnRun]:

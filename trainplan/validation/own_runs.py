@@ -49,6 +49,7 @@ SLOWER = 0.98  # factor with which shares of steps are found
 ROUNDS = 30  # of the search for the factors
 MOST = 3.0  # that a factor may be, or its inverse
 PRIOR_RUNS = 3  # own runs that the prior of what is left counts as; with 2 to 4, intervals hold 79 to 85 % of shipped runs
+FAR = log(2)  # natural logarithm of predicted over measured step from which a run is not what its row says, if others are near
 MUCH = 0.15  # relative error that is left of a run from which the correction says so: three times LEFT_SPREAD
 WIDEST = 5.0  # relative half-width of an interval, at most
 LEFT_SPREAD = 0.05  # standard deviation of the logarithm of what is left, before measurements, where no run was left out
@@ -64,6 +65,7 @@ class Calibration(Tabular):
         before: predicted over measured step, minus 1, of each run by uncorrected efficiencies.
         after: the same with the corrected ones.
         error: relative half-width of the interval around steps on this cluster that is meant to hold 80 % of measured ones.
+        remarks: texts about runs that replace others, that are left out, or that are doubtful.
     """
 
     table: EfficiencyTable
@@ -71,6 +73,7 @@ class Calibration(Tabular):
     before: tuple[float, ...]
     after: tuple[float, ...]
     error: float
+    remarks: tuple[str, ...] = ()
 
     headings: ClassVar = {"run": "run", "measured_ns": "measured", "before": "error before", "after": "error after"}
 
@@ -90,7 +93,7 @@ class Calibration(Tabular):
 
     def notes(self) -> list[str]:
         """Lines for people: the mean errors, what was corrected by how much, how far steps on the cluster may be off, and
-        which run's error is left where that is much."""
+        which run's error is left where that is much; then the remarks."""
         before, after = (f"{float(np.mean(np.abs(errors))):.1%}" for errors in (self.before, self.after))
         count = plural(len(self.before), "run")
         factors = ", ".join(f"{name} x {factor:.3f}" for name, factor in self.factors.items())
@@ -104,11 +107,11 @@ class Calibration(Tabular):
             apart = min(self.before) < -worst / 2 and max(self.before) > worst / 2
             why = "the runs contradict each other, or " if apart else "no factor this large is likely, or "
             lines.append(f"{run.id} still is {worst:.0%} off: {why}a field of its row is not as it ran")
-        return lines
+        return [*lines, *self.remarks]
 
     def to_dict(self) -> dict[str, Any]:
-        """The correction as JSON-ready values: runs (see `rows`), factors by name, and error."""
-        return {"runs": self.rows(), "factors": dict(self.factors), "error": self.error}
+        """The correction as JSON-ready values: runs (see `rows`), factors by name, error, and remarks, a list of texts."""
+        return {"runs": self.rows(), "factors": dict(self.factors), "error": self.error, "remarks": list(self.remarks)}
 
 
 def own_run(laid: LaidRun, measured_s: float, table: EfficiencyTable) -> OwnRun:
@@ -174,7 +177,7 @@ def _same(fit: KernelFit, device: str, precision: Precision, kernel: Kernel) -> 
 
 
 def calibration(table: EfficiencyTable, runs: Sequence[OwnRun], name: str) -> Calibration:
-    """Correct efficiencies by own runs.
+    """Correct efficiencies by own runs. Runs that plainly are not what their rows say are left out, with a remark on each.
 
     table: uncorrected efficiencies. runs: at least one run, all on one kind of device; of several with one id the last counts.
     name: what the corrected numbers are called, for people. Raises InputError if there is no run, or if runs are on several
@@ -188,18 +191,57 @@ def calibration(table: EfficiencyTable, runs: Sequence[OwnRun], name: str) -> Ca
         raise InputError(
             name, "gpu", f"is {' and '.join(devices)}", f"give one file for each cluster, such as {devices[0]}.yaml"
         )
+    names, logs, spreads, after = _corrected(table, runs)
+    remarks = []
+    for run, left in _unlike(table, runs, after):
+        remarks.append(
+            f"{run.id} is left out: corrected by the others it is {left:+.0%} off; a field of its row is not as it ran"
+        )
+        runs = [other for other in runs if other.id != run.id]
+    if remarks:
+        names, logs, spreads, after = _corrected(table, runs)
+    factors = {key: round(float(np.exp(value)), 4) for key, value in zip(names, logs, strict=True)}
+    error = _error(np.log1p(after), _slopes(runs, names, logs), spreads, left_spread(table.runs))
+    corrected = scaled(table, devices[0], factors, [run.id for run in runs], error)
+    before = tuple(run.predicted_s / run.measured_s - 1 for run in runs)
+    changed = corrected.changed(corrected_for=name, own_runs=runs)
+    return Calibration(changed, factors, before, after, error, tuple(remarks))
+
+
+def _corrected(table: EfficiencyTable, runs: Sequence[OwnRun]) -> tuple[list[str], np.ndarray, np.ndarray, tuple[float, ...]]:
+    """Find the factors that runs on one kind of device correct efficiencies by. Returns the factors' names, the natural
+    logarithms of their values, their standard deviations before measurements (all of one length), and the relative error that
+    is left of each run. table: uncorrected efficiencies.
+    """
     widths = table.step_errors or ASSUMED
     noise = max(LEAST_SPREAD, widths.difference / EIGHTY / sqrt(2))
     names = [PRODUCTS, *(level for level in dict.fromkeys(key for run in runs for key in run.shares) if _differs(level, runs))]
     spreads = np.array([widths.usual / EIGHTY if key == PRODUCTS else LINK_SPREAD for key in names])
-    most = np.array([log(_most(name, table, devices[0])) for name in names])
+    most = np.array([log(_most(name, table, runs[0].device)) for name in names])
     logs = _fitted(runs, names, spreads, noise, most)
+    return names, logs, spreads, tuple(_left(run, names, logs) for run in runs)
+
+
+def _left(run: OwnRun, names: Sequence[str], logs: np.ndarray) -> float:
+    """The relative error of a run's step that factors leave. names: the factors; logs: natural logarithms of their values."""
     factors = {key: round(float(np.exp(value)), 4) for key, value in zip(names, logs, strict=True)}
-    after = tuple(run.with_factors_s(factors) / run.measured_s - 1 for run in runs)
-    error = _error(np.log1p(after), _slopes(runs, names, logs), spreads, left_spread(table.runs))
-    corrected = scaled(table, devices[0], factors, [run.id for run in runs], error)
-    before = tuple(run.predicted_s / run.measured_s - 1 for run in runs)
-    return Calibration(corrected.changed(corrected_for=name, own_runs=runs), factors, before, after, error)
+    return run.with_factors_s(factors) / run.measured_s - 1
+
+
+def _unlike(table: EfficiencyTable, runs: Sequence[OwnRun], after: Sequence[float]) -> list[tuple[OwnRun, float]]:
+    """The runs that plainly are not what their rows say, each with the relative error that the factors of the others leave of
+    it: runs more than FAR off, both before and after a correction by the others. None if one correction explains all runs, or
+    if most runs are as far off, which may be the cluster's own speed.
+
+    table: uncorrected efficiencies. after: the relative error of each run that a correction by all of them leaves.
+    """
+    far = [run for run in runs if abs(log(run.predicted_s / run.measured_s)) > FAR]
+    near = [run for run in runs if run not in far]
+    if max(map(abs, after)) <= MUCH or len(near) < max(1, len(far)):
+        return []
+    names, logs, _, _ = _corrected(table, near)
+    errors = [(run, _left(run, names, logs)) for run in far]
+    return [(run, error) for run, error in errors if abs(log1p(error)) > FAR]
 
 
 def left_spread(runs: Sequence[FittedRun]) -> float:
