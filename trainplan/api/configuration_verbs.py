@@ -143,8 +143,8 @@ def import_run(
     limits = {"memory": memory, "gap": gap, "time_limit": time_limit, "progress": progress}
     choices = _search_space(configuration, run_plan) | limits
     by_prediction = isinstance(framework, Prediction)
-    begun, half = time.monotonic(), None if time_limit is None else time_limit / 2
-    first = choices if by_prediction else choices | {"time_limit": half}
+    begun, half_limit = time.monotonic(), None if time_limit is None else time_limit / 2
+    first = choices if by_prediction else choices | {"time_limit": half_limit}
     best = within = _best_within_runtime(configuration, the_model, run_plan, machine, first, by_prediction)
     if best is None or not by_prediction:
         left = None if time_limit is None else max(time_limit / 2, time_limit - (time.monotonic() - begun))
