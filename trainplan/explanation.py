@@ -246,7 +246,7 @@ def explain(
 
 
 def _unsearched(plan: Plan) -> tuple[str, str]:
-    """What is wrong with a plan that comes without the evidence of a search, and what works instead, as two texts."""
+    """Two texts of the refusal of a plan without the evidence of a search: what is wrong with it, and what works instead."""
     searched = "give a plan that `trainplan plan -o` has written"
     if plan.runs_by is None or plan.claim is not None:
         return "has no evidence of a search, which says on what cluster and with what options it was planned", searched
