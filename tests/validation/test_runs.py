@@ -173,7 +173,6 @@ def test_a_reduced_model_has_its_own_sizes() -> None:
     [
         ({"runs": []}, "give a list of runs"),
         ([], "holds no run"),
-        ([ROW, 7], "[1] is 7"),
     ],
 )
 def test_files_that_are_no_runs_get_one_line(rows: Any, message: str, tmp_path: Path) -> None:
@@ -182,6 +181,14 @@ def test_files_that_are_no_runs_get_one_line(rows: Any, message: str, tmp_path: 
     outcome = call("validate", path)
     assert outcome.returncode == 2 and outcome.stdout == ""
     assert message in outcome.stderr and len(outcome.stderr.splitlines()) == 1, outcome.stderr
+
+
+def test_an_element_that_is_no_object_is_named_and_others_are_predicted(tmp_path: Path) -> None:
+    path = tmp_path / "runs.json"
+    path.write_text(json.dumps([ROW, 7]))
+    outcome = call("validate", path)
+    assert outcome.returncode == 0 and "1 measured step of 2 runs" in outcome.stdout
+    assert "[1] cannot be predicted" in " ".join(outcome.stdout.split()) and "is 7" in " ".join(outcome.stdout.split())
 
 
 def test_what_cannot_be_predicted_says_why_and_the_rest_is_predicted() -> None:
