@@ -56,6 +56,8 @@ def test_layers_that_stages_do_not_divide_lie_as_bridges_layouts_have_them() -> 
     assert written.layout.stage_layers == (*[4] * 15, 2)
     noted = laid(mtp=None, note="pipeline layout Et*4|(t*4|)*14tmL; dispatcher deepep")
     assert noted.layout.stage_layers == (*[4] * 15, 2)
+    others = laid(mtp=None, note="pipeline layout Et*3|(t*4|)*14ttmL")
+    assert others.layout.stage_layers == (3, *[4] * 14, 3), "not those that recipes have"
     (cannot,) = predict_runs(load_runs([ROW | {"pp_layout": "Et*4|t*4L"}]))
     assert "give 62 layers in 16 stages" in cannot.cannot
     assert string_stages(Run(id="x", model="m", gpu="h100", gpus=8), 4, 2) is None

@@ -225,7 +225,7 @@ def laid_out(
     recompute, shared = recompute_of_words(run, assumed), shares_tokens(run, tp, framework, assumed)
     count, exchanged = pp * chunks, _exchanged(run, model, tp, cp, framework, assumed)
     cut_by_default = pp > 1 and (torchtitan or framework.costs_stages)
-    stages = string_stages(run, model.layers, count) if run.pp_layout and pp > 1 else None
+    stages = string_stages(run, model.layers, count) if pp > 1 else None
     if stages is None and cut_by_default:
         stages = default_stages(run, model, count, framework)
     elif stages is None:

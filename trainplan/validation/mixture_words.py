@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 
+from trainplan.execution.runtimes.megatron import layouts
 from trainplan.formulations.costs.overlapped.folding import Dispatcher
 from trainplan.formulations.costs.overlapped.frameworks import BRIDGE
 from trainplan.formulations.costs.overlapped.layout import Framework
@@ -146,10 +147,7 @@ def string_stages(run: Run, layers: int, count: int) -> tuple[int, ...] | None:
     text = layout_string(run)
     if text is None:
         return None
-    for pattern in (r"\(([^()]*)\)\*(\d+)", r"([A-Za-z])\*(\d+)"):
-        while match := re.search(pattern, text):
-            text = text[: match.start()] + match[1] * int(match[2]) + text[match.end() :]
-    stages = tuple(stage.count("t") + stage.count("m") for stage in text.split("|"))
+    stages = tuple(stage.count("t") + stage.count("m") for stage in layouts.parsed(text))
     missing = layers - sum(stages)
     if len(stages) != count or missing not in (0, 1) or ("m" in text and missing):
         problem = f"has {sum(stages)} layers in {len(stages)} stages"

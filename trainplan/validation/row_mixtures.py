@@ -6,6 +6,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from trainplan.execution.launch_files.experts import pattern
+from trainplan.execution.runtimes.megatron import layouts
 from trainplan.formulations.costs.overlapped.folding import ExpertsLayout, check_folded, expert_data_degree
 from trainplan.formulations.costs.overlapped.frameworks import BRIDGE
 from trainplan.formulations.costs.overlapped.layout import Framework
@@ -70,15 +72,15 @@ def mixture_model(run: Run, tp: int, framework: Framework, dtype: str, assumed: 
     vocabulary = -(-vocabulary // multiple) * multiple
     if run.vocab is None:
         assumed["vocab"] = str(vocabulary)
-    pattern = layers_with_experts(run)
+    with_experts = layers_with_experts(run)
     positions = tokens if test and "rope" not in note and run.mla is None else 0
     units = [Unit("embedding", 0, TokenEmbedding(**common, vocabulary=vocabulary, positions=positions))]
     every = run.window_every or 1
-    for index, with_experts in enumerate(pattern):
+    for index, has in enumerate(with_experts):
         own = others if others is not None and index % every == 0 else mixer
-        units += _layer(index + 1, own, experts if with_experts else network)
-    head = Unit("head", len(pattern) + 1, LanguageHead(**common | {"dropout": 0.0}, vocabulary=vocabulary))
-    units += _ends(run, mixer, experts, head, len(pattern))
+        units += _layer(index + 1, own, experts if has else network)
+    head = Unit("head", len(with_experts) + 1, LanguageHead(**common | {"dropout": 0.0}, vocabulary=vocabulary))
+    units += _ends(run, mixer, experts, head, len(with_experts))
     tied = (test and "untie-embeddings" not in note) if run.untied is None else not run.untied
     return Model(run.model, {"model_type": "mixture"}, tuple(units), tied, tokens, dtype)
 
@@ -133,7 +135,7 @@ def _ends(run: Run, mixer: Sublayer, network: Sublayer, head: Unit, layers: int)
     and the head, which has a set of logits more for each. mixer, network: the two sub-layers of a module's layer. head: the
     head. layers: the number of layers."""
     last = head.sublayer
-    count = (layout_string(run) or "").count("m") if run.mtp is None else run.mtp
+    count = "".join(layouts.parsed(layout_string(run) or "")).count("m") if run.mtp is None else run.mtp
     if not isinstance(last, LanguageHead) or not count:
         return [head]
     common: dict[str, Any] = {name: getattr(last, name) for name in ("tokens", "hidden", "dtype", "norm", "norm_bias")}
@@ -212,12 +214,10 @@ def layers_with_experts(run: Run) -> tuple[bool, ...]:
     names. Raises InputError for a list that is not of as many layers."""
     layers, stated = run.layers or 0, run.moe_layer_freq
     if isinstance(stated, str) and not stated.strip().isdigit():
-        parts = re.findall(r"\[([01](?:,\s*[01])*)\](?:\*(\d+))?", stated)
-        listed = [digit == "1" for digits, times in parts for digit in re.findall("[01]", digits) * int(times or 1)]
-        if len(listed) != layers:
-            problem = f"is {stated!r}, of {len(listed)} layers, and layers is {layers}"
+        if (listed := pattern(stated, layers)) is None:
+            problem = f"is {stated!r}, no list of as many layers as layers says, {layers}"
             raise InputError(run.id, "moe_layer_freq", problem, f"give a list of {layers}, such as ([0]*1+[1]*{layers - 1})")
-        return tuple(listed)
+        return listed
     every = int(stated or 1)
     return tuple(index % every == 0 and index >= (run.dense_first or 0) for index in range(layers))
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.quantities import divisors
 
 # How tokens come to their experts. `all-to-all`: one message with every copy of a token; `all-gather`: all tokens to all ranks;
 # `deduplicated`: one copy of a token to each node, and from there one to each rank that has experts of it (DeepEP, HybridEP).
@@ -95,7 +96,7 @@ def expert_data_degree(group: int, ep: int, etp: int, where: str = "layout") -> 
     InputError unless ep x etp divides the group.
     """
     if ep < 1 or etp < 1 or group % (ep * etp):
-        legal = [degree for degree in range(1, group + 1) if group % (degree * etp) == 0]
+        legal = [degree for degree in divisors(group) if group % (degree * etp) == 0]
         fix = f"give one of {', '.join(map(str, legal))}" if legal else f"give an etp that divides {group}"
         problem = f"is {ep}, which with etp {etp} does not divide the {group} devices of a stage"
         raise InputError(where, "ep" if legal else "etp", problem if legal else f"is {etp}, of a stage of {group} devices", fix)
@@ -108,7 +109,7 @@ def check_folded(experts: int, inner: int, ep: int, etp: int, where: str = "layo
     experts: the number of experts. inner: the inner width of one. where: the name of the file or row, for errors.
     """
     if experts % ep:
-        legal = ", ".join(str(degree) for degree in range(1, experts + 1) if experts % degree == 0)
+        legal = ", ".join(map(str, divisors(experts)))
         raise InputError(where, "ep", f"is {ep}, which does not divide {experts} experts", f"give one of {legal}")
     if inner % etp:
         fix = f"give a degree that divides {inner}, such as 1"
