@@ -214,8 +214,9 @@ def _with_log(configuration: RunConfiguration, log: FilePath | None) -> RunConfi
         problem = f"is {log}, and {configuration.where} is the log of a run itself"
         raise InputError(COMMAND_LINE, "--log", problem, "leave it out, or give what starts the run in place of that log")
     text = text_of_log(Path(log))
-    ended = ran_out(text[last_run(text).begin :])
-    found = read_log(Path(log)) if ended is None else log_of(text[last_run(text).begin :])
+    run = text[last_run(text).begin :]
+    ended = ran_out(run)
+    found = read_log(Path(log)) if ended is None else log_of(run)
     if found is not None and (found.runtime == "torchtitan") != (configuration.runtime == "torchtitan"):
         problem = f"is {log}, which {title(found.runtime)} wrote, and {configuration.where} is of {configuration.runtime}"
         raise InputError(COMMAND_LINE, "--log", problem, "give the log of the run that the file starts")
